@@ -1,0 +1,68 @@
+# Needs python3 (3.11 or newer), make and the package registries; the targets make the rest.
+#
+# Each environment is made by tools/venv.py from one hashed lock, and only when its lock, its Python or the place of the
+# checkout changed. There are several because none may hide what another lacks:
+#   .venv          requirements/dev.txt    tests, linters, type checker
+#   .venv-run      requirements/run.txt    what a user gets: a module that needs a developer's package fails in `make run`
+#   .venv-bench    requirements/bench.txt  the package and what it is measured against
+#   .venv-3.12 …   requirements/dev.txt    the same tests on the other Pythons
+
+PYTHON ?= python3
+# Tests of processes mostly wait, but what they wait for has deadlines: one worker per core.
+WORKERS ?= auto
+# More for pytest: make test ARGS="-k setsid -x"
+ARGS ?=
+
+BIN := .venv/bin
+# pyright asks the registry whether it is the newest. It is the locked one, and a check must not need the network.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench test-pythons lock clean venv venv-run venv-bench
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: venv-run ## the guided demo, with what a user's installation has and nothing more
+	.venv-run/bin/python -m banksman.demo
+
+test: venv ## every test, in parallel; the slowest ten are printed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+check: venv ## format, lint, strict types, the layers' one-way rule
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, from one run
+	.venv-bench/bin/python -m bench
+
+test-pythons: ## the process layer's tests on each other Python from 3.11 to 3.13 that is found
+	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) tests/core tests/real
+
+# The lock names no registry: whoever installs uses their own, and the hashes hold whichever it is.
+UV := $(shell command -v uv || echo .venv-lock/bin/uv)
+LOCK = $(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes $(if $(UPGRADE),--upgrade) \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+lock: $(if $(filter .venv-lock/%,$(UV)),$(UV)) ## the hashed locks from requirements/*.in (UPGRADE=1: newest versions)
+	$(LOCK) --output-file requirements/run.txt requirements/run.in
+	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
+	$(LOCK) --output-file requirements/bench.txt requirements/bench.in
+	@if grep -n '://' requirements/*.txt; then echo "a lock must name no address" >&2; exit 1; fi
+
+.venv-lock/bin/uv:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet 'uv>=0.13,<0.14'
+
+clean: ## remove everything that these targets made
+	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@$(PYTHON) tools/venv.py .venv requirements/dev.txt
+venv-run:
+	@$(PYTHON) tools/venv.py .venv-run requirements/run.txt
+venv-bench:
+	@$(PYTHON) tools/venv.py .venv-bench requirements/bench.txt

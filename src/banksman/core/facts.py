@@ -1,0 +1,94 @@
+"""What the world tells the core about a process: frozen values, past tense.
+
+Times (`at`) are seconds of the machine's monotonic clock. A fact names its subject where there could be two.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from banksman.errors import BanksmanError
+
+
+class Stream(enum.StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A process that had to be ended besides the leader."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A process that could not be ended, and why. `pid` 0: there is one, but the kernel does not show it to us."""
+
+    pid: int
+    command: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """Nothing runs, and nothing will."""
+
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
+class BytesRead:
+    stream: Stream
+    data: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    stream: Stream
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The leader has ended. Neither code nor signal: nobody could see how (its keeper was killed)."""
+
+    code: int | None
+    signal: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperActed:
+    """The keeper took a rung by itself, because the host was silent past its deadline."""
+
+    rung: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessesSwept:
+    processes: tuple[Swept, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEnded:
+    """No process of the tree is left but these."""
+
+    survivors: tuple[Survivor, ...]
+    at: float
+
+
+ProcessFact = (
+    Started | StartFailed | BytesRead | StreamEnded | Exited | KeeperActed | ProcessesSwept | TreeEnded
+)

@@ -1,0 +1,49 @@
+"""The errors, by who must act.
+
+`UsageError`: you, the caller. `CommandError`: the command that was run. `Refused`: Banksman, on purpose. `MachineError`:
+whoever runs the machine (no fds, no memory, no room for another process). Each carries a `hint` that says what to do.
+An expected ending of a command (a non-zero code, a timeout) is a value and never one of these.
+"""
+
+from __future__ import annotations
+
+
+class BanksmanError(Exception):
+    """Base of all. `hint` says what to do; `ids` say which thing it was about."""
+
+    def __init__(self, message: str, *, hint: str = "", **ids: object) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.ids = ids
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message} ({self.hint})" if self.hint else message
+
+
+class UsageError(BanksmanError, ValueError):
+    """The caller must change the call. Nothing was started."""
+
+
+class ProgramNotFound(UsageError):
+    """There is no such program, on PATH or at the path given."""
+
+
+class ProgramNotExecutable(UsageError):
+    """There is such a file, but it cannot be run."""
+
+
+class CommandError(BanksmanError):
+    """The command did something that makes this call impossible: it closed its stdin, it has ended."""
+
+
+class Refused(BanksmanError):
+    """Banksman declined, on purpose: the host is closing, a write's deadline has passed."""
+
+
+class MachineError(BanksmanError, OSError):
+    """The machine had no room: fds, memory, processes. `errno` is set where there is one."""
+
+    def __init__(self, message: str, *, number: int | None = None, hint: str = "", **ids: object) -> None:
+        super().__init__(message, hint=hint, **ids)
+        self.errno = number

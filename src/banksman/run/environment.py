@@ -1,0 +1,68 @@
+"""The environment of a child: what it inherits, what is taken out, what is added.
+
+Two policies can be named in `scrub`. `"nesting"` removes the variables by which an agent notices that it runs inside
+another one and then behaves differently or refuses to start. `"secrets"` removes credentials, by the list and the
+endings below; it is a help against leaks by accident and no boundary. Any other word names one variable. What the
+caller puts into `env` is always kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from banksman.errors import UsageError
+
+NESTING = frozenset(
+    (
+        *("CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION_ID"),
+        *("CLAUDE_CODE_CHILD_SESSION", "CLAUDE_AGENT_SDK_VERSION", "CODEX_SANDBOX", "CODEX_SANDBOX_NETWORK_DISABLED"),
+        *("CODEX_THREAD_ID", "GEMINI_CLI", "GEMINI_CLI_NO_RELAUNCH", "QWEN_CODE", "QWEN_CODE_NO_RELAUNCH"),
+        *("OPENCODE", "OPENCODE_PID", "COPILOT_CLI", "GOOSE_TERMINAL"),
+    )
+)
+SECRETS = frozenset(
+    (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
+        *("DATABASE_URL", "PGPASSWORD", "MYSQL_PWD", "NPM_TOKEN", "SSH_AUTH_SOCK", "GPG_AGENT_INFO"),
+    )
+)
+SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDENTIALS", "_PRIVATE_KEY")
+
+
+def build(env: Mapping[str, str] | None, *, inherit: bool, scrub: Iterable[str] = ()) -> dict[bytes, bytes]:
+    """The child's whole environment, as the kernel takes it."""
+    if isinstance(scrub, str):
+        raise UsageError(f"scrub must be several words, not the text {scrub!r}", hint=f"write scrub=({scrub!r},)")
+    # os.environb is read at the call, and not through a copy made earlier: the program may have changed it since.
+    built = dict(os.environb) if inherit else {}
+    for name in [name for name in built if _is_scrubbed(os.fsdecode(name), frozenset(scrub))]:
+        del built[name]
+    for name, value in _checked(env).items():
+        built[os.fsencode(name)] = os.fsencode(value)
+    return built
+
+
+def _is_scrubbed(name: str, scrub: frozenset[str]) -> bool:
+    if "nesting" in scrub and name in NESTING:
+        return True
+    if "secrets" in scrub and (name in SECRETS or name.upper().endswith(SECRET_ENDINGS)):
+        return True
+    return name in scrub
+
+
+def _checked(env: Any) -> Mapping[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise UsageError(f"env must be a mapping of names to values, not {type(env).__name__}")
+    items: Mapping[Any, Any] = env
+    for name, value in items.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(
+                f"env holds {name!r}: {value!r}, and both must be text", hint="write numbers and paths as str(…)"
+            )
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise UsageError(f"env holds the impossible entry {name!r}", hint="a name is not empty and has no = or NUL")
+    return items

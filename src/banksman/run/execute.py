@@ -1,0 +1,63 @@
+"""`execute`: run a command to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from banksman.errors import UsageError
+from banksman.run.finished import Finished
+from banksman.run.host import default_host
+from banksman.run.launch import Argv, prepare
+from banksman.run.options import OnOutput, Options, Stdin
+from banksman.run.output import OUTPUT_BYTES_MAX
+
+
+async def execute(
+    argv: Argv,
+    *,
+    timeout: float | None = None,
+    idle_timeout: float | None = None,
+    grace: float = 5.0,
+    linger: float = 0.3,
+    drain: float = 2.0,
+    stdin: Stdin = None,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    inherit_env: bool = True,
+    scrub: Iterable[str] = (),
+    limits: Mapping[Any, Any] | None = None,
+    pass_fds: Sequence[int] = (),
+    output_bytes_max: int = OUTPUT_BYTES_MAX,
+    output_total_max: int | None = None,
+    on_output: OnOutput | None = None,
+) -> Finished:
+    """Run a command to its end and return how it ended. A timeout or a non-zero code is a result, not an error.
+
+    When this returns, no process of the command's tree is left but those named in `survivors`. Cancelling goes through
+    at once, and ends the command too: the running loop's host sees the teardown to its end, also if that is the loop's.
+
+    `timeout`, `idle_timeout`: seconds in all, and without output. Then TERM, `grace` seconds, KILL. `linger`: how long
+    what the command leaves behind may still run after it exits by itself. `drain`: how long to wait for the end of the
+    output once every process is gone. `env` is added to what is inherited; `scrub` takes out ("nesting", "secrets", or
+    names). `limits`: `{"nofile": 64, "as": …, "nice": 5, "oom_score_adj": 500}`. Of each stream `output_bytes_max` are
+    kept, head and tail; beyond `output_total_max` the command is ended. `on_output(stream, data)` sees all of it.
+    """
+    options = Options(
+        timeout=timeout,
+        idle_timeout=idle_timeout,
+        grace=grace,
+        linger=linger,
+        drain=drain,
+        stdin=stdin,
+        output_bytes_max=output_bytes_max,
+        output_total_max=output_total_max,
+        on_output=on_output,
+    )
+    if options.stdin == "pipe":
+        raise UsageError('execute cannot write to stdin="pipe"', hint="pass the bytes, or use Host.start")
+    launch = prepare(
+        argv, cwd=cwd, env=env, inherit_env=inherit_env, scrub=scrub, limits_wanted=limits, pass_fds=pass_fds
+    )
+    return await default_host().run(launch, options)

@@ -1,0 +1,230 @@
+"""The host: the owner of every command of one loop.
+
+It promises that nothing it started outlives it: closing it, leaving its `async with`, or the end of its loop drains
+every command by the ladder. It keeps finished commands for a while, by count and by age, so that their end can still be
+asked for; and it reports the end of each background command exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from banksman.errors import Refused, UsageError
+from banksman.run.command import Command
+from banksman.run.finished import Ended, Finished
+from banksman.run.launch import Argv, Launch, prepare
+from banksman.run.options import OnOutput, Options, Stdin
+from banksman.run.output import OUTPUT_BYTES_MAX
+from banksman.run.waiters import Waiters
+
+
+class Host:
+    """Owns commands. `async with Host() as host`, or call `close()`. All methods are for the loop it is first used in."""
+
+    def __init__(
+        self, store: str = "memory:", *, finished_max: int = 256, finished_seconds_max: float = 3600.0
+    ) -> None:
+        if store != "memory:":
+            raise UsageError(f"there is no store {store!r}", hint='this version knows "memory:"')
+        self._finished_max = finished_max
+        self._finished_seconds_max = finished_seconds_max
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._guard: AsyncGenerator[None] | None = None
+        self.is_closing = False
+        self._running: dict[str, Command] = {}
+        # Those that have ended, oldest first, each with the time of its end.
+        self._ended: deque[tuple[float, Command]] = deque()
+        self._unreported: dict[str, Command] = {}
+        self._endings = Waiters()
+
+    async def __aenter__(self) -> Self:
+        self._bind()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Host {len(self._running)} running, {len(self._ended)} ended{', closing' * self.is_closing}>"
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+    async def start(
+        self,
+        argv: Argv,
+        *,
+        yield_after: float | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        grace: float = 5.0,
+        linger: float = 0.3,
+        drain: float = 2.0,
+        stdin: Stdin = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
+        scrub: Iterable[str] = (),
+        limits: Mapping[Any, Any] | None = None,
+        pass_fds: Sequence[int] = (),
+        output_bytes_max: int = OUTPUT_BYTES_MAX,
+        output_total_max: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Command | Finished:
+        """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
+        closes.
+
+        With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
+        that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
+        """
+        if yield_after is not None and not yield_after >= 0:
+            raise UsageError(f"yield_after cannot be {yield_after!r}", hint="a number of seconds, 0 or more")
+        options = Options(
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            grace=grace,
+            linger=linger,
+            drain=drain,
+            stdin=stdin,
+            output_bytes_max=output_bytes_max,
+            output_total_max=output_total_max,
+            on_output=on_output,
+        )
+        launch = prepare(
+            argv, cwd=cwd, env=env, inherit_env=inherit_env, scrub=scrub, limits_wanted=limits, pass_fds=pass_fds
+        )
+        command = self.launch(launch, options)
+        try:
+            await command.wait_started()
+            if yield_after is not None:
+                with contextlib.suppress(TimeoutError):
+                    return await asyncio.wait_for(command.wait(), yield_after)
+        except asyncio.CancelledError:
+            command.stop_nowait(Ended.CANCELLED)
+            raise
+        # From here on its end is news. It may have ended already.
+        self._unreported[command.id] = command
+        if command.is_over:
+            self._endings.wake()
+        return command
+
+    async def run(self, launch: Launch, options: Options) -> Finished:
+        """Run to the end; what `execute` does. Cancelling goes through at once and the teardown goes on, owned here."""
+        command = self.launch(launch, options)
+        try:
+            return await command.wait()
+        except asyncio.CancelledError:
+            command.stop_nowait(Ended.CANCELLED)
+            raise
+
+    def launch(self, launch: Launch, options: Options) -> Command:
+        self._bind()
+        if self.is_closing:
+            raise Refused("the host is closing; it starts nothing more", hint="open another Host")
+        command = Command(launch, options, id=uuid.uuid4().hex[:12], on_end=self._on_end)
+        self._running[command.id] = command
+        return command
+
+    # -- listing and endings -----------------------------------------------------------------------------------------
+    def commands(self) -> list[Command]:
+        """Every command that runs, and those that have ended and are still kept, oldest first."""
+        self._forget_old()
+        return [*(command for _at, command in self._ended), *self._running.values()]
+
+    def command(self, id: str) -> Command:
+        for command in self.commands():
+            if command.id == id:
+                return command
+        raise UsageError(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
+
+    def take_ended(self) -> list[Command]:
+        """The background commands that have ended and were not reported before: each is reported once."""
+        ended = [command for command in self._unreported.values() if command.is_over]
+        for command in ended:
+            del self._unreported[command.id]
+        return ended
+
+    async def wait_ended(self) -> list[Command]:
+        """Like `take_ended`, but waits until there is one."""
+        while not (ended := self.take_ended()):
+            await self._endings.wait()
+        return ended
+
+    def _on_end(self, command: Command) -> None:
+        self._running.pop(command.id, None)
+        self._ended.append((time.monotonic(), command))
+        self._forget_old()
+        self._endings.wake()
+
+    def _forget_old(self) -> None:
+        oldest = time.monotonic() - self._finished_seconds_max
+        while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
+            _at, command = self._ended.popleft()
+            # An end that nobody asked for in all this time is forgotten with the rest: what is kept is bounded.
+            self._unreported.pop(command.id, None)
+
+    # -- closing -----------------------------------------------------------------------------------------------------
+    async def close(self) -> None:
+        """Stop every command by the ladder and return when all are over. May be called again, and by several at once.
+
+        Cancelling only stops the waiting.
+        """
+        self._bind()
+        await self._drain()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            await guard.aclose()
+
+    async def _drain(self) -> None:
+        self.is_closing = True
+        for command in list(self._running.values()):
+            command.stop_nowait(Ended.HOST_CLOSED)
+        while self._running:
+            await self._endings.wait()
+
+    def abandon(self) -> None:
+        """The loop was closed without a word to us. The keepers end what is left."""
+        self.is_closing = True
+        for command in self._running.values():
+            command.abandon()
+        self._running.clear()
+
+    def _bind(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            # A loop that ends closes its async generators, and does so after it has cancelled its tasks. A suspended
+            # one is therefore the place where we learn of the end in time to drain.
+            self._guard = self._drain_at_loop_end()
+            with contextlib.suppress(StopIteration):
+                self._guard.__anext__().__await__().__next__()
+        elif self._loop is not loop:
+            raise UsageError("this host belongs to another event loop", hint="make one Host per loop")
+
+    async def _drain_at_loop_end(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self._drain()
+
+
+_hosts: dict[asyncio.AbstractEventLoop, Host] = {}
+
+
+def default_host() -> Host:
+    """The host of the running loop, for `execute`: made at first use, drained when the loop ends."""
+    loop = asyncio.get_running_loop()
+    host = _hosts.get(loop)
+    if host is None or host.is_closing:
+        for closed in [other for other in _hosts if other.is_closed()]:
+            _hosts.pop(closed).abandon()
+        host = _hosts[loop] = Host()
+    return host

@@ -1,0 +1,62 @@
+"""What zygote and keeper both need of a bare process: fds, wake-ups, deafness to signals."""
+
+from __future__ import annotations
+
+import _signal  # pyright: ignore[reportMissingImports]
+import marshal
+import os
+
+from banksman.run import system
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SIGCHLD, SIGPIPE = 17, 13
+# Asked to stop by name (`pkill python`, a service manager that signals a whole group), a guard stays at its post: it
+# leaves when its tree is gone. Handlers, and not SIG_IGN, because an ignored signal would stay ignored in the child.
+_UNHEARD = (1, 2, 3, 15, 10, 12, 14)
+
+
+def stay_deaf() -> None:
+    for number in _UNHEARD:
+        _signal.signal(number, _nothing)
+    # A report to a host that is gone must be an error that is caught, not the death of the one who cleans up.
+    _signal.signal(SIGPIPE, _signal.SIG_IGN)
+
+
+def wake_on_child() -> tuple[int, int]:
+    """A pipe that becomes readable when a child ends: `(read, write)`."""
+    woken, wake = system.pipe()
+    system.set_blocking(woken, False)
+    system.set_blocking(wake, False)
+    _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    _signal.signal(SIGCHLD, _nothing)
+    return woken, wake
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    pass
+
+
+def close_all_but(*kept: int) -> None:
+    low = 0
+    for fd in sorted(set(kept)):
+        if low < fd:
+            system.closerange(low, fd)
+        low = fd + 1
+    # The kernel closes a range in one call, however large.
+    system.closerange(low, 0x7FFFFFFF)
+
+
+def read_order(fd: int) -> dict[str, Any]:
+    """The order the host wrote into a memory file: argv, environment and all, of whatever size."""
+    size = os.fstat(fd).st_size
+    os.lseek(fd, 0, os.SEEK_SET)
+    pieces: list[bytes] = []
+    while size > 0:
+        piece = system.read(fd, size)
+        assert piece
+        pieces.append(piece)
+        size -= len(piece)
+    return marshal.loads(b"".join(pieces))

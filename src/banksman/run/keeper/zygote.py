@@ -1,0 +1,226 @@
+"""The zygote: a small interpreter, started once per host process, that forks a keeper for each command.
+
+It owns its keepers. It promises to fork one for each request or to say why not, and to end the tree of a keeper that
+was killed: it is a subreaper too, so such a tree falls to it.
+
+It never waits for anything but poll(). An orphan that cannot be ended (uninterruptible, another user's) costs a scan
+now and then, and no request waits for it. When the host is gone it takes no more requests, and leaves when the last
+keeper and the last orphan have.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import gc
+import os
+import select
+import time
+
+from banksman.run import system
+from banksman.run.keeper import wire
+from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, keep
+from banksman.run.keeper.plumbing import stay_deaf, wake_on_child
+from banksman.run.keeper.spawn import set_soft_nofile
+from banksman.run.keeper.tree import SIGKILL, Sweep, descendants, name_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from banksman.run.faults import Plan
+
+
+def main(request_fd: int, host_pid: int, plan_text: str) -> None:
+    plan: Plan | None = None
+    if plan_text:
+        from banksman.run.faults import Plan  # noqa: PLC0415
+
+        plan = Plan(plan_text)
+        plan.follow("zygote")
+    # Whatever the host had open and inheritable is not ours to keep open.
+    system.closerange(3, request_fd)
+    system.closerange(request_fd + 1, 0x7FFFFFFF)
+    stay_deaf()
+    set_soft_nofile(None)
+    host = system.pidfd_open(host_pid)
+    # Opened first, checked second: if our parent is still the host now, then the pidfd is the host and not some later
+    # process with its number.
+    if os.getppid() != host_pid:
+        os._exit(0)
+    system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
+    system.prctl(system.PR_SET_NAME, b"banksman-zygote")
+    # A collection in a keeper would write to every page it shares with us.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    Zygote(_socket.socket(fileno=request_fd), host, plan).stay()
+    os._exit(0)
+
+
+class Zygote:
+    def __init__(self, requests: _socket.socket, host: int, plan: Plan | None) -> None:
+        self._requests: _socket.socket | None = requests
+        self._host = host
+        self._plan = plan
+        self._woken, _ = wake_on_child()
+        # Each keeper with our copy of its control socket. While we hold it the host sees no end of file, so a lost
+        # keeper's report arrives on the same socket, in order, and after its tree is gone.
+        self._keepers: dict[int, int] = {}
+        self._orphans: Orphans | None = None
+        self._poller = select.poll()
+        for fd in (requests.fileno(), host, self._woken):
+            self._poller.register(fd, select.POLLIN)
+
+    def stay(self) -> None:
+        while self._requests is not None or self._keepers or self._orphans is not None:
+            timeout_ms = None if self._orphans is None else self._orphans.timeout_ms()
+            ready = dict(system.poll(self._poller, timeout_ms))
+            if self._host in ready:
+                self._take_no_more()
+            elif self._requests is not None and self._requests.fileno() in ready:
+                self._on_request(self._requests)
+            if self._woken in ready:
+                system.read(self._woken, 4096)
+                self._reap()
+            if self._orphans is not None and self._orphans.is_over(self._keepers):
+                self._orphans = None
+
+    def _take_no_more(self) -> None:
+        if self._requests is not None:
+            self._poller.unregister(self._requests.fileno())
+            self._poller.unregister(self._host)
+            self._requests.close()
+            self._requests = None
+
+    def _on_request(self, requests: _socket.socket) -> None:
+        try:
+            data, fds = system.recv_fds(requests)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            self._take_no_more()
+            return
+        match wire.decode(data):
+            case ("spawn", count):
+                self._on_spawn(fds, count)
+            case ("kill-keeper", pid):
+                # By number, which is safe: a keeper in the table is our own child and not yet reaped.
+                if pid in self._keepers:
+                    system.kill(pid, SIGKILL)
+            case other:
+                raise AssertionError(other)
+
+    def _on_spawn(self, fds: list[int], count: int) -> None:
+        if len(fds) == count:
+            control, order, cwd, *others = fds
+            self._fork_keeper(control, order, cwd, others)
+            return
+        # We had no room for all of the fds. Those that arrived are closed; if the control socket is among them the host
+        # hears why, and if not, it sees its end.
+        if fds:
+            _tell(fds[0], wire.FAILED, "fds", errno.EMFILE)
+        for fd in fds:
+            system.close(fd)
+
+    def _fork_keeper(self, control: int, order: int, cwd: int, others: list[int]) -> None:
+        try:
+            pid = system.fork()
+        except OSError as exc:
+            _tell(control, wire.FAILED, "fork", exc.errno or 0)
+            pid = None
+        if pid == 0:
+            # In the keeper. Whatever goes wrong there ends in its exit, which we see and clean up after.
+            status = 1
+            try:
+                if self._plan is not None:
+                    self._plan.follow("keeper")
+                keep(control, order, cwd, others, self._host)
+                status = 0
+            finally:
+                os._exit(status)
+        for fd in (order, cwd, *others):
+            system.close(fd)
+        if pid is None:
+            system.close(control)
+        else:
+            self._keepers[pid] = control
+
+    def _reap(self) -> None:
+        statuses: dict[int, int] = {}
+        lost: list[int] = []
+        while True:
+            try:
+                pid, status = system.waitpid(-1, os.WNOHANG | system.WALL)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            control = self._keepers.pop(pid, None)
+            if control is None:
+                statuses[pid] = status
+            elif status == 0:
+                system.close(control)
+            else:
+                lost.append(control)
+        if lost:
+            self._orphans = self._orphans or Orphans()
+            self._orphans.controls.extend(lost)
+            self._orphans.next_round = 0.0
+        if self._orphans is not None:
+            self._orphans.statuses.update(statuses)
+
+
+class Orphans:
+    """The trees of keepers that were killed: ours now, to be ended and reported.
+
+    Several keepers may be lost at once, and their orphans cannot be told apart: each host's command is told of all. It
+    knows its own leader by its pid.
+    """
+
+    def __init__(self) -> None:
+        self.controls: list[int] = []
+        self.statuses: dict[int, int] = {}
+        self.next_round = 0.0
+        self._began = time.monotonic()
+        self._sweep = Sweep(os.getpid())
+
+    def timeout_ms(self) -> float:
+        return max(0.0, self.next_round - time.monotonic()) * 1000 + 1
+
+    def is_over(self, keepers: dict[int, int]) -> bool:
+        """One round if it is time for one. True when nothing is left to end, and that has been reported."""
+        now = time.monotonic()
+        if now < self.next_round:
+            return False
+        found = self._sweep.kill(spare=keepers)
+        # There is no proof by ECHILD here, since the keepers are our children as well. A look at all of /proc that
+        # finds nobody is the best there is; it is taken after the last death was seen.
+        left = descendants(os.getpid(), spare=keepers, near=False)
+        if not left and not found:
+            self._report([])
+            return True
+        if now - self._began > SWEEP_SECONDS_MAX:
+            self._report([(pid, name_of(pid), "still dying") for pid, _start in left])
+        self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
+        return False
+
+    def _report(self, survivors: list[tuple[int, str, str]]) -> None:
+        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()]
+        for control in self.controls:
+            _tell(control, wire.LOST, self.statuses)
+            for first in range(0, len(names), wire.NAMES_PER_MESSAGE):
+                _tell(control, wire.SWEPT, names[first : first + wire.NAMES_PER_MESSAGE])
+            _tell(control, wire.GONE, survivors)
+            system.close(control)
+        self.controls.clear()
+
+
+def _tell(control: int, *message: object) -> None:
+    sock = _socket.socket(fileno=control)
+    try:
+        system.send(sock, wire.encode(*message))
+    except OSError:
+        pass  # The host is gone, or so far behind that it will learn from the end of the stream.
+    finally:
+        sock.detach()

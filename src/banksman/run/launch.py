@@ -1,0 +1,148 @@
+"""What is to be started, checked before anything is: a bad call is an error here, and spawns nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.run import environment, limits, system
+
+Argv = Sequence[str | bytes | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A checked order for one child. Strings are as the kernel takes them."""
+
+    path: bytes
+    argv: tuple[bytes, ...]
+    env: dict[bytes, bytes]
+    cwd: bytes
+    umask: int
+    nofile: int
+    limits: dict[str, Any] | None
+    pass_fds: tuple[int, ...]
+
+
+def prepare(
+    argv: Argv,
+    *,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    inherit_env: bool = True,
+    scrub: Iterable[str] = (),
+    limits_wanted: Mapping[Any, Any] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Launch:
+    words = _words(argv)
+    folder = _folder(cwd)
+    built = environment.build(env, inherit=inherit_env, scrub=scrub)
+    return Launch(
+        path=_resolve(words[0], folder, built),
+        argv=words,
+        env=built,
+        cwd=folder,
+        umask=_umask(),
+        nofile=limits.child_nofile(),
+        limits=limits.parse(limits_wanted),
+        pass_fds=_passable(pass_fds),
+    )
+
+
+def _words(argv: Any) -> tuple[bytes, ...]:
+    if isinstance(argv, str | bytes):
+        raise UsageError(
+            f"argv must be a list of words, not the text {argv!r}",
+            hint='there is never a shell unless you ask for one: ["sh", "-c", "…"]',
+        )
+    try:
+        words = tuple(os.fsencode(word) for word in argv)
+    except TypeError as exc:
+        raise UsageError(f"argv must be a list of words: {exc}", hint="write numbers as str(…)") from exc
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"argv holds text that cannot be encoded: {exc}") from exc
+    if not words:
+        raise UsageError("argv is empty", hint="its first word is the program")
+    for word in words:
+        if b"\0" in word:
+            raise UsageError(f"argv holds a NUL: {word!r}", hint="no argument of a program can contain one")
+    return words
+
+
+def _folder(cwd: Any) -> bytes:
+    if cwd is None:
+        return b"."
+    try:
+        folder = os.fsencode(cwd)
+        mode = os.stat(folder).st_mode
+    except (TypeError, ValueError) as exc:
+        raise UsageError(f"cwd must be a path, not {cwd!r}") from exc
+    except OSError as exc:
+        raise UsageError(f"cannot start in {cwd!s}: {exc.strerror}", hint="cwd must be an existing folder") from exc
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"cannot start in {cwd!s}: it is not a folder")
+    return folder
+
+
+def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
+    """The file to run, found as the child would find it: by its PATH, and relative to its folder."""
+    shown = os.fsdecode(word)
+    if b"/" in word:
+        candidates = [word]
+    elif word:
+        places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+        candidates = [os.path.join(place or b".", word) for place in places]
+    else:
+        raise ProgramNotFound("the program's name is empty", hint="the first word of argv is the program")
+    reason = ""
+    for candidate in candidates:
+        # An absolute path swallows the folder it is joined to.
+        path = os.path.join(folder, candidate)
+        try:
+            mode = os.stat(path).st_mode
+        except ValueError as exc:
+            raise UsageError(f"not a path: {shown!r}") from exc
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            reason = reason or f"{os.fsdecode(path)} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
+        elif not os.access(path, os.X_OK):
+            reason = reason or f"{os.fsdecode(path)} is not executable"
+        else:
+            # Relative to our folder at the call: joined by the child's folder already, so made absolute only if the
+            # child starts elsewhere than we are.
+            return candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
+    if reason:
+        raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint="chmod +x it, or name its interpreter first")
+    where = "at that path" if b"/" in word else "on PATH"
+    raise ProgramNotFound(f"there is no program {shown!r} {where}", hint="install it, or give its whole path")
+
+
+def _umask() -> int:
+    # There is no way to ask but to set it, and setting it even for a moment is seen by every other thread that makes a
+    # file. The kernel writes it here since 4.7.
+    fd = system.open_fd("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = system.read(fd, 1024)
+    finally:
+        system.close(fd)
+    return int(text.partition(b"Umask:")[2].split(None, 1)[0], 8)
+
+
+def _passable(pass_fds: Sequence[int]) -> tuple[int, ...]:
+    if len(pass_fds) > system.PASSED_FDS_MAX:
+        raise UsageError(f"{len(pass_fds)} fds are too many to pass on", hint=f"at most {system.PASSED_FDS_MAX}")
+    for fd in pass_fds:
+        if isinstance(fd, bool) or not isinstance(fd, int) or fd < 3:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"cannot pass on fd {fd!r}", hint="whole numbers from 3 on; use stdin= for the first three")
+        try:
+            os.fstat(fd)
+        except OSError as exc:
+            raise UsageError(f"cannot pass on fd {fd}: it is not open") from exc
+    if len(set(pass_fds)) != len(pass_fds):
+        raise UsageError("pass_fds names an fd twice")
+    return tuple(pass_fds)

@@ -1,0 +1,64 @@
+"""Limits of a child (`limits=`), and the fd limit of this process."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from banksman.errors import UsageError
+
+_NAMES = {name.removeprefix("RLIMIT_").lower(): number for name, number in vars(resource).items() if "RLIMIT_" in name}
+# The soft limit this process had before we raised it; children get this one.
+_soft_before: int | None = None
+
+
+def parse(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
+    """`{"nofile": 64, "as": (soft, hard), "nice": 5, "oom_score_adj": 500}` as the keeper takes it.
+
+    A key is the name of an rlimit (`nofile` or `RLIMIT_NOFILE`), a number of the `resource` module, `nice` (absolute)
+    or `oom_score_adj`. One number sets soft and hard.
+    """
+    if not limits:
+        return None
+    rlimits: list[tuple[int, tuple[int, int]]] = []
+    others: dict[str, int | None] = {"nice": None, "oom_score_adj": None}
+    for key, value in limits.items():
+        if key in others:
+            others[key] = _number(key, value)
+            continue
+        number = _NAMES.get(str(key).lower().removeprefix("rlimit_")) if isinstance(key, str) else key
+        if number not in _NAMES.values():
+            known = ", ".join(sorted(_NAMES))
+            raise UsageError(f"there is no limit {key!r}", hint=f"known are nice, oom_score_adj, {known}")
+        soft, hard = value if isinstance(value, tuple) and len(value) == 2 else (value, value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        pair = (_number(key, soft), _number(key, hard))
+        if pair[1] != resource.RLIM_INFINITY and (pair[0] == resource.RLIM_INFINITY or pair[0] > pair[1]):
+            raise UsageError(f"limit {key!r}: the soft limit {pair[0]} is above the hard limit {pair[1]}")
+        rlimits.append((number, pair))
+    return {"rlimits": rlimits, **others}
+
+
+def _number(key: object, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"limit {key!r} must be a whole number or a pair of them, not {value!r}")
+    return value
+
+
+def raise_fd_limit() -> int:
+    """Raise this process's soft limit of open files to its hard limit, and return it. Children keep the old one.
+
+    A running command takes three or four fds here. For programs of ours, and for those that start hundreds at once; a
+    library does not do it unasked, because a program that uses select() breaks on fds over 1023.
+    """
+    global _soft_before  # noqa: PLW0603
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _soft_before = soft
+    return hard
+
+
+def child_nofile() -> int:
+    """The soft limit of open files a child starts with: ours, unless we raised it."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _soft_before is None else _soft_before

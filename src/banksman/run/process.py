@@ -1,0 +1,388 @@
+"""The host's end of a child: its pipes, and the conversation with its keeper.
+
+It owns the fds and nothing else. It decides nothing: what happens is told as facts to `on_fact`, what is to be done is
+told to it. Nothing here awaits, so there is nothing that a cancelled task could leave half done. The host never signals
+a pid: every signal is a request to the keeper, the one that knows whether that pid is still the child.
+"""
+
+from __future__ import annotations
+
+import _socket
+import asyncio
+import contextlib
+import errno
+import marshal
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from banksman.core.facts import (
+    BytesRead,
+    Exited,
+    KeeperActed,
+    ProcessesSwept,
+    ProcessFact,
+    Started,
+    StartFailed,
+    Stream,
+    StreamEnded,
+    Survivor,
+    Swept,
+    TreeEnded,
+)
+from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, UsageError
+from banksman.run import system
+from banksman.run.keeper import wire
+from banksman.run.launch import Launch
+from banksman.run.pipes import Reader, Writer
+from banksman.run.spawner import Zygote, above_stdio, no_room, socketpair, spawner
+
+Stdin = Literal["null", "pipe", "inherit"]
+# A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
+START_SECONDS_MAX = 30.0
+
+
+class Process:
+    """One child, from the request to the report that its tree is gone."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        stdin: Stdin,
+        grace: float,
+        linger: float,
+        deadline: float | None,
+        on_fact: Callable[[ProcessFact], None],
+    ) -> None:
+        """Ask for the child; `Started` or `StartFailed` follows. Raises, with nothing left open, if it cannot even ask.
+
+        `deadline`: seconds after which the keeper acts without being told; see `renew`.
+        """
+        self.pid: int | None = None
+        self.grace = grace
+        self.stdin: Writer | None = None
+        self._loop = asyncio.get_running_loop()
+        self._on_fact = on_fact
+        self._zygote: Zygote | None = None
+        self._keeper: int | None = None
+        self._has_exited = False
+        self._is_over = False
+        self._control: _socket.socket | None = None
+        self._readers: dict[Stream, Reader] = {}
+        # What goes to the keeper, in the order it expects: closed here as soon as it is sent.
+        self._theirs: list[int] = []
+        self._busy_fd = -1
+        self._start_timer: asyncio.TimerHandle | None = None
+        try:
+            self._open(launch, stdin, grace, linger, deadline)
+            self._ask()
+        except BanksmanError:
+            self.close()
+            raise
+        except OSError as exc:
+            self.close()
+            raise no_room("fds", exc) from exc
+        self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
+
+    # -- the start ---------------------------------------------------------------------------------------------------
+    def _open(self, launch: Launch, stdin: Stdin, grace: float, linger: float, deadline: float | None) -> None:
+        targets = [1, 2, *([] if stdin == "null" else [0]), *launch.pass_fds]
+        order = {
+            **{"path": launch.path, "argv": launch.argv, "env": launch.env, "umask": launch.umask},
+            **{"limits": launch.limits, "nofile": launch.nofile, "targets": targets},
+            **{"grace": grace, "linger": linger, "deadline": deadline},
+        }
+        self._control, control = socketpair()
+        theirs = self._theirs
+        theirs.append(control.detach())
+        theirs.append(_write_order(marshal.dumps(order)))
+        theirs.append(above_stdio(system.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+        for stream in Stream:
+            ours, write_end = _pipe()
+            theirs.append(write_end)
+            self._readers[stream] = Reader(
+                self._loop, ours, partial(self._on_bytes, stream), partial(self._on_stream_end, stream)
+            )
+        if stdin == "pipe":
+            read_end, ours = _pipe()
+            theirs.append(read_end)
+            self.stdin = Writer(self._loop, ours)
+        elif stdin == "inherit":
+            theirs.append(_own_stdin())
+        theirs.extend(system.dup(fd) for fd in launch.pass_fds)
+
+    def _ask(self) -> None:
+        """Hand the fds over; if the zygote is busy, again as soon as it can take them."""
+        assert self._control is not None
+        try:
+            self._zygote = spawner.spawn(self, self._theirs)
+        except BlockingIOError:
+            # The zygote's queue is full. Its socket is shared with other loops and other starts of this one, and a
+            # selector knows one writer per fd, hence a copy of our own to wait on.
+            self._busy_fd = system.dup(spawner.current().fileno())
+            self._loop.add_writer(self._busy_fd, self._ask_again)
+            return
+        self._close_theirs()
+        self._loop.add_reader(self._control.fileno(), self.hear_now)
+        for reader in self._readers.values():
+            reader.resume()
+
+    def _ask_again(self) -> None:
+        self._stop_waiting()
+        try:
+            self._ask()
+        except BanksmanError as exc:
+            self._fail(exc)
+        except OSError as exc:
+            self._fail(no_room("fds", exc))
+
+    def _stop_waiting(self) -> None:
+        if self._busy_fd >= 0:
+            self._loop.remove_writer(self._busy_fd)
+            system.close(self._busy_fd)
+            self._busy_fd = -1
+
+    def _on_start_timeout(self) -> None:
+        self._start_timer = None
+        if self.pid is None and not self._is_over:
+            if self._zygote is not None:
+                spawner.replace(self._zygote)
+            error = MachineError("cannot start a command: no answer", number=errno.ETIMEDOUT, hint="is it overloaded?")
+            self._fail(error)
+
+    def _fail(self, error: BanksmanError) -> None:
+        self.close()
+        self._on_fact(StartFailed(error))
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+    def hear_now(self) -> None:
+        """Take what the keeper has said. Also called by those who must know it before they decide."""
+        while self._control is not None:
+            try:
+                data = system.recv(self._control)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._on_silence()
+                return
+            self._on_message(wire.decode(data))
+
+    def _on_message(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("started", pid, keeper, at):
+                self.pid, self._keeper = pid, keeper
+                self._cancel_start_timer()
+                self._on_fact(Started(pid, at))
+            case ("failed", step, number):
+                self._fail(_start_error(step, number))
+            case ("exited", code, number, at):
+                self._on_exited(code, number, at)
+            case ("acted", rung, at):
+                self._on_fact(KeeperActed(rung, at))
+            case ("lost", statuses):
+                self._on_lost(statuses)
+            case ("swept", names):
+                others = tuple(Swept(pid, command) for pid, command in names if pid != self.pid)
+                self._on_fact(ProcessesSwept(others))
+            case ("gone", survivors):
+                self._on_gone(tuple(Survivor(*survivor) for survivor in survivors))
+            case _:
+                raise AssertionError(message)
+
+    def _on_exited(self, code: int | None, number: int | None, at: float) -> None:
+        if not self._has_exited:
+            self._has_exited = True
+            # What it wrote before it exited is told before its exit: whoever asks "was it idle?" must know.
+            self.read_now()
+            self._on_fact(Exited(code, number, at))
+
+    def _on_lost(self, statuses: dict[int, int]) -> None:
+        """The keeper was killed, and the zygote has ended the tree in its place."""
+        if self.pid is None:
+            self._fail(MachineError("cannot start a command: its keeper died", hint="try again"))
+            return
+        code: int | None = None
+        number: int | None = None
+        if self.pid in statuses:
+            result = os.waitstatus_to_exitcode(statuses[self.pid])
+            code, number = (result, None) if result >= 0 else (None, -result)
+        self._on_exited(code, number, time.monotonic())
+
+    def _on_gone(self, survivors: tuple[Survivor, ...]) -> None:
+        if self.pid is None:
+            return
+        self._hang_up()
+        self._on_fact(TreeEnded(survivors, time.monotonic()))
+
+    def _on_silence(self) -> None:
+        """The socket ended without a report: keeper and zygote are both dead, which is the limit of what we promise."""
+        if self.pid is None:
+            self._fail(MachineError("cannot start a command: the zygote died", hint="try again"))
+            return
+        self._on_exited(None, None, time.monotonic())
+        self._on_gone((Survivor(self.pid, "", "unknown: both of its guards were killed"),))
+
+    def _on_bytes(self, stream: Stream, data: bytes) -> None:
+        self._on_fact(BytesRead(stream, data, time.monotonic()))
+
+    def _on_stream_end(self, stream: Stream) -> None:
+        self._on_fact(StreamEnded(stream, time.monotonic()))
+
+    # -- what is done ------------------------------------------------------------------------------------------------
+    def term(self, seconds: float) -> None:
+        self._tell(wire.TERM, seconds)
+
+    def term_rest(self, seconds: float) -> None:
+        self._tell(wire.REST, seconds)
+
+    def kill(self) -> None:
+        self._tell(wire.KILL)
+
+    def kill_keeper(self) -> None:
+        if self._zygote is not None and self._keeper is not None:
+            with contextlib.suppress(OSError):
+                self._zygote.request(wire.encode(wire.KILL_KEEPER, self._keeper))
+
+    def tell_drained(self) -> None:
+        self._tell(wire.DRAINED)
+
+    def signal(self, number: int, *, to_group: bool) -> None:
+        self._tell(wire.SIGNAL, number, to_group)
+
+    def renew(self, seconds: float | None) -> None:
+        """The keeper acts alone if it hears nothing for so long; None: it trusts the host to be there."""
+        self._tell(wire.RENEW, seconds)
+
+    def _tell(self, *message: Any) -> None:
+        if self._control is not None:
+            # A keeper that takes nothing more is dead (its socket's end follows) or stopped (the ladder's last rung).
+            with contextlib.suppress(OSError):
+                system.send(self._control, wire.encode(*message))
+
+    def read_now(self) -> None:
+        for reader in self._readers.values():
+            reader.read_now()
+
+    def pause_reading(self) -> None:
+        for reader in self._readers.values():
+            reader.pause()
+
+    def resume_reading(self) -> None:
+        for reader in self._readers.values():
+            reader.resume()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def close_output(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def close(self) -> None:
+        """Give up every fd. A keeper that still has a tree ends it: closing the socket is a stop."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._cancel_start_timer()
+        self._stop_waiting()
+        self._hang_up()
+        self.close_output()
+        if self.stdin is not None:
+            self.stdin.close()
+        self._close_theirs()
+
+    def let_go(self) -> None:
+        """From any thread: tell the keeper that nobody will tell it anything more. What it reports is still heard."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.shutdown(_socket.SHUT_WR)
+
+    def forget(self) -> None:
+        """Close every fd without touching the loop: in a forked child of this program, or when the loop is closed.
+
+        In a forked child these are copies, and the keeper notices nothing. Otherwise it takes it for a stop.
+        """
+        self._is_over = True
+        for reader in self._readers.values():
+            reader.forget()
+        if self.stdin is not None:
+            self.stdin.forget()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self._close_theirs()
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+        if self._zygote is not None:
+            spawner.release(self, self._zygote)
+            self._zygote = None
+
+    def _cancel_start_timer(self) -> None:
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+            self._start_timer = None
+
+    def _close_theirs(self) -> None:
+        for fd in self._theirs:
+            with contextlib.suppress(OSError):
+                system.close(fd)
+        self._theirs.clear()
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe, `(read end, write end)`, neither under the number of a standard stream."""
+    read_end, write_end = system.pipe()
+    try:
+        read_end = above_stdio(read_end)
+    except OSError:
+        system.close(write_end)
+        raise
+    try:
+        return read_end, above_stdio(write_end)
+    except OSError:
+        system.close(read_end)
+        raise
+
+
+def _write_order(data: bytes) -> int:
+    """The order in a memory file: whole whatever its size, where a message on a socket would be refused as too long."""
+    fd = above_stdio(system.memfd_create("banksman-order"))
+    try:
+        written = 0
+        while written < len(data):
+            written += system.write(fd, data[written:] if written else data)
+    except OSError:
+        system.close(fd)
+        raise
+    return fd
+
+
+def _own_stdin() -> int:
+    try:
+        return system.dup(0)
+    except OSError as exc:
+        if exc.errno != errno.EBADF:
+            raise
+        raise UsageError('stdin="inherit", but this program has closed its own stdin') from exc
+
+
+def _start_error(step: str, number: int) -> BanksmanError:
+    """What the keeper could not do, by who must act."""
+    text = os.strerror(number)
+    if step == "exec" and number in (errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        hint = "a script needs an interpreter that exists in its first line (#!), a binary must fit this machine"
+        return ProgramNotExecutable(f"cannot run the program: {text}", hint=hint)
+    if number == errno.E2BIG:
+        return UsageError("argv and env together are larger than the kernel takes", hint="pass what is long by stdin")
+    if step == "limits":
+        return UsageError(f"cannot set the limits: {text}", hint="a hard limit can be raised by root only")
+    if step == "cwd":
+        return UsageError(f"cannot start in that folder: {text}")
+    return no_room(step, OSError(number, text))

@@ -1,0 +1,298 @@
+"""The host's end of the zygote: started at the first spawn, replaced when it died or has become outdated, ended at exit.
+
+One zygote serves the whole process: every loop, every thread, every host object. It is a frozen copy of what this
+process was when it started, so whatever a child should take from its host *at the call* is either sent with the order
+(folder, umask, soft fd limit) or part of a fingerprint; when the fingerprint has changed, a new zygote is started and
+the old one stays only as long as it has commands to guard.
+
+The zygote is our own child, unreaped, and held by a pidfd: the only process the host ever signals itself.
+"""
+
+from __future__ import annotations
+
+import _socket
+import atexit
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+from banksman.errors import MachineError, UsageError
+from banksman.run import system
+from banksman.run.keeper import wire
+
+# What `shutdown` waits for beyond the longest grace of a running command: the keepers' sweep has its own bound of 5 s.
+SHUTDOWN_SECONDS_MAX = 7.0
+_REQUEST_FD = 3
+_RLIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
+
+
+class Child(Protocol):
+    """What the spawner knows of a running process: how to let go of it."""
+
+    grace: float
+
+    def let_go(self) -> None: ...
+    def forget(self) -> None: ...
+
+
+class Zygote:
+    """One zygote process: its socket, its pidfd, and how many commands it still guards."""
+
+    def __init__(self, requests: _socket.socket, pid: int, pidfd: int, fingerprint: object) -> None:
+        self.pid = pid
+        self.fingerprint = fingerprint
+        self.is_retired = False
+        self._requests: _socket.socket | None = requests
+        self._pidfd = pidfd
+        self._users = 0
+
+    def request(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send without waiting. BlockingIOError: the zygote is busy. BrokenPipeError: it is dead."""
+        if self._requests is None:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        if fds:
+            system.send_fds(self._requests, message, fds)
+        else:
+            system.send(self._requests, message)
+
+    def fileno(self) -> int:
+        """The socket's fd, to wait until it is writable."""
+        return -1 if self._requests is None else self._requests.fileno()
+
+    def use(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        assert self._users >= 0
+        if self.is_retired and self._users == 0:
+            self.hang_up()
+
+    def retire(self) -> None:
+        self.is_retired = True
+        if self._users == 0:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close our end: it takes no more requests and leaves after its last keeper."""
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
+
+    def kill(self) -> None:
+        """For one that does not answer. Its keepers are guarded by themselves alone from now on."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait_gone(self, seconds: float) -> bool:
+        """Block until the process has ended and reap it; False if it has not within `seconds`."""
+        if self._pidfd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        if not poller.poll(max(0.0, seconds) * 1000):
+            return False
+        # A program that waits for any child (waitpid(-1)) may have reaped it before us.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Give up the fds, without a word to anybody."""
+        self.hang_up()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class Spawner:
+    """Which zygote is current. Safe from any thread; nothing here waits, but `shutdown`."""
+
+    def __init__(self) -> None:
+        # Protects `_zygote`, `_retired` and `_is_over`. Held for the start of a zygote (a posix_spawn, about 1 ms) and
+        # for one non-blocking send; nothing that is called while it is held takes another lock.
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._retired: list[Zygote] = []
+        self._children: weakref.WeakSet[Child] = weakref.WeakSet()
+        self.plan_text = ""
+
+    def spawn(self, child: Child, fds: list[int]) -> Zygote:
+        """Hand `fds` to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
+        with self._lock:
+            self._reap_retired()
+            message = wire.encode(wire.SPAWN, len(fds))
+            zygote = self._current()
+            try:
+                zygote.request(message, fds)
+            except ConnectionError:
+                # It was killed. What was not taken by a process that no longer is was certainly not started.
+                self._retire(zygote)
+                zygote = self._current()
+                zygote.request(message, fds)
+            zygote.use()
+            self._children.add(child)
+            return zygote
+
+    def current(self) -> Zygote:
+        with self._lock:
+            return self._current()
+
+    def release(self, child: Child, zygote: Zygote) -> None:
+        with self._lock:
+            self._children.discard(child)
+            zygote.release()
+
+    def replace(self, zygote: Zygote) -> None:
+        """This one does not answer: end it, and let the next spawn start another."""
+        with self._lock:
+            zygote.kill()
+            if self._zygote is zygote:
+                self._retire(zygote)
+
+    def shutdown(self) -> bool:
+        """End every command of this process and the zygotes, and wait for them; True if all are gone.
+
+        Commands get TERM at once and KILL after their grace. May be called more than once, and from any thread; a
+        spawn after it starts a new zygote.
+        """
+        with self._lock:
+            children = list(self._children)
+            if self._zygote is not None:
+                self._retire(self._zygote)
+            zygotes, self._retired = self._retired, []
+        longest = max((child.grace for child in children), default=0.0)
+        for child in children:
+            child.let_go()
+        for zygote in zygotes:
+            zygote.hang_up()
+        deadline = time.monotonic() + longest + SHUTDOWN_SECONDS_MAX
+        left = [zygote for zygote in zygotes if not zygote.wait_gone(deadline - time.monotonic())]
+        with self._lock:
+            self._retired.extend(left)
+        return not left
+
+    def forget_in_fork(self) -> None:
+        """In a forked child of the program: the commands are our parent's, and holding their ends would keep pipes open
+        that the parent closes. Threads do not survive a fork, so a lock held by one would stay held for ever."""
+        self._lock = threading.Lock()
+        for child in list(self._children):
+            child.forget()
+        self._children = weakref.WeakSet()
+        for zygote in (*self._retired, *([self._zygote] if self._zygote else [])):
+            zygote.forget()
+        self._zygote, self._retired = None, []
+
+    def _current(self) -> Zygote:
+        assert self._lock.locked()
+        fingerprint = _fingerprint()
+        if self._zygote is not None and self._zygote.fingerprint != fingerprint:
+            self._retire(self._zygote)
+        if self._zygote is None:
+            self._zygote = _start(fingerprint, self.plan_text)
+        return self._zygote
+
+    def _retire(self, zygote: Zygote) -> None:
+        assert self._lock.locked()
+        zygote.retire()
+        self._zygote = None
+        self._retired.append(zygote)
+
+    def _reap_retired(self) -> None:
+        self._retired = [zygote for zygote in self._retired if not zygote.wait_gone(0)]
+
+
+def _fingerprint() -> object:
+    """What a child inherits and an order does not carry. The soft fd limit travels with the order."""
+    limits = tuple(
+        resource.getrlimit(which)[1 if which == resource.RLIMIT_NOFILE else 0 :] for which in _RLIMITS
+    )
+    users = (os.getresuid(), os.getresgid(), os.getgroups())
+    return users, limits, os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0))
+
+
+def _start(fingerprint: object, plan_text: str) -> Zygote:
+    if not sys.executable:
+        raise UsageError(
+            "Banksman cannot find a Python to run its keepers with",
+            hint="sys.executable is empty in this embedded interpreter; set it to a Python of the same version",
+        )
+    entry = os.path.join(os.path.dirname(__file__), "keeper", "__main__.py")
+    # An interpreter that finds its libraries by this variable needs it; nothing else of the environment matters.
+    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    try:
+        ours, theirs = socketpair()
+    except OSError as exc:
+        raise no_room("socketpair", exc) from exc
+    pid = 0
+    argv = [sys.executable, "-I", "-S", entry, str(_REQUEST_FD), str(os.getpid()), plan_text]
+    # The standard streams are not kept: whoever reads the host's stdout waits for its last holder, and the zygote
+    # outlives the host by as long as there is something to end.
+    actions = [
+        (os.POSIX_SPAWN_DUP2, theirs.fileno(), _REQUEST_FD),
+        *((os.POSIX_SPAWN_OPEN, n, "/dev/null", os.O_RDWR, 0) for n in (0, 1, 2)),
+    ]
+    try:
+        pid = system.posix_spawn(
+            sys.executable, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=[signal.SIGPIPE]
+        )
+        pidfd = above_stdio(system.pidfd_open(pid))
+    except OSError as exc:
+        ours.close()
+        if pid:
+            # It sees its socket closed and leaves by itself.
+            os.waitpid(pid, 0)
+        raise no_room("zygote", exc) from exc
+    finally:
+        theirs.close()
+    return Zygote(ours, pid, pidfd, fingerprint)
+
+
+def above_stdio(fd: int) -> int:
+    """The same file, not under the number of a standard stream.
+
+    Where the program has closed its own stdio the kernel hands out 0, 1 and 2 again, and the next print() of anybody
+    would write into our pipe.
+    """
+    if fd > 2:
+        return fd
+    try:
+        return system.dup(fd)
+    finally:
+        system.close(fd)
+
+
+def socketpair() -> tuple[_socket.socket, _socket.socket]:
+    """Two ends of a message socket, neither of them under the number of a standard stream."""
+    pair = system.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    if min(end.fileno() for end in pair) > 2:
+        return pair
+    a, b = (_socket.socket(fileno=above_stdio(end.detach())) for end in pair)
+    return a, b
+
+
+def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
+    """An OSError of ours as what it is: the machine has no room."""
+    number = exc.errno or 0
+    hint = {
+        errno.EMFILE: "this process has too many open files: close some, or raise its limit (ulimit -n)",
+        errno.ENFILE: "the machine has too many open files: see /proc/sys/fs/file-max",
+        errno.EAGAIN: "too many processes for this user or control group: see ulimit -u and pids.max",
+        errno.ENOMEM: "not enough memory",
+    }.get(number, "")
+    return MachineError(f"cannot start a command: {step}: {os.strerror(number)}", number=number, hint=hint, **ids)
+
+
+spawner = Spawner()
+os.register_at_fork(after_in_child=lambda: spawner.forget_in_fork())
+atexit.register(lambda: spawner.shutdown())

@@ -1,0 +1,111 @@
+"""The one seam through which host, zygote and keeper make system calls.
+
+Every call that can fail for a reason outside this program goes through a name of this module, so that a test can make
+the n-th `fork` of the zygote fail, and can record a good run to learn which calls there are. Nothing here decides
+anything: the names are the kernel's own, and a fault is whatever `OSError` the kernel could have given.
+
+The module is loaded into every keeper, of which there is one per live command. It therefore imports the C modules
+`_signal` and `_socket` and not their Python faces, and `typing` not at all: those bring `enum` and `re`, and cost each
+keeper 130 kB of private memory.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyright: ignore[reportMissingImports]
+import _socket
+import fcntl
+import os
+import select
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# `waitpid` and `waitid` skip children made by clone() with another exit signal than SIGCHLD unless told __WALL, which
+# the os module does not name. A tree is only proven empty when those are counted too.
+WALL = 0x40000000
+# To the whole process group of the pidfd's process; Linux 6.9 and later, EINVAL before.
+PIDFD_SIGNAL_PROCESS_GROUP = 4
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+# A message on a control socket is small, save the list of what was swept, which is sent in pieces of this size at most.
+MESSAGE_BYTES_MAX = 65536
+# The kernel takes 253 fds in one message (SCM_MAX_FD); a few of them are ours.
+PASSED_FDS_MAX = 240
+
+# -- fds -------------------------------------------------------------------------------------------------------------
+pipe = os.pipe
+socketpair = _socket.socketpair
+open_fd = os.open
+memfd_create = os.memfd_create
+read = os.read
+write = os.write
+close = os.close
+closerange = os.closerange
+set_blocking = os.set_blocking
+listdir = os.listdir
+
+
+def dup(fd: int) -> int:
+    """A copy above the standard streams, closed on exec."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+fork = os.fork
+posix_spawn = os.posix_spawn
+execve = os.execve
+setsid = os.setsid
+umask = os.umask
+fchdir = os.fchdir
+waitpid = os.waitpid
+waitid = os.waitid
+kill = os.kill
+killpg = os.killpg
+pidfd_open = os.pidfd_open
+
+
+def pidfd_send_signal(fd: int, signum: int, flags: int = 0) -> None:
+    _signal.pidfd_send_signal(fd, signum, None, flags)
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    # Imported here because only zygote and keeper call it: the host need not pay for ctypes.
+    import ctypes  # noqa: PLC0415
+
+    library = ctypes.CDLL(None, use_errno=True)
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if library.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+# -- waiting and messages --------------------------------------------------------------------------------------------
+def poll(poller: select.poll, timeout_ms: float | None) -> list[tuple[int, int]]:
+    return poller.poll(timeout_ms)
+
+
+def send(sock: _socket.socket, data: bytes) -> None:
+    # Without MSG_NOSIGNAL a program that has restored SIGPIPE's default would die of its peer's death.
+    sock.send(data, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
+
+
+def recv(sock: _socket.socket) -> bytes:
+    return sock.recv(MESSAGE_BYTES_MAX, _socket.MSG_DONTWAIT)
+
+
+def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
+    sock.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
+
+
+def recv_fds(sock: _socket.socket) -> tuple[bytes, list[int]]:
+    room = _socket.CMSG_SPACE(4 * (PASSED_FDS_MAX + 13))
+    data, ancillary, _flags, _address = sock.recvmsg(4096, room, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT)
+    fds: list[int] = []
+    for level, kind, rights in ancillary:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+            fds.extend(int.from_bytes(rights[i : i + 4], sys.byteorder) for i in range(0, len(rights) - 3, 4))
+    return data, fds

@@ -1,0 +1,95 @@
+"""What every test gets: coroutines run in a fresh loop, and a look round afterwards that nothing was left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from banksman.run.spawner import spawner
+
+GONE_SECONDS_MAX = 10.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in a loop of its own, and insist that it leaves no task."""
+    function = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(function):
+        return None
+    names = inspect.signature(function).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+
+    async def run() -> None:
+        await function(**arguments)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others, f"tasks left behind: {others}"
+
+    asyncio.run(run())
+    return True
+
+
+@pytest.fixture
+def marker() -> str:
+    """A word for the argv of every process a test starts, by which it finds them again."""
+    return f"marked-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    """No process, fd or thread more than before, but for the zygote, which is known by name."""
+    spawner.current()  # Warm, so that its start is not taken for a leak.
+    fds, threads = _fds(), set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while (left := _processes()) and time.monotonic() < deadline:
+        time.sleep(0.01)  # There is no fact to wait for: these are nobody's children that we could wait on.
+    assert not left, f"processes left behind: {left}"
+    assert set(threading.enumerate()) <= threads
+    more = _fds() - fds
+    assert len(_fds()) <= len(fds), f"fds left behind: {more}"
+
+
+def _fds() -> set[str]:
+    """Every open fd and what it is, without the zygote's own two."""
+    zygotes = [*spawner._retired, *([spawner._zygote] if spawner._zygote else [])]  # pyright: ignore[reportPrivateUsage]
+    known = {fd for zygote in zygotes for fd in (zygote.fileno(), zygote._pidfd)}  # pyright: ignore[reportPrivateUsage]
+    found: set[str] = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # The one that listed the folder.
+        if int(name) not in known:
+            found.add(f"{name}: {target}")
+    return found
+
+
+def _processes() -> list[str]:
+    """Our descendants, but for zygotes: a keeper counts, for it means that something is still kept."""
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    name, _, rest = file.read().decode(errors="replace").partition(" (")[2].rpartition(") ")
+            except OSError:
+                continue
+            state, parent = rest.split()[:2]
+            parents[int(entry)] = int(parent)
+            names[int(entry)] = f"{name} {state}"
+    mine: list[str] = []
+    for pid in parents:
+        ancestor, seen = pid, 0
+        while ancestor in parents and ancestor != os.getpid() and seen < 100:
+            ancestor, seen = parents[ancestor], seen + 1
+        if ancestor == os.getpid() and pid != os.getpid() and not names[pid].startswith("banksman-zygote"):
+            mine.append(f"{pid} {names[pid]}")
+    return mine
