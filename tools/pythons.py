@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MINORS = (11, 12, 13)
 
-# Run by the candidate. Finished releases of CPython with the lock are what the project promises: a pre-release, PyPy or a
-# free-threaded build under the same name must not stand in for one.
+# Run by the candidate. The project promises finished releases of CPython: a pre-release, PyPy or a free-threaded build
+# under the same name must not stand in for one.
 PROBE = """
 import json, sys, sysconfig
 print(json.dumps({

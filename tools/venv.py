@@ -3,24 +3,13 @@
     python3 tools/venv.py .venv requirements/dev.txt
 
 What it promises: afterwards the environment holds what the lock names, made by the Python that ran this file. If it
-already does, nothing is done and nothing is fetched (30 ms). If only pyproject.toml changed, only the package is
+already does, nothing is done and nothing is fetched. If only pyproject.toml changed, only the package is
 installed again. If anything else changed (the lock, the Python, the place of the checkout), the environment is made
 from nothing, so that a package which left the lock leaves the environment too.
 
 Only the standard library, and syntax that an old Python can read: the message that it is too old must come from here,
-not from a SyntaxError. uv is used where it is on PATH (1 s instead of 15), venv and pip otherwise.
+not from a SyntaxError. uv is used where it is on PATH, because it is fast; venv and pip otherwise.
 """
-
-import sys
-
-OLDEST = (3, 11)
-NEWEST_TESTED = (3, 13)
-
-if sys.version_info < OLDEST:  # noqa: UP036 - this is the very check for a Python that is too old
-    sys.exit(
-        "banksman needs Python 3.11 or newer; %s is Python %d.%d.\n" % ((sys.executable,) + sys.version_info[:2])  # noqa: RUF005, UP031
-        + "Install a newer one, or name one that is here: make PYTHON=python3.12 ..."
-    )
 
 import fcntl
 import hashlib
@@ -28,8 +17,11 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+OLDEST = (3, 11)
+NEWEST_TESTED = (3, 13)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -58,8 +50,10 @@ def make(folder: Path, uv: "str | None") -> None:
     if uv is not None:
         run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder)
         return
-    # Debian and Ubuntu ship Python without these two. Asked before anything is made, so that no half environment is left.
-    if any(importlib.util.find_spec(module) is None for module in ("venv", "ensurepip")):
+    # Debian and Ubuntu ship Python without these two. Asked before anything is made: no half environment is left.
+    # A folder that only holds old bytecode is found too, as a package without an origin: it counts as not there.
+    specs = [importlib.util.find_spec(module) for module in ("venv", "ensurepip")]
+    if any(spec is None or spec.origin is None for spec in specs):
         sys.exit(
             f"{sys.executable} cannot make virtual environments: it has no venv or no ensurepip.\n"
             "On Debian and Ubuntu: apt-get install python3-venv\n"
@@ -77,6 +71,11 @@ def installer(python: Path, uv: "str | None") -> "list[str | Path]":
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("usage: venv.py FOLDER LOCK")
+    if sys.version_info < OLDEST:
+        sys.exit(
+            f"banksman needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}.\n"
+            "Install a newer one, or name one that is here: make PYTHON=python3.12 ..."
+        )
     folder, lock = ROOT / sys.argv[1], ROOT / sys.argv[2]
     if sys.version_info[:2] > NEWEST_TESTED:
         print(f"note: banksman is tested on Python 3.11 to 3.13, and this is {sys.version.split()[0]}", file=sys.stderr)
@@ -92,7 +91,7 @@ def main() -> None:
             "package": digest((ROOT / "pyproject.toml").read_bytes()),
         }
         try:
-            found = json.loads(stamp.read_text())
+            found: dict[str, str] = json.loads(stamp.read_text())
         except (OSError, ValueError):
             found = {}
         if found == wanted:

@@ -1,8 +1,8 @@
 """The errors, by who must act.
 
-`UsageError`: you, the caller. `CommandError`: the command that was run. `Refused`: Banksman, on purpose. `MachineError`:
-whoever runs the machine (no fds, no memory, no room for another process). Each carries a `hint` that says what to do.
-An expected ending of a command (a non-zero code, a timeout) is a value and never one of these.
+`UsageError`: you, the caller. `CommandError`: the command that was run. `Refused`: Banksman, on purpose.
+`MachineError`: whoever runs the machine (no fds, no memory, no room for another process). Each carries a `hint` that
+says what to do. An expected ending of a command (a non-zero code, a timeout) is a value and never one of these.
 """
 
 from __future__ import annotations

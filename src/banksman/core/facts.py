@@ -89,6 +89,4 @@ class TreeEnded:
     at: float
 
 
-ProcessFact = (
-    Started | StartFailed | BytesRead | StreamEnded | Exited | KeeperActed | ProcessesSwept | TreeEnded
-)
+ProcessFact = Started | StartFailed | BytesRead | StreamEnded | Exited | KeeperActed | ProcessesSwept | TreeEnded

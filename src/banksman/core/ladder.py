@@ -142,9 +142,7 @@ class Settle:
     drained: bool
 
 
-Effect = (
-    CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | TellDrained | CloseOutput | StartTimer | Settle
-)
+Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | TellDrained | CloseOutput | StartTimer | Settle
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """One command, from the call to the proof that nothing of it is left.
 
 It owns a process, its output, its clocks and its place on the stop ladder. Everything that happens to it, from the
-keeper, the pipes, the timers or a caller, enters by `dispatch`, one fact at a time, and nothing there suspends. So there
-is no task to cancel and no lock to hold: a caller that is cancelled stops waiting, and the teardown goes on.
+keeper, the pipes, the timers or a caller, enters by `dispatch`, one fact at a time, and nothing there suspends. So
+there is no task to cancel and no lock to hold: a caller that is cancelled stops waiting, and the teardown goes on.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ class Command:
         self._ladder = rungs.Ladder(options.timings)
         self._ladder_timer: asyncio.TimerHandle | None = None
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
-        self._captures = {
-            stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream
-        }
+        self._captures = {stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream}
         self._open_streams = set(Stream)
         self._cause: Ended | None = None
         self._exit: Exited | None = None
@@ -186,7 +184,7 @@ class Command:
         self._process.signal(int(number), to_group=group)
 
     async def read(self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536) -> Piece:
-        """Output from byte `after` on; waits until there is some, or the stream has ended. `next` is the next `after`."""
+        """Output from byte `after` on; waits until there is some or the stream has ended. Read on from `next`."""
         which = _stream(stream)
         if after < 0 or bytes_max < 1:
             raise UsageError("after must not be negative and bytes_max at least 1")
@@ -201,9 +199,12 @@ class Command:
         return Piece(data, following, max(0, begin - after), has_ended and following >= capture.total)
 
     async def write(self, data: bytes, *, timeout: float | None = None) -> None:
-        """Write to stdin, whole and in order. Past `timeout` seconds: `Refused`, and nothing of it was written; or, if the
-        pipe had taken a part, stdin is closed, because nothing may follow half a write. Cancelling is the same, but a
-        write that has begun is then finished in the background."""
+        """Write to stdin, whole and in order.
+
+        Past `timeout` seconds: `Refused`, and nothing of it was written; or, if the pipe had taken a part, stdin is
+        closed, because nothing may follow half a write. Cancelled, it is taken back, or if it has begun, finished in
+        the background.
+        """
         stdin = self._process.stdin
         if stdin is None or isinstance(self._options.stdin, bytes):
             raise UsageError("this command has no stdin to write to", hint='start it with stdin="pipe"')
@@ -385,7 +386,7 @@ class Command:
 
     def _step(self, rung: str) -> None:
         self._steps.append(Step(rung, time.monotonic() - self._began))
-        # A child that is blocked on a full pipe cannot react to anything: whoever paused the reading has lost the right.
+        # A child that is blocked on a full pipe cannot react to anything, so a pause of the reading ends here.
         self._process.resume_reading()
 
     def _start_ladder_timer(self, at: float, phase: rungs.Phase) -> None:
@@ -398,11 +399,11 @@ class Command:
         self.dispatch(rungs.TimerFired(time.monotonic(), phase))
 
     def _result(self, drained: bool) -> Finished:
-        exit = self._exit or Exited(None, None, 0.0)
+        leader = self._exit or Exited(None, None, 0.0)
         return Finished(
             ended=self._cause or Ended.EXITED,
-            code=exit.code,
-            signal=exit.signal,
+            code=leader.code,
+            signal=leader.signal,
             seconds=time.monotonic() - self._began,
             stdout=self._captures[Stream.STDOUT].finish(),
             stderr=self._captures[Stream.STDERR].finish(),

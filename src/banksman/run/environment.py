@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from banksman.errors import UsageError
 
@@ -57,7 +57,7 @@ def _checked(env: Any) -> Mapping[str, str]:
         return {}
     if not isinstance(env, Mapping):
         raise UsageError(f"env must be a mapping of names to values, not {type(env).__name__}")
-    items: Mapping[Any, Any] = env
+    items = cast(Mapping[Any, Any], env)
     for name, value in items.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(

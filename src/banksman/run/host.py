@@ -27,7 +27,7 @@ from banksman.run.waiters import Waiters
 
 
 class Host:
-    """Owns commands. `async with Host() as host`, or call `close()`. All methods are for the loop it is first used in."""
+    """Owns commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first used in."""
 
     def __init__(
         self, store: str = "memory:", *, finished_max: int = 256, finished_seconds_max: float = 3600.0

@@ -138,7 +138,9 @@ def _passable(pass_fds: Sequence[int]) -> tuple[int, ...]:
         raise UsageError(f"{len(pass_fds)} fds are too many to pass on", hint=f"at most {system.PASSED_FDS_MAX}")
     for fd in pass_fds:
         if isinstance(fd, bool) or not isinstance(fd, int) or fd < 3:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"cannot pass on fd {fd!r}", hint="whole numbers from 3 on; use stdin= for the first three")
+            raise UsageError(
+                f"cannot pass on fd {fd!r}", hint="whole numbers from 3 on; use stdin= for the first three"
+            )
         try:
             os.fstat(fd)
         except OSError as exc:

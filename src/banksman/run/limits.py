@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from banksman.errors import UsageError
 
@@ -26,17 +26,27 @@ def parse(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
     for key, value in limits.items():
         if key in others:
             others[key] = _number(key, value)
-            continue
-        number = _NAMES.get(str(key).lower().removeprefix("rlimit_")) if isinstance(key, str) else key
-        if number not in _NAMES.values():
-            known = ", ".join(sorted(_NAMES))
-            raise UsageError(f"there is no limit {key!r}", hint=f"known are nice, oom_score_adj, {known}")
-        soft, hard = value if isinstance(value, tuple) and len(value) == 2 else (value, value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        pair = (_number(key, soft), _number(key, hard))
-        if pair[1] != resource.RLIM_INFINITY and (pair[0] == resource.RLIM_INFINITY or pair[0] > pair[1]):
-            raise UsageError(f"limit {key!r}: the soft limit {pair[0]} is above the hard limit {pair[1]}")
-        rlimits.append((number, pair))
+        else:
+            rlimits.append((_rlimit(key), _pair(key, value)))
     return {"rlimits": rlimits, **others}
+
+
+def _rlimit(key: Any) -> int:
+    number = _NAMES.get(key.lower().removeprefix("rlimit_")) if isinstance(key, str) else key
+    if number is None or number not in _NAMES.values():
+        known = ", ".join(sorted(_NAMES))
+        raise UsageError(f"there is no limit {key!r}", hint=f"known are nice, oom_score_adj, {known}")
+    return number
+
+
+def _pair(key: Any, value: Any) -> tuple[int, int]:
+    pair = cast(tuple[Any, ...], value if isinstance(value, tuple) else (value, value))
+    if len(pair) != 2:
+        raise UsageError(f"limit {key!r} must be one number or a pair of them, not {value!r}")
+    soft, hard = _number(key, pair[0]), _number(key, pair[1])
+    if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
+        raise UsageError(f"limit {key!r}: the soft limit {soft} is above the hard limit {hard}")
+    return soft, hard
 
 
 def _number(key: object, value: object) -> int:

@@ -43,7 +43,7 @@ class Options:
             if not (name == "output_total_max" and value is None):
                 _check_count(name, value)
         stdin: Any = self.stdin
-        if isinstance(stdin, bytearray | memoryview):
+        if isinstance(stdin, bytearray):
             object.__setattr__(self, "stdin", bytes(stdin))
         elif not (stdin is None or isinstance(stdin, bytes) or stdin in ("pipe", "inherit")):
             raise UsageError(

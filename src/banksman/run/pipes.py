@@ -208,5 +208,3 @@ def _write_without_sigpipe(fd: int, data: memoryview) -> int:
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-

@@ -91,9 +91,16 @@ class Process:
     def _open(self, launch: Launch, stdin: Stdin, grace: float, linger: float, deadline: float | None) -> None:
         targets = [1, 2, *([] if stdin == "null" else [0]), *launch.pass_fds]
         order = {
-            **{"path": launch.path, "argv": launch.argv, "env": launch.env, "umask": launch.umask},
-            **{"limits": launch.limits, "nofile": launch.nofile, "targets": targets},
-            **{"grace": grace, "linger": linger, "deadline": deadline},
+            "path": launch.path,
+            "argv": launch.argv,
+            "env": launch.env,
+            "umask": launch.umask,
+            "limits": launch.limits,
+            "nofile": launch.nofile,
+            "targets": targets,
+            "grace": grace,
+            "linger": linger,
+            "deadline": deadline,
         }
         self._control, control = socketpair()
         theirs = self._theirs

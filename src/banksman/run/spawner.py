@@ -1,4 +1,4 @@
-"""The host's end of the zygote: started at the first spawn, replaced when it died or has become outdated, ended at exit.
+"""The host's end of the zygote: started at the first spawn, replaced when dead or outdated, ended at exit.
 
 One zygote serves the whole process: every loop, every thread, every host object. It is a frozen copy of what this
 process was when it started, so whatever a child should take from its host *at the call* is either sent with the order
@@ -214,9 +214,7 @@ class Spawner:
 
 def _fingerprint() -> object:
     """What a child inherits and an order does not carry. The soft fd limit travels with the order."""
-    limits = tuple(
-        resource.getrlimit(which)[1 if which == resource.RLIMIT_NOFILE else 0 :] for which in _RLIMITS
-    )
+    limits = tuple(resource.getrlimit(which)[1 if which == resource.RLIMIT_NOFILE else 0 :] for which in _RLIMITS)
     users = (os.getresuid(), os.getresgid(), os.getgroups())
     return users, limits, os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0))
 
@@ -294,5 +292,5 @@ def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
 
 
 spawner = Spawner()
-os.register_at_fork(after_in_child=lambda: spawner.forget_in_fork())
-atexit.register(lambda: spawner.shutdown())
+os.register_at_fork(after_in_child=spawner.forget_in_fork)
+atexit.register(spawner.shutdown)

@@ -5,13 +5,12 @@ the n-th `fork` of the zygote fail, and can record a good run to learn which cal
 anything: the names are the kernel's own, and a fault is whatever `OSError` the kernel could have given.
 
 The module is loaded into every keeper, of which there is one per live command. It therefore imports the C modules
-`_signal` and `_socket` and not their Python faces, and `typing` not at all: those bring `enum` and `re`, and cost each
-keeper 130 kB of private memory.
+`_signal` (as `signals`) and `_socket` and not their Python faces, and `typing` not at all: those bring `enum` and `re`
+and cost each keeper 130 kB of private memory.
 """
 
 from __future__ import annotations
 
-import _signal  # pyright: ignore[reportMissingImports]
 import _socket
 import fcntl
 import os
@@ -20,7 +19,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as signals
     from collections.abc import Sequence
+else:
+    import _signal as signals
 
 # `waitpid` and `waitid` skip children made by clone() with another exit signal than SIGCHLD unless told __WALL, which
 # the os module does not name. A tree is only proven empty when those are counted too.
@@ -67,7 +69,7 @@ pidfd_open = os.pidfd_open
 
 
 def pidfd_send_signal(fd: int, signum: int, flags: int = 0) -> None:
-    _signal.pidfd_send_signal(fd, signum, None, flags)
+    signals.pidfd_send_signal(fd, signum, None, flags)
 
 
 def prctl(option: int, value: int | bytes) -> None:

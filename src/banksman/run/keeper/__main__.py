@@ -8,6 +8,6 @@ import sys
 
 sys.path.append(__file__.rsplit("/banksman/", 1)[0])
 
-from banksman.run.keeper.zygote import main  # noqa: E402
+from banksman.run.keeper.zygote import main
 
 main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import _signal  # pyright: ignore[reportMissingImports]
 import marshal
 import os
 
 from banksman.run import system
+from banksman.run.system import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ _UNHEARD = (1, 2, 3, 15, 10, 12, 14)
 
 def stay_deaf() -> None:
     for number in _UNHEARD:
-        _signal.signal(number, _nothing)
+        signals.signal(number, _nothing)
     # A report to a host that is gone must be an error that is caught, not the death of the one who cleans up.
-    _signal.signal(SIGPIPE, _signal.SIG_IGN)
+    signals.signal(SIGPIPE, signals.SIG_IGN)
 
 
 def wake_on_child() -> tuple[int, int]:
@@ -30,8 +30,8 @@ def wake_on_child() -> tuple[int, int]:
     woken, wake = system.pipe()
     system.set_blocking(woken, False)
     system.set_blocking(wake, False)
-    _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    _signal.signal(SIGCHLD, _nothing)
+    signals.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signals.signal(SIGCHLD, _nothing)
     return woken, wake
 
 

@@ -11,6 +11,7 @@ import os
 import resource
 
 from banksman.run import system
+from banksman.run.system import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,8 +138,6 @@ def _set_limits(limits: Order) -> None:
 
 
 def _reset_signals() -> None:
-    import _signal  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
-
     for number in _DEFAULT_SIGNALS:
-        _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        signals.signal(number, signals.SIG_DFL)
+    signals.pthread_sigmask(signals.SIG_SETMASK, ())

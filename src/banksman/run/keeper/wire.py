@@ -17,7 +17,7 @@ and only here: both ends are one program, run by one interpreter, joined by a so
                      (ACTED, rung, at)                   a rung taken without being told
                      (SWEPT, [(pid, command), …])        what had to be ended besides the leader; may be repeated
                      (GONE, [(pid, command, why), …])    the tree is gone, but for these
-    zygote → host    (LOST, {pid: status})               on the keeper's own socket: the keeper died; SWEPT and GONE follow
+    zygote → host    (LOST, {pid: status})               in the dead keeper's place; SWEPT and GONE follow
 
 Times are CLOCK_MONOTONIC, which is one clock for all processes of a machine.
 """

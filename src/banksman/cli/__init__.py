@@ -1,0 +1,38 @@
+"""The command line: one file per verb, loaded only when its verb is called."""
+
+from __future__ import annotations
+
+import sys
+
+HELP = """\
+usage: banksman [--version] [--help] VERB …
+
+Runs commands and coding agents as subprocesses, and ends them: the whole tree, every time.
+
+verbs:
+  exec    run a command; when it is over, nothing of it is left
+
+`banksman VERB --help` says more. Example:
+  banksman exec --timeout 60 -- make test
+"""
+OWN_FAILURE = 125
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    match words:
+        case [] | ["-h" | "--help" | "help", *_]:
+            print(HELP, end="")
+            return 0 if words else OWN_FAILURE
+        case ["--version", *_]:
+            from banksman import __version__  # noqa: PLC0415
+
+            print(f"banksman {__version__}")
+            return 0
+        case ["exec", *rest]:
+            from banksman.cli.exec import run  # noqa: PLC0415
+
+            return run(rest)
+        case _:
+            print(f"banksman: there is no verb {words[0]!r}; see banksman --help", file=sys.stderr)
+            return OWN_FAILURE

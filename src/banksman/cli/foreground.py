@@ -1,0 +1,68 @@
+"""A command in the foreground of a terminal: output passed through, signals turned into the stop ladder."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+
+from banksman.cli.through import Through
+from banksman.run.command import Command
+from banksman.run.finished import Ended, Finished
+from banksman.run.host import Host
+from banksman.run.launch import Launch
+from banksman.run.options import Options
+
+# What a terminal, a service manager or a parent sends to end us.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_foreground(launch: Launch, options: Options, *, is_quiet: bool) -> tuple[Finished, int | None]:
+    """Run it to its end. Also returns the signal that made us stop it, if one did. Quiet: nothing is passed through."""
+    return asyncio.run(_Foreground(launch, options, is_quiet=is_quiet).run())
+
+
+class _Foreground:
+    def __init__(self, launch: Launch, options: Options, *, is_quiet: bool) -> None:
+        self._launch = launch
+        self._options = options
+        self._is_quiet = is_quiet
+        self._command: Command | None = None
+        self._through: Through | None = None
+        self._caught: int | None = None
+
+    async def run(self) -> tuple[Finished, int | None]:
+        loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            loop.add_signal_handler(number, self._on_signal, number)
+        async with Host() as host:
+            options = self._options
+            if not self._is_quiet:
+                self._through = Through(self._on_behind, self._on_broken)
+                options = dataclasses.replace(options, on_output=self._through.put)
+            self._command = host.launch(self._launch, options)
+            finished = await self._command.wait()
+            if self._through is not None:
+                await self._through.flush()
+        return finished, self._caught
+
+    def _on_signal(self, number: int) -> None:
+        is_second = self._caught is not None
+        self._caught = self._caught or number
+        if self._command is not None:
+            self._command.stop_nowait(Ended.STOPPED, at_once=is_second)
+            if self._through is not None and (is_second or self._command.is_over):
+                self._through.give_up()
+
+    def _on_behind(self, is_behind: bool) -> None:
+        assert self._command is not None
+        if is_behind:
+            self._command.pause_reading()
+        else:
+            self._command.resume_reading()
+
+    def _on_broken(self) -> None:
+        """Whoever read our output is gone (`| head -1`): end as a program in a pipeline does."""
+        assert self._command is not None
+        self._caught = self._caught or signal.SIGPIPE
+        self._command.stop_nowait(Ended.STOPPED)

@@ -1,0 +1,228 @@
+"""The stop ladder in virtual time: every order of facts, and what the rungs mean, without a process."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+import pytest
+
+from banksman.core.ladder import (
+    KILL_REPORT_SECONDS_MAX,
+    CloseOutput,
+    CloseStdin,
+    Effect,
+    Fact,
+    KillKeeper,
+    KillTree,
+    Ladder,
+    LeaderExited,
+    OutputClosed,
+    Phase,
+    Settle,
+    StartTimer,
+    StopAsked,
+    TellDrained,
+    TermGroup,
+    TermRest,
+    TimerFired,
+    Timings,
+    TreeGone,
+    step,
+)
+
+AGENT = Timings(grace=5.0, linger=0.3, drain=2.0, eof=1.5)
+COMMAND = Timings(grace=5.0, linger=0.3, drain=2.0)
+
+
+class World:
+    """A process that reacts to chosen rungs, under a clock that jumps from timer to timer."""
+
+    def __init__(
+        self, timings: Timings, *, exits_on: Phase | None, rest_ends_on: Phase | None, held_outside: bool = False
+    ) -> None:
+        self.now = 0.0
+        self.ladder = Ladder(timings)
+        self.exits_on, self.rest_ends_on, self.held_outside = exits_on, rest_ends_on, held_outside
+        self.has_exited = self.is_rest_gone = False
+        self.trace: list[tuple[float, Effect]] = []
+        self.timer: StartTimer | None = None
+
+    def run(self, *facts: Fact) -> list[tuple[float, Effect]]:
+        waiting = deque(facts)
+        while self.ladder.phase is not Phase.OVER:
+            if waiting:
+                self._take(waiting.popleft(), waiting)
+            else:
+                assert self.timer is not None, f"nothing will ever happen again: {self.trace}"
+                timer, self.timer = self.timer, None
+                self.now = max(self.now, timer.at)
+                waiting.append(TimerFired(self.now, timer.phase))
+        return self.trace
+
+    def _take(self, fact: Fact, waiting: deque[Fact]) -> None:
+        self.ladder, effects = step(self.ladder, fact)
+        for effect in effects:
+            self.trace.append((self.now, effect))
+            match effect:
+                case StartTimer():
+                    self.timer = effect
+                case CloseStdin():
+                    self._react(Phase.EOF, waiting)
+                case TermGroup():
+                    self._react(Phase.TERM, waiting)
+                case TermRest():
+                    self._react(Phase.REST, waiting)
+                case KillTree():
+                    self._react(Phase.KILL, waiting)
+                case KillKeeper():
+                    self._react(Phase.KEEPER, waiting)
+                case _:
+                    pass
+
+    def _react(self, rung: Phase, waiting: deque[Fact]) -> None:
+        if rung is self.exits_on and not self.has_exited:
+            self.has_exited = True
+            waiting.append(LeaderExited(self.now))
+        if self.has_exited and not self.is_rest_gone and rung is self.rest_ends_on:
+            self.is_rest_gone = True
+            if not self.held_outside:
+                waiting.append(OutputClosed(self.now))
+            waiting.append(TreeGone(self.now))
+
+    def rungs(self) -> list[tuple[float, str]]:
+        shown = (CloseStdin, TermGroup, TermRest, KillTree, KillKeeper, CloseOutput, Settle)
+        return [(at, type(effect).__name__) for at, effect in self.trace if isinstance(effect, shown)]
+
+
+def test_a_command_that_obeys_is_over_at_once() -> None:
+    world = World(COMMAND, exits_on=Phase.TERM, rest_ends_on=Phase.REST)
+    world.run(StopAsked(0.0))
+    assert world.rungs() == [(0.0, "TermGroup"), (0.0, "TermRest"), (0.0, "Settle")]
+
+
+def test_a_stubborn_command_is_killed_after_one_grace() -> None:
+    world = World(COMMAND, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+    world.run(StopAsked(0.0))
+    assert world.rungs() == [(0.0, "TermGroup"), (5.0, "KillTree"), (5.0, "Settle")]
+
+
+def test_the_grace_is_counted_once_from_the_first_term() -> None:
+    world = World(COMMAND, exits_on=None, rest_ends_on=Phase.KILL)
+    world.has_exited = True
+    ladder, _ = step(world.ladder, StopAsked(0.0))
+    world.ladder, world.now = ladder, 3.0
+    world.run(LeaderExited(3.0))
+    assert world.rungs() == [(3.0, "TermRest"), (5.0, "KillTree"), (5.0, "Settle")]
+
+
+def test_an_agent_gets_end_of_file_first() -> None:
+    world = World(AGENT, exits_on=Phase.TERM, rest_ends_on=Phase.REST)
+    world.run(StopAsked(0.0))
+    assert world.rungs() == [(0.0, "CloseStdin"), (1.5, "TermGroup"), (1.5, "TermRest"), (1.5, "Settle")]
+
+
+def test_what_a_command_leaves_behind_may_linger_before_it_is_told_to_go() -> None:
+    world = World(COMMAND, exits_on=None, rest_ends_on=Phase.REST)
+    world.has_exited = True
+    world.run(LeaderExited(0.0))
+    assert world.rungs() == [(0.3, "TermRest"), (0.3, "Settle")]
+
+
+def test_a_stop_while_lingering_does_not_wait_for_the_linger() -> None:
+    world = World(COMMAND, exits_on=None, rest_ends_on=Phase.REST)
+    world.has_exited = True
+    world.run(LeaderExited(0.0), StopAsked(0.0))
+    assert world.rungs() == [(0.0, "TermRest"), (0.0, "Settle")]
+
+
+def test_at_once_skips_to_kill_from_every_rung() -> None:
+    for first in ([], [StopAsked(0.0)], [LeaderExited(0.0)], [StopAsked(0.0), LeaderExited(0.0)]):
+        world = World(AGENT, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+        world.run(*first, StopAsked(0.0, at_once=True))
+        assert [name for at, name in world.rungs() if at == 0.0][-2:] == ["KillTree", "Settle"], world.rungs()
+
+
+def test_a_keeper_that_does_not_report_is_killed_and_the_wait_ends() -> None:
+    world = World(COMMAND, exits_on=None, rest_ends_on=None)
+    world.run(StopAsked(0.0, at_once=True))
+    wedged, given_up = KILL_REPORT_SECONDS_MAX, 2 * KILL_REPORT_SECONDS_MAX
+    expected = [(0.0, "KillTree"), (wedged, "KillKeeper"), (given_up, "CloseOutput"), (given_up, "Settle")]
+    assert world.rungs() == expected
+
+
+def test_a_pipe_held_outside_the_tree_is_given_up_and_said_so() -> None:
+    world = World(COMMAND, exits_on=Phase.TERM, rest_ends_on=Phase.REST, held_outside=True)
+    trace = world.run(StopAsked(0.0))
+    assert trace[-2:] == [(2.0, CloseOutput()), (2.0, Settle(drained=False))]
+
+
+def test_the_keeper_may_reap_only_after_exit_and_end_of_output_in_either_order() -> None:
+    for facts in ([LeaderExited(0.0), OutputClosed(0.0)], [OutputClosed(0.0), LeaderExited(0.0)]):
+        ladder = Ladder(COMMAND)
+        said: list[Effect] = []
+        for fact in facts:
+            assert TellDrained() not in said
+            ladder, effects = step(ladder, fact)
+            said.extend(effects)
+        assert said.count(TellDrained()) == 1
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RUNNING])
+def test_a_timer_of_another_phase_is_stale(phase: Phase) -> None:
+    ladder = Ladder(COMMAND)
+    assert step(ladder, TimerFired(99.0, phase)) == (ladder, [])
+
+
+@pytest.mark.parametrize(
+    ("timings", "exits_on", "rest_ends_on", "held"),
+    list(
+        itertools.product(
+            (AGENT, COMMAND),
+            (Phase.EOF, Phase.TERM, Phase.KILL, None),
+            (Phase.REST, Phase.KILL, Phase.KEEPER, None),
+            (False, True),
+        )
+    ),
+)
+def test_every_stop_ends_within_the_sum_of_its_waits(
+    timings: Timings, exits_on: Phase | None, rest_ends_on: Phase | None, held: bool
+) -> None:
+    world = World(timings, exits_on=exits_on, rest_ends_on=rest_ends_on, held_outside=held)
+    world.run(StopAsked(0.0))
+    assert world.now <= (timings.eof or 0.0) + timings.grace + 2 * KILL_REPORT_SECONDS_MAX + timings.drain
+
+
+@pytest.mark.parametrize("timings", [AGENT, COMMAND])
+def test_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every reachable state × every fact: an answer, one Settle, nothing after it, no KILL without TERM but at once."""
+    kinds: list[Fact] = [
+        StopAsked(1.0),
+        StopAsked(1.0, at_once=True),
+        LeaderExited(1.0),
+        OutputClosed(1.0),
+        TreeGone(1.0),
+        *(TimerFired(1.0, phase) for phase in Phase),
+    ]
+    start = Ladder(timings)
+    seen, waiting, transitions = {start}, deque([start]), 0
+    while waiting:
+        ladder = waiting.popleft()
+        for fact in kinds:
+            after, effects = step(ladder, fact)
+            transitions += 1
+            settled = [effect for effect in effects if isinstance(effect, Settle)]
+            assert len(settled) == (ladder.phase is not Phase.OVER and after.phase is Phase.OVER), (ladder, fact)
+            if ladder.phase is Phase.OVER:
+                assert (after, effects) == (ladder, [])
+            killed_unasked = any(isinstance(effect, KillTree) for effect in effects) and ladder.kill_at is None
+            assert not killed_unasked or (isinstance(fact, StopAsked) and fact.at_once), (ladder, fact)
+            has_timer = any(isinstance(effect, StartTimer) for effect in effects)
+            assert after.phase in (ladder.phase, Phase.OVER) or has_timer, "a phase that nothing ends"
+            assert not (ladder.has_exited and not after.has_exited)
+            if after not in seen:
+                seen.add(after)
+                waiting.append(after)
+    with capsys.disabled():
+        print(f"\nladder: {len(seen)} states, {transitions} transitions")
+    assert {ladder.phase for ladder in seen} == set(Phase) - ({Phase.EOF} if timings.eof is None else set())

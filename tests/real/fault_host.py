@@ -1,0 +1,71 @@
+"""A host in which one system call fails: `python fault_host.py SCENARIO MARKER PLAN`, prints one JSON object.
+
+It follows the plan, runs the scenario, stops following, and then runs a plain command to show that it has recovered.
+What it prints is what a caller saw, and what is still open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+
+import banksman
+from banksman.run import faults
+from banksman.run.spawner import spawner
+
+# A leader with a child that left its group and ignores TERM: ending it takes every rung.
+STUBBORN = (
+    "import os, signal, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "    os.write(1, b'up'); time.sleep(60)\n"
+    "time.sleep(60)\n"
+)
+
+
+async def scenario(name: str, marker: str) -> banksman.Finished:
+    if name == "tree":
+        async with banksman.Host() as host:
+            command = await host.start([sys.executable, "-I", "-S", "-c", STUBBORN, marker], grace=0.1, linger=0.05)
+            assert isinstance(command, banksman.Command)
+            await command.read()
+            return await command.stop()
+    limits = {"core": 0, "nice": 1} if name == "limits" else None
+    with open("/dev/null") as null:
+        passed = (null.fileno(),) if name == "plain" else ()
+        return await banksman.execute(
+            ["sh", "-c", "cat; exit 7", marker], stdin=b"said", limits=limits, pass_fds=passed, linger=0.05, grace=0.2
+        )
+
+
+def open_fds() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def main() -> None:
+    name, marker, text = sys.argv[1:]
+    before = open_fds()
+    plan = faults.Plan(text)
+    spawner.plan_text = text
+    plan.follow("host")
+    seen: dict[str, object] = {}
+    try:
+        done = await asyncio.wait_for(scenario(name, marker), 40)
+        seen["finished"] = {"ended": done.ended.value, "code": done.code, "signal": done.signal}
+        seen["finished"] |= {"stdout": done.stdout.text, "survivors": len(done.survivors)}
+    except banksman.BanksmanError as exc:
+        seen["error"] = type(exc).__name__
+    faults.follow_no_plan()
+    spawner.plan_text = ""
+    seen["has_ended"] = spawner.shutdown()
+    seen["fds_more"] = open_fds() - before
+    seen["next"] = (await banksman.execute(["sh", "-c", "exit 5"])).code
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,150 @@
+"""The one-way rule: who may import whom, read from the source of every file of the package.
+
+The core is pure because it cannot reach the world; the shell can be swapped because nothing below knows it. Both are
+worth only as much as the check, so every import counts: inside a function, under `if TYPE_CHECKING`, relative, by any
+spelling. What is not seen is a module named by a string (`importlib.import_module`); the core cannot even spell that.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+
+# The standard library's pure parts: values in, values out. No clock, loop, thread, file, logger or random.
+PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "re", "typing"}
+# The builtins that reach the world, or a module, without an import.
+IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
+
+# What each part of the package may import of the package; a name stands for itself and all below it. A part that is not
+# listed is an error: a new one is given its place here first. `banksman.__init__` is the package's public face.
+EVERYTHING = ("banksman",)
+BANKSMAN = {
+    "errors": (),
+    "core": ("banksman.errors", "banksman.core"),
+    "store": ("banksman.errors", "banksman.core", "banksman.store"),
+    "run": ("banksman.errors", "banksman.core", "banksman.store.log", "banksman.run"),
+    "serve": ("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.serve"),
+    "cli": ("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.cli"),
+    "testing": EVERYTHING,
+    "__init__": EVERYTHING,
+    "__main__": EVERYTHING,
+    "demo": EVERYTHING,
+}
+# Packages from outside, by the part that may import them. Elsewhere it is the standard library only.
+THIRD_PARTY = {"core": {"msgspec"}}
+
+
+def is_within(name: str, *places: str) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def imports(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
+    """Each imported name with its line, in full: `from a.b import c` is a.b.c, whether c is a module or not."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                modules = [name.name for name in names]
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package[: len(package) - level + 1] if level else []
+                base = ".".join([*above, *([module] if module else [])])
+                modules = [f"{base}.{name.name}" for name in names]
+            case _:
+                continue
+        for module in modules:
+            root, _, rest = module.partition(".")
+            # What is no part of the package, as in `from banksman import execute`, is a name of its public face.
+            is_public_name = root == "banksman" and rest.partition(".")[0] not in BANKSMAN
+            yield node.lineno, "banksman.__init__" if is_public_name else module
+
+
+def refusal(part: str, module: str) -> str | None:
+    """Why this part of the package may not import that module, or None."""
+    if is_within(module, "banksman.testing") and part != "testing":
+        return f"nothing may import {module}"
+    if is_within(module, "banksman"):
+        allowed = is_within(module, *BANKSMAN[part])
+    else:
+        package = module.partition(".")[0]
+        at_hand = PURE if part == "core" else sys.stdlib_module_names
+        allowed = package in at_hand or package in THIRD_PARTY.get(part, ())
+    return None if allowed else f"{part} may not import {module}"
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What breaks the rule in one file; `path` is relative to the folder that holds the package."""
+    names = path.removesuffix(".py").split("/")
+    part = names[1]
+    if part not in BANKSMAN:
+        return [f"{path}: {part} has no place in tests/test_layers.py"]
+    tree = ast.parse(source)
+    found = [(line, why) for line, module in imports(tree, names[:-1]) if (why := refusal(part, module))]
+    if part == "core":
+        found += [
+            (node.lineno, f"core may not use {node.id}()")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and node.id in IMPURE_BUILTINS
+        ]
+    return [f"{path}:{line}: {why}" for line, why in sorted(found)]
+
+
+def test_the_package_keeps_the_one_way_rule() -> None:
+    files = sorted(SOURCE.glob("banksman/**/*.py"))
+    # An empty list would pass: be sure that we looked at the real thing.
+    assert SOURCE / "banksman" / "core" / "ladder.py" in files
+    broken = [line for file in files for line in violations(file.relative_to(SOURCE).as_posix(), file.read_text())]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "why"),
+    [
+        ("core/a.py", "import time", "core may not import time"),
+        ("core/a.py", "from os import path", "core may not import os.path"),
+        ("core/a.py", "import enum, random", "core may not import random"),
+        ("core/a.py", "def f():\n import asyncio", "core may not import asyncio"),
+        ("core/a.py", "if TYPE_CHECKING:\n from threading import Lock", "core may not import threading.Lock"),
+        ("core/a.py", "import pydantic", "core may not import pydantic"),
+        ("core/a.py", "import banksman", "core may not import banksman.__init__"),
+        ("core/a.py", "from ..run import process", "core may not import banksman.run.process"),
+        ("core/dialects/a.py", "from ...store.log import Log", "core may not import banksman.store.log.Log"),
+        ("core/__init__.py", "from .. import execute", "core may not import banksman.__init__"),
+        ("core/a.py", "text = open('/proc/self/stat').read()", "core may not use open()"),
+        ("errors.py", "from banksman.core.facts import Exited", "errors may not import banksman.core.facts.Exited"),
+        ("store/a.py", "from banksman.run.host import Host", "store may not import banksman.run.host.Host"),
+        ("run/a.py", "from banksman.store import sqlite", "run may not import banksman.store.sqlite"),
+        ("run/a.py", "import banksman.cli.main as verbs", "run may not import banksman.cli.main"),
+        ("run/a.py", "from banksman import Host", "run may not import banksman.__init__"),
+        ("run/a.py", "import msgspec", "run may not import msgspec"),
+        ("cli/a.py", "from banksman.core.ladder import Rung", "cli may not import banksman.core.ladder.Rung"),
+        ("serve/a.py", "from banksman.cli import main", "serve may not import banksman.cli.main"),
+        ("__init__.py", "from . import testing", "nothing may import banksman.testing"),
+        ("demo.py", "def f():\n from .testing.world import World", "nothing may import banksman.testing.world.World"),
+    ],
+)
+def test_a_forbidden_import_is_reported(path: str, source: str, why: str) -> None:
+    line = source.count("\n") + 1
+    assert violations(f"banksman/{path}", source) == [f"banksman/{path}:{line}: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("core/a.py", "import collections.abc, re, msgspec\nfrom collections import abc\nfrom ..errors import Refused"),
+        ("core/dialects/a.py", "from . import acp\nfrom .. import facts\nfrom ...errors import AgentError"),
+        ("store/a.py", "import sqlite3\nfrom banksman.core import facts\nfrom .log import Log"),
+        ("run/a.py", "import os, time, _socket\nfrom banksman.store import log\nfrom banksman.store.log import Log"),
+        ("cli/a.py", "from banksman import execute\nfrom banksman.run import host\nimport banksman.errors"),
+        ("testing/a.py", "from banksman.testing import sim\nfrom banksman import cli, store\nimport banksman"),
+        ("__main__.py", "from banksman.cli import main"),
+    ],
+)
+def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
+    assert violations(f"banksman/{path}", source) == []
+
+
+def test_a_new_part_must_be_given_its_place() -> None:
+    assert violations("banksman/misc.py", "") == ["banksman/misc.py: misc has no place in tests/test_layers.py"]
