@@ -41,12 +41,12 @@ bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, fr
 test-pythons: ## the process layer's tests on each other Python from 3.11 to 3.13 that is found
 	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) tests/core tests/real
 
-# The lock names no registry: whoever installs uses their own, and the hashes hold whichever it is.
-UV := $(shell command -v uv || echo .venv-lock/bin/uv)
-LOCK = $(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes $(if $(UPGRADE),--upgrade) \
+# The locks name no registry: whoever installs uses their own, and the hashes hold whichever it is. The header of a lock
+# says `make lock` and not the command, because the command could name one.
+LOCK := .venv-lock/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes $(if $(UPGRADE),--upgrade) \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-lock: $(if $(filter .venv-lock/%,$(UV)),$(UV)) ## the hashed locks from requirements/*.in (UPGRADE=1: newest versions)
+lock: .venv-lock/bin/uv ## the hashed locks from requirements/*.in (UPGRADE=1: newest versions)
 	$(LOCK) --output-file requirements/run.txt requirements/run.in
 	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
 	$(LOCK) --output-file requirements/bench.txt requirements/bench.in

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import banksman
 from bench.measure import goal, p50, table, wait_gone
@@ -80,8 +81,18 @@ async def by_transport(script: Script) -> Closed:
     from claude_agent_sdk._internal.transport.subprocess_cli import SubprocessCLITransport
 
     transport = SubprocessCLITransport(prompt="", options=ClaudeAgentOptions(cli_path=script.path))
+    process: Any = None
+
+    async def connect() -> None:
+        nonlocal process
+        await transport.connect()
+        process = transport._process
+
     # Nobody iterates its messages: that is what leaves a child blocked when the caller has stopped listening.
-    return await script.close_timed(transport.connect, transport.close)
+    closed = await script.close_timed(connect, transport.close)
+    # It leaves asyncio's transport open, which complains when it is collected after the loop is closed.
+    process._process._transport.close()
+    return closed
 
 
 class Ours:

@@ -7,6 +7,9 @@ says what to do. An expected ending of a command (a non-zero code, a timeout) is
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class BanksmanError(Exception):
     """Base of all. `hint` says what to do; `ids` say which thing it was about."""
@@ -47,3 +50,15 @@ class MachineError(BanksmanError, OSError):
     def __init__(self, message: str, *, number: int | None = None, hint: str = "", **ids: object) -> None:
         super().__init__(message, hint=hint, **ids)
         self.errno = number
+
+
+def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
+    """An OSError of ours as what it is: the machine has no room."""
+    number = exc.errno or 0
+    hint = {
+        errno.EMFILE: "this process has too many open files: close some, or raise its limit (ulimit -n)",
+        errno.ENFILE: "the machine has too many open files: see /proc/sys/fs/file-max",
+        errno.EAGAIN: "too many processes for this user or control group: see ulimit -u and pids.max",
+        errno.ENOMEM: "not enough memory",
+    }.get(number, "")
+    return MachineError(f"cannot start a command: {step}: {os.strerror(number)}", number=number, hint=hint, **ids)

@@ -57,6 +57,8 @@ async def main() -> None:
         done = await asyncio.wait_for(scenario(name, marker), 40)
         seen["finished"] = {"ended": done.ended.value, "code": done.code, "signal": done.signal}
         seen["finished"] |= {"stdout": done.stdout.text, "survivors": len(done.survivors)}
+        if done.survivors:
+            seen["survivors"] = [str(left) for left in done.survivors]
     except banksman.BanksmanError as exc:
         seen["error"] = type(exc).__name__
     faults.follow_no_plan()

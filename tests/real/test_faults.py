@@ -7,23 +7,18 @@ no fd is left, and the next command works.
 
 from __future__ import annotations
 
-import ast
 import collections
 import errno
 import functools
 import json
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
 import uuid
 
 import pytest
-
-import banksman
-from banksman.run import faults
 
 HERE = pathlib.Path(__file__).parent
 RUN = HERE.parents[1] / "src" / "banksman" / "run"
@@ -42,7 +37,8 @@ def run_host(scenario: str, plan: str) -> dict[str, object]:
     marker = f"marked-{uuid.uuid4().hex}"
     argv = [sys.executable, str(HERE / "fault_host.py"), scenario, marker, plan]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, f"{plan}: {done.stderr}"
+    if done.returncode != 0:
+        return {"crashed": done.stderr[-300:]}
     left = subprocess.run([sys.executable, str(HERE / "count.py"), marker], capture_output=True, text=True, check=True)
     assert left.stdout.split() == [], f"{plan}: processes left behind"
     return json.loads(done.stdout)
@@ -61,21 +57,28 @@ def recorded(scenario: str) -> collections.Counter[tuple[str, str]]:
 
 def is_true(scenario: str, finished: dict[str, object]) -> bool:
     """The result is what really happened: nothing invented, nothing survived. How it ended may be unknown."""
-    truth = TRUTH[scenario]
-    unknown = finished["code"] is None and scenario != "tree"
-    return finished["survivors"] == 0 and (unknown or finished == finished | truth)
+    if finished["survivors"] != 0:
+        return False
+    if scenario == "tree":
+        # A keeper that dies early takes the tree with it, before it was up or the stop came.
+        return finished["code"] is None and finished["stdout"] in ("", "up")
+    return finished["code"] is None or finished == TRUTH[scenario]
 
 
-@pytest.mark.parametrize("call", faults.CALLS)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.timeout(300)
-def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(scenario: str, role: str, call: str) -> None:
-    times = recorded(scenario)[role, call]
-    for nth in sorted({*range(1, min(times, 6) + 1), *([times] if times else [])}):
-        plan = f"{role}:{call}:{nth}:{ERRNO.get(call, errno.ENOMEM)}:"
-        seen = run_host(scenario, plan)
-        assert "error" in seen or is_true(scenario, seen["finished"]), f"{scenario} {plan} {seen}"  # pyright: ignore[reportArgumentType]
-        assert seen["has_ended"], f"{scenario} {plan} {seen}"
-        assert seen["fds_more"] == 0, f"{scenario} {plan} {seen}"
-        assert seen["next"] == 5, f"{scenario} {plan} {seen}"
+def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(scenario: str, role: str) -> None:
+    wrong: list[str] = []
+    cells = 0
+    for (who, call), times in sorted(recorded(scenario).items()):
+        # The first few and the last: what a loop does the seventh time it does like the sixth.
+        for nth in sorted({*range(1, min(times, 4) + 1), times}) if who == role else ():
+            plan = f"{role}:{call}:{nth}:{ERRNO.get(call, errno.ENOMEM)}:"
+            seen = run_host(scenario, plan)
+            cells += 1
+            is_told = "error" in seen or ("finished" in seen and is_true(scenario, seen["finished"]))
+            if not (is_told and seen["has_ended"] and seen["fds_more"] == 0 and seen["next"] == 5):
+                wrong.append(f"{plan} {seen}")
+    assert not wrong, f"{len(wrong)} of {cells} cells:\n" + "\n".join(wrong)
+    assert cells > 10

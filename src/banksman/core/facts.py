@@ -47,6 +47,13 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class NeverStarted:
+    """It was stopped before it began: nothing ran."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class BytesRead:
     stream: Stream
     data: bytes
@@ -55,8 +62,11 @@ class BytesRead:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
+    """Nothing more will be read. `is_whole` False: reading failed, and there may have been more."""
+
     stream: Stream
     at: float
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +99,6 @@ class TreeEnded:
     at: float
 
 
-ProcessFact = Started | StartFailed | BytesRead | StreamEnded | Exited | KeeperActed | ProcessesSwept | TreeEnded
+ProcessFact = (
+    Started | StartFailed | NeverStarted | BytesRead | StreamEnded | Exited | KeeperActed | ProcessesSwept | TreeEnded
+)

@@ -14,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from banksman.core import ladder as rungs
 from banksman.core.facts import (
     BytesRead,
     Exited,
     KeeperActed,
+    NeverStarted,
     ProcessesSwept,
     ProcessFact,
     Started,
@@ -104,7 +105,12 @@ class Command:
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._captures = {stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream}
         self._open_streams = set(Stream)
+        self._is_whole = True
+        # Who ended it and when. A cause that turns out to be later than the exit was none.
         self._cause: Ended | None = None
+        self._cause_at = 0.0
+        self._is_tree_gone = False
+        self._over_at = 0.0
         self._exit: Exited | None = None
         self._error: BanksmanError | None = None
         self._steps: list[Step] = []
@@ -150,6 +156,9 @@ class Command:
     def is_over(self) -> bool:
         return self.finished is not None or self._error is not None
 
+    def ended_before(self, at: float) -> bool:
+        return self.is_over and self._over_at < at
+
     async def wait(self) -> Finished:
         """The end. Cancelling this only stops waiting. Raises if the command could not be started."""
         while not self.is_over:
@@ -178,7 +187,8 @@ class Command:
 
     async def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to the leader, or to its process group. Nothing happens if it has ended."""
-        if isinstance(number, bool) or not 1 <= int(number) <= 64:
+        wanted: Any = number
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= 64:
             raise UsageError(f"there is no signal {number!r}", hint="use a member of signal.Signals")
         await self.wait_started()
         self._process.signal(int(number), to_group=group)
@@ -187,7 +197,8 @@ class Command:
         """Output from byte `after` on; waits until there is some or the stream has ended. Read on from `next`."""
         which = _stream(stream)
         if after < 0 or bytes_max < 1:
-            raise UsageError("after must not be negative and bytes_max at least 1")
+            hint = "after is a byte's number from 0 on, bytes_max at least 1"
+            raise UsageError(f"cannot read {bytes_max!r} bytes after {after!r}", hint=hint)
         while self._captures[which].total <= after and which in self._open_streams and not self.is_over:
             await self._output.wait()
         if self._error is not None:
@@ -208,9 +219,14 @@ class Command:
         stdin = self._process.stdin
         if stdin is None or isinstance(self._options.stdin, bytes):
             raise UsageError("this command has no stdin to write to", hint='start it with stdin="pipe"')
+        if not isinstance(data, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"cannot write {data!r:.60}", hint="bytes; encode text first")
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"timeout cannot be {timeout!r}", hint="a number of seconds, 0 or more")
         writing = stdin.put(bytes(data))
         try:
-            await asyncio.wait_for(asyncio.shield(writing.done), timeout)
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(writing.done)
         except TimeoutError:
             if stdin.withdraw(writing):
                 raise Refused("the command did not take its stdin in time; nothing was written") from None
@@ -235,7 +251,9 @@ class Command:
 
     def abandon(self) -> None:
         """The loop is closed: nobody will ever hear of this command again. The keeper ends it."""
-        self._process.forget()
+        self._process.abandon()
+        for capture in self._captures.values():
+            capture.discard()
 
     # -- the door ----------------------------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
@@ -253,13 +271,14 @@ class Command:
         finally:
             self._is_dispatching = False
 
-    def _take(self, fact: Fact) -> None:
+    def _take(self, fact: Fact) -> None:  # noqa: PLR0912  (one match: the table of what every fact means)
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
         match fact:
             case BytesRead():
                 self._on_bytes(fact)
-            case StreamEnded(stream=stream, at=at):
+            case StreamEnded(stream=stream, at=at, is_whole=is_whole):
+                self._is_whole = self._is_whole and is_whole
                 self._open_streams.discard(stream)
                 self._output.wake()
                 if not self._open_streams:
@@ -270,20 +289,25 @@ class Command:
                 self._settle(error)
             case Exited():
                 self._on_exit(fact)
+            case NeverStarted(at=at):
+                # Stopped before it began: there was no exit to wait for, and no tree.
+                self._is_tree_gone = True
+                self._settle(self._result(drained=True))
             case KeeperActed(rung=rung, at=at):
                 self._steps.append(Step(rung, at - self._began))
-                self._cause = self._cause or self._cause_by_keeper(at)
+                if self._exit is None:
+                    self._blame(self._passed_deadline(at) or Ended.HOST_CLOSED, at)
             case ProcessesSwept(processes=processes):
                 self._swept.extend(processes)
             case TreeEnded(survivors=survivors, at=at):
+                self._is_tree_gone = True
                 self._survivors = survivors
                 self._climb(rungs.TreeGone(at))
             case rungs.TimerFired():
                 self._climb(fact)
             case Stopped(cause=cause, at=at, at_once=at_once):
-                # A command that has finished was not stopped, however soon after the stop came.
                 if self._exit is None:
-                    self._cause = self._cause or cause
+                    self._blame(cause, at)
                 self._climb(rungs.StopAsked(at, at_once))
             case ClockRanOut(cause=cause):
                 self._on_clock(cause)
@@ -296,6 +320,7 @@ class Command:
         self._captures[fact.stream].add(fact.data)
         limit = self._options.output_total_max
         if limit is not None and sum(capture.total for capture in self._captures.values()) > limit:
+            self._blame(Ended.OUTPUT_LIMIT, fact.at)
             self.stop_nowait(Ended.OUTPUT_LIMIT)
         if self._options.on_output is not None:
             try:
@@ -339,14 +364,18 @@ class Command:
             return Ended.IDLE_TIMEOUT
         return None
 
-    def _cause_by_keeper(self, at: float) -> Ended | None:
-        if self._exit is not None:
-            return None
-        return self._passed_deadline(at) or Ended.HOST_CLOSED
+    def _blame(self, cause: Ended, at: float) -> None:
+        """Say who ended it. The first one stays."""
+        if self._cause is None:
+            self._cause, self._cause_at = cause, at
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def _on_exit(self, fact: Exited) -> None:
         self._exit = fact
+        # A command that had finished was not stopped, however soon after the stop came or we heard of the exit. But it
+        # may have passed a deadline that nobody has noticed, and output past its limit is past it in any case.
+        if self._cause is not Ended.OUTPUT_LIMIT and self._cause_at > fact.at:
+            self._cause = None
         self._cause = self._cause or self._passed_deadline(fact.at)
         self._climb(rungs.LeaderExited(fact.at))
 
@@ -399,6 +428,9 @@ class Command:
         self.dispatch(rungs.TimerFired(time.monotonic(), phase))
 
     def _result(self, drained: bool) -> Finished:
+        if not self._is_tree_gone:
+            # Neither keeper nor zygote has answered. What is not proven gone is named.
+            self._survivors = (Survivor(self.pid or 0, self.argv[0], "unknown: its keeper does not answer"),)
         leader = self._exit or Exited(None, None, 0.0)
         return Finished(
             ended=self._cause or Ended.EXITED,
@@ -407,7 +439,7 @@ class Command:
             seconds=time.monotonic() - self._began,
             stdout=self._captures[Stream.STDOUT].finish(),
             stderr=self._captures[Stream.STDERR].finish(),
-            drained=drained,
+            drained=drained and self._is_whole,
             swept=tuple(self._swept),
             survivors=self._survivors,
             ladder=tuple(self._steps),
@@ -415,6 +447,7 @@ class Command:
 
     def _settle(self, result: Finished | BanksmanError) -> None:
         assert not self.is_over
+        self._over_at = time.monotonic()
         for timer in (*self._clocks.values(), *([self._ladder_timer] if self._ladder_timer else [])):
             timer.cancel()
         if isinstance(result, Finished):

@@ -33,15 +33,29 @@ SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CRE
 
 def build(env: Mapping[str, str] | None, *, inherit: bool, scrub: Iterable[str] = ()) -> dict[bytes, bytes]:
     """The child's whole environment, as the kernel takes it."""
-    if isinstance(scrub, str):
-        raise UsageError(f"scrub must be several words, not the text {scrub!r}", hint=f"write scrub=({scrub!r},)")
+    words = _words(scrub)
     # os.environb is read at the call, and not through a copy made earlier: the program may have changed it since.
     built = dict(os.environb) if inherit else {}
-    for name in [name for name in built if _is_scrubbed(os.fsdecode(name), frozenset(scrub))]:
+    for name in [name for name in built if _is_scrubbed(os.fsdecode(name), words)]:
         del built[name]
     for name, value in _checked(env).items():
-        built[os.fsencode(name)] = os.fsencode(value)
+        try:
+            built[os.fsencode(name)] = os.fsencode(value)
+        except UnicodeEncodeError as exc:
+            hint = "text in an environment must be encodable; see sys.getfilesystemencoding()"
+            raise UsageError(f"env holds {name!r}: {value!r}, which cannot be encoded", hint=hint) from exc
     return built
+
+
+def _words(scrub: Any) -> frozenset[str]:
+    hint = 'a list of "nesting", "secrets" and names of variables'
+    if isinstance(scrub, str) or not isinstance(scrub, Iterable):
+        raise UsageError(f"scrub cannot be {scrub!r}", hint=hint)
+    words = frozenset(cast(Iterable[Any], scrub))
+    for word in words:
+        if not isinstance(word, str):
+            raise UsageError(f"scrub cannot hold {word!r}", hint=hint)
+    return words
 
 
 def _is_scrubbed(name: str, scrub: frozenset[str]) -> bool:
@@ -56,7 +70,7 @@ def _checked(env: Any) -> Mapping[str, str]:
     if env is None:
         return {}
     if not isinstance(env, Mapping):
-        raise UsageError(f"env must be a mapping of names to values, not {type(env).__name__}")
+        raise UsageError(f"env cannot be {env!r:.60}", hint="a mapping of names to values, both text")
     items = cast(Mapping[Any, Any], env)
     for name, value in items.items():
         if not isinstance(name, str) or not isinstance(value, str):

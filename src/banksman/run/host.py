@@ -12,8 +12,9 @@ import contextlib
 import os
 import time
 import uuid
+import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from banksman.errors import Refused, UsageError
 from banksman.run.command import Command
 from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Argv, Launch, prepare
-from banksman.run.options import OnOutput, Options, Stdin
+from banksman.run.options import OnOutput, Options, Stdin, check_seconds
 from banksman.run.output import OUTPUT_BYTES_MAX
 from banksman.run.waiters import Waiters
 
@@ -36,9 +37,10 @@ class Host:
             raise UsageError(f"there is no store {store!r}", hint='this version knows "memory:"')
         self._finished_max = finished_max
         self._finished_seconds_max = finished_seconds_max
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # Weak, because the default host of a loop is found by it and must not keep it.
+        self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
-        self.is_closing = False
+        self._is_closing = False
         self._running: dict[str, Command] = {}
         # Those that have ended, oldest first, each with the time of its end.
         self._ended: deque[tuple[float, Command]] = deque()
@@ -55,7 +57,7 @@ class Host:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<Host {len(self._running)} running, {len(self._ended)} ended{', closing' * self.is_closing}>"
+        return f"<Host {len(self._running)} running, {len(self._ended)} ended{', closing' * self._is_closing}>"
 
     # -- starting ----------------------------------------------------------------------------------------------------
     async def start(
@@ -85,8 +87,8 @@ class Host:
         With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
         that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
         """
-        if yield_after is not None and not yield_after >= 0:
-            raise UsageError(f"yield_after cannot be {yield_after!r}", hint="a number of seconds, 0 or more")
+        if yield_after is not None:
+            check_seconds("yield_after", yield_after)
         options = Options(
             timeout=timeout,
             idle_timeout=idle_timeout,
@@ -106,14 +108,13 @@ class Host:
             await command.wait_started()
             if yield_after is not None:
                 with contextlib.suppress(TimeoutError):
-                    return await asyncio.wait_for(command.wait(), yield_after)
+                    async with asyncio.timeout(yield_after):
+                        return await command.wait()
         except asyncio.CancelledError:
             command.stop_nowait(Ended.CANCELLED)
+            self._owe_report(command)
             raise
-        # From here on its end is news. It may have ended already.
-        self._unreported[command.id] = command
-        if command.is_over:
-            self._endings.wake()
+        self._owe_report(command)
         return command
 
     async def run(self, launch: Launch, options: Options) -> Finished:
@@ -127,7 +128,7 @@ class Host:
 
     def launch(self, launch: Launch, options: Options) -> Command:
         self._bind()
-        if self.is_closing:
+        if self._is_closing:
             raise Refused("the host is closing; it starts nothing more", hint="open another Host")
         command = Command(launch, options, id=uuid.uuid4().hex[:12], on_end=self._on_end)
         self._running[command.id] = command
@@ -158,6 +159,11 @@ class Host:
             await self._endings.wait()
         return ended
 
+    def _owe_report(self, command: Command) -> None:
+        """From here on its end is news, also if it has ended already."""
+        self._unreported[command.id] = command
+        self._endings.wake()
+
     def _on_end(self, command: Command) -> None:
         self._running.pop(command.id, None)
         self._ended.append((time.monotonic(), command))
@@ -167,9 +173,10 @@ class Host:
     def _forget_old(self) -> None:
         oldest = time.monotonic() - self._finished_seconds_max
         while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
-            _at, command = self._ended.popleft()
-            # An end that nobody asked for in all this time is forgotten with the rest: what is kept is bounded.
-            self._unreported.pop(command.id, None)
+            self._ended.popleft()
+        # A report is owed however many there are, but not for ever to somebody who never asks.
+        for command in [command for command in self._unreported.values() if command.ended_before(oldest)]:
+            del self._unreported[command.id]
 
     # -- closing -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:
@@ -184,29 +191,33 @@ class Host:
             await guard.aclose()
 
     async def _drain(self) -> None:
-        self.is_closing = True
+        self._is_closing = True
         for command in list(self._running.values()):
             command.stop_nowait(Ended.HOST_CLOSED)
         while self._running:
             await self._endings.wait()
 
-    def abandon(self) -> None:
-        """The loop was closed without a word to us. The keepers end what is left."""
-        self.is_closing = True
-        for command in self._running.values():
-            command.abandon()
-        self._running.clear()
+    def abandon_if_loop_is_closed(self) -> None:
+        """A loop that was closed without a word to us takes its commands with it: the keepers end what is left."""
+        loop = None if self._loop is None else self._loop()
+        if loop is not None and loop.is_closed():
+            self._is_closing = True
+            for command in self._running.values():
+                command.abandon()
+            self._running.clear()
 
     def _bind(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is None:
-            self._loop = loop
+            _abandon_closed()
+            self._loop = weakref.ref(loop)
+            _bound.add(self)
             # A loop that ends closes its async generators, and does so after it has cancelled its tasks. A suspended
             # one is therefore the place where we learn of the end in time to drain.
             self._guard = self._drain_at_loop_end()
             with contextlib.suppress(StopIteration):
                 self._guard.__anext__().__await__().__next__()
-        elif self._loop is not loop:
+        elif self._loop() is not loop:
             raise UsageError("this host belongs to another event loop", hint="make one Host per loop")
 
     async def _drain_at_loop_end(self) -> AsyncGenerator[None]:
@@ -216,15 +227,23 @@ class Host:
             await self._drain()
 
 
-_hosts: dict[asyncio.AbstractEventLoop, Host] = {}
+# Every host that is in use, to find those whose loop was closed under them.
+_bound: weakref.WeakSet[Host] = weakref.WeakSet()
+_defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
 
 
 def default_host() -> Host:
-    """The host of the running loop, for `execute`: made at first use, drained when the loop ends."""
+    """The host of the running loop, for `execute`: made at first use, and closed by nothing but the end of its loop.
+
+    It keeps no finished commands: whoever called `execute` has the result, and nobody else can ask.
+    """
     loop = asyncio.get_running_loop()
-    host = _hosts.get(loop)
-    if host is None or host.is_closing:
-        for closed in [other for other in _hosts if other.is_closed()]:
-            _hosts.pop(closed).abandon()
-        host = _hosts[loop] = Host()
+    host = _defaults.get(loop)
+    if host is None:
+        host = _defaults[loop] = Host(finished_max=0)
     return host
+
+
+def _abandon_closed() -> None:
+    for host in list(_bound):
+        host.abandon_if_loop_is_closed()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError, no_room
 from banksman.run import environment, limits, system
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
@@ -64,7 +64,8 @@ def _words(argv: Any) -> tuple[bytes, ...]:
     except TypeError as exc:
         raise UsageError(f"argv must be a list of words: {exc}", hint="write numbers as str(…)") from exc
     except UnicodeEncodeError as exc:
-        raise UsageError(f"argv holds text that cannot be encoded: {exc}") from exc
+        hint = "see sys.getfilesystemencoding(), or pass bytes"
+        raise UsageError(f"argv holds text that cannot be encoded: {exc}", hint=hint) from exc
     if not words:
         raise UsageError("argv is empty", hint="its first word is the program")
     for word in words:
@@ -80,11 +81,11 @@ def _folder(cwd: Any) -> bytes:
         folder = os.fsencode(cwd)
         mode = os.stat(folder).st_mode
     except (TypeError, ValueError) as exc:
-        raise UsageError(f"cwd must be a path, not {cwd!r}") from exc
+        raise UsageError(f"cwd cannot be {cwd!r}", hint="the path of an existing folder") from exc
     except OSError as exc:
         raise UsageError(f"cannot start in {cwd!s}: {exc.strerror}", hint="cwd must be an existing folder") from exc
     if not stat.S_ISDIR(mode):
-        raise UsageError(f"cannot start in {cwd!s}: it is not a folder")
+        raise UsageError(f"cannot start in {cwd!s}: it is not a folder", hint="cwd must be an existing folder")
     return folder
 
 
@@ -105,7 +106,7 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         try:
             mode = os.stat(path).st_mode
         except ValueError as exc:
-            raise UsageError(f"not a path: {shown!r}") from exc
+            raise UsageError(f"not a path: {shown!r}", hint="the first word of argv is the program") from exc
         except OSError:
             continue
         if not stat.S_ISREG(mode):
@@ -125,26 +126,33 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
 def _umask() -> int:
     # There is no way to ask but to set it, and setting it even for a moment is seen by every other thread that makes a
     # file. The kernel writes it here since 4.7.
-    fd = system.open_fd("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        text = system.read(fd, 1024)
-    finally:
-        system.close(fd)
+        fd = system.open_fd("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = system.read(fd, 1024)
+        finally:
+            system.close(fd)
+    except OSError as exc:
+        raise no_room("umask", exc) from exc
     return int(text.partition(b"Umask:")[2].split(None, 1)[0], 8)
 
 
-def _passable(pass_fds: Sequence[int]) -> tuple[int, ...]:
-    if len(pass_fds) > system.PASSED_FDS_MAX:
-        raise UsageError(f"{len(pass_fds)} fds are too many to pass on", hint=f"at most {system.PASSED_FDS_MAX}")
-    for fd in pass_fds:
-        if isinstance(fd, bool) or not isinstance(fd, int) or fd < 3:  # pyright: ignore[reportUnnecessaryIsInstance]
+def _passable(pass_fds: Any) -> tuple[int, ...]:
+    try:
+        fds: tuple[Any, ...] = tuple(pass_fds)
+    except TypeError as exc:
+        raise UsageError(f"pass_fds cannot be {pass_fds!r}", hint="a list of fd numbers") from exc
+    if len(fds) > system.PASSED_FDS_MAX:
+        raise UsageError(f"{len(fds)} fds are too many to pass on", hint=f"at most {system.PASSED_FDS_MAX}")
+    for fd in fds:
+        if isinstance(fd, bool) or not isinstance(fd, int) or fd < 3:
             raise UsageError(
                 f"cannot pass on fd {fd!r}", hint="whole numbers from 3 on; use stdin= for the first three"
             )
         try:
             os.fstat(fd)
         except OSError as exc:
-            raise UsageError(f"cannot pass on fd {fd}: it is not open") from exc
-    if len(set(pass_fds)) != len(pass_fds):
-        raise UsageError("pass_fds names an fd twice")
-    return tuple(pass_fds)
+            raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="pass it on before closing it") from exc
+    if len(set(fds)) != len(fds):
+        raise UsageError("pass_fds names an fd twice", hint="each number once")
+    return fds

@@ -9,6 +9,7 @@ from typing import Any, cast
 from banksman.errors import UsageError
 
 _NAMES = {name.removeprefix("RLIMIT_").lower(): number for name, number in vars(resource).items() if "RLIMIT_" in name}
+_RANGES = {"nice": (-20, 19), "oom_score_adj": (-1000, 1000)}
 # The soft limit this process had before we raised it; children get this one.
 _soft_before: int | None = None
 
@@ -19,16 +20,18 @@ def parse(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
     A key is the name of an rlimit (`nofile` or `RLIMIT_NOFILE`), a number of the `resource` module, `nice` (absolute)
     or `oom_score_adj`. One number sets soft and hard.
     """
-    if not limits:
+    if limits is None:
         return None
+    if not isinstance(limits, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"limits cannot be {limits!r:.60}", hint='a mapping such as {"nofile": 64, "nice": 5}')
     rlimits: list[tuple[int, tuple[int, int]]] = []
     others: dict[str, int | None] = {"nice": None, "oom_score_adj": None}
     for key, value in limits.items():
-        if key in others:
-            others[key] = _number(key, value)
+        if key in _RANGES:
+            others[key] = _number(key, value, *_RANGES[key])
         else:
             rlimits.append((_rlimit(key), _pair(key, value)))
-    return {"rlimits": rlimits, **others}
+    return {"rlimits": rlimits, **others} if limits else None
 
 
 def _rlimit(key: Any) -> int:
@@ -42,16 +45,16 @@ def _rlimit(key: Any) -> int:
 def _pair(key: Any, value: Any) -> tuple[int, int]:
     pair = cast(tuple[Any, ...], value if isinstance(value, tuple) else (value, value))
     if len(pair) != 2:
-        raise UsageError(f"limit {key!r} must be one number or a pair of them, not {value!r}")
-    soft, hard = _number(key, pair[0]), _number(key, pair[1])
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint="one whole number, or a pair (soft, hard)")
+    soft, hard = (_number(key, number, resource.RLIM_INFINITY, (1 << 63) - 1) for number in pair)
     if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
-        raise UsageError(f"limit {key!r}: the soft limit {soft} is above the hard limit {hard}")
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint="the soft limit must not be above the hard one")
     return soft, hard
 
 
-def _number(key: object, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"limit {key!r} must be a whole number or a pair of them, not {value!r}")
+def _number(key: object, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=f"a whole number from {least} to {most}")
     return value
 
 

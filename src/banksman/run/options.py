@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from banksman.errors import UsageError
 from banksman.run.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
 
 OnOutput = Callable[[str, bytes], None]
+SECONDS_MAX = 1e8
 Stdin = bytes | Literal["pipe", "inherit"] | None
 
 
@@ -31,17 +31,20 @@ class Options:
     on_output: OnOutput | None = None
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "idle_timeout", "grace", "linger", "drain"):
+        for name in ("timeout", "idle_timeout"):
             value = getattr(self, name)
-            is_optional = name.endswith("timeout")
-            if not (is_optional and value is None):
-                _check_seconds(name, value)
-            if is_optional and value == math.inf:
-                object.__setattr__(self, name, None)
-        for name in ("output_bytes_max", "output_total_max"):
+            if value is not None:
+                check_seconds(name, value)
+                # Years from now is never, and timers of some loops do not count that far.
+                object.__setattr__(self, name, None if value > SECONDS_MAX else value)
+        for name in ("grace", "linger", "drain"):
             value = getattr(self, name)
-            if not (name == "output_total_max" and value is None):
-                _check_count(name, value)
+            check_seconds(name, value)
+            if value > SECONDS_MAX:
+                raise UsageError(f"{name} cannot be {value!r}", hint="every wait of the stop ladder has an end")
+        _check_count("output_bytes_max", self.output_bytes_max)
+        if self.output_total_max is not None:
+            _check_count("output_total_max", self.output_total_max)
         stdin: Any = self.stdin
         if isinstance(stdin, bytearray):
             object.__setattr__(self, "stdin", bytes(stdin))
@@ -51,24 +54,21 @@ class Options:
             )
         on_output: Any = self.on_output
         if on_output is not None and not callable(on_output):
-            raise UsageError("on_output must be a function of (stream, data)")
+            raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
 
     @property
     def timings(self) -> Timings:
         return Timings(grace=self.grace, linger=self.linger, drain=self.drain)
 
 
-def _check_seconds(name: str, value: Any) -> None:
+def check_seconds(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{name} must be a number of seconds, not {value!r}")
-    if math.isnan(value) or value < 0:
         raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
-    if math.isinf(value) and not name.endswith("timeout"):
-        raise UsageError(f"{name} cannot be endless", hint="every wait of the stop ladder has an end")
+    # Also true for NaN, which is not 0 or more. Written without float(), which overflows on a very large int.
+    if not value >= 0:
+        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
 
 
 def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} must be a whole number of bytes, not {value!r}")
-    if value < 0:
-        raise UsageError(f"{name} cannot be negative: {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{name} cannot be {value!r}", hint="a whole number of bytes, 0 or more")

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from banksman.run import system
+from banksman.run.spawner import above_stdio
 
 OUTPUT_BYTES_MAX = 1 << 20
 SPILL_BYTES_MAX = 64 << 20
@@ -24,7 +25,52 @@ _GATHER_BYTES = 4096
 log = logging.getLogger("banksman")
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Spill:
+    """A file that holds the first part of a stream, and goes with the last object that refers to it.
+
+    Both the running capture and the result do, so that it is deleted however the command or the program ends.
+    """
+
+    def __init__(self) -> None:
+        fd, self.path = tempfile.mkstemp(prefix="banksman-", suffix=".out")
+        # A copy of this object in a forked child must not delete its parent's file, hence the pid.
+        self._unlink = weakref.finalize(self, _unlink, self.path, os.getpid())
+        self._fd = above_stdio(fd)
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            taken = system.write(self._fd, view)
+            self.size += taken
+            view = view[taken:]
+
+    def read(self, after: int, size: int) -> bytes:
+        # Opened anew: a finished command that is kept for reading must not keep an fd.
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, min(size, self.size - after), after)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            system.close(self._fd)
+            self._fd = -1
+
+    def delete(self) -> None:
+        self.close()
+        self._unlink()
+
+    def keep(self) -> None:
+        self._unlink.detach()
+
+    def __del__(self) -> None:
+        # A command that was abandoned with its loop never came to its end.
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """One stream of a finished command.
 
@@ -36,8 +82,11 @@ class Output:
     tail: bytes = b""
     total: int = 0
     dropped: int = 0
-    file: str | None = None
-    _unlink: weakref.finalize[[str], Output] | None = field(default=None, repr=False, compare=False)
+    spill: Spill | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def file(self) -> str | None:
+        return None if self.spill is None else self.spill.path
 
     @property
     def text(self) -> str:
@@ -49,8 +98,8 @@ class Output:
 
     def keep(self) -> str | None:
         """Keep the file; deleting it is the caller's business from now on. None if there is none."""
-        if self._unlink is not None:
-            self._unlink.detach()
+        if self.spill is not None:
+            self.spill.keep()
         return self.file
 
 
@@ -62,18 +111,16 @@ class Capture:
         self.total = 0
         self._head_max = bytes_max - bytes_max // 2
         self._tail_max = bytes_max // 2
-        self._spill_max = spill_bytes_max
         self._head = bytearray()
         self._tail: deque[bytes | bytearray] = deque()
         self._tail_bytes = 0
-        self._spill_fd = -1
-        self._spill_path: str | None = None
-        self._spilled = 0
+        self._spill: Spill | None = None
+        self._spill_max = spill_bytes_max
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
-        if self.total > self._head_max + self._tail_max and self._spilled < self._spill_max:
-            self._spill(data)
+        if self.total > self._head_max + self._tail_max and self._spill_max:
+            self._add_to_spill(data)
         room = self._head_max - len(self._head)
         if room > 0:
             self._head += data[:room]
@@ -83,57 +130,30 @@ class Capture:
 
     def read(self, after: int, bytes_max: int) -> tuple[bytes, int]:
         """What was written from byte `after` on, and where that really begins: later, if some of it is gone."""
-        if after < self._spilled:
-            return self._read_spilled(after, min(bytes_max, self._spilled - after)), after
+        if self._spill is not None and after < self._spill.size:
+            return self._spill.read(after, bytes_max), after
         if after < len(self._head):
             return bytes(self._head[after : after + bytes_max]), after
         begin = self.total - self._tail_bytes
         after = max(after, begin)
-        pieces: list[bytes] = []
-        at, left = begin, bytes_max
-        for chunk in self._tail:
-            piece = bytes(chunk[max(0, after - at) :][:left]) if after < at + len(chunk) else b""
-            pieces.append(piece)
-            left -= len(piece)
-            at += len(chunk)
-            if left <= 0:
-                break
-        return b"".join(pieces), after
+        tail = b"".join(self._tail)
+        return tail[after - begin :][:bytes_max], after
 
     def finish(self) -> Output:
-        """The result. Nothing is added after this; `read` still works, as long as the result lives."""
+        """The result. Nothing is added after this, but `read` still works."""
         tail = b"".join(self._tail)
         tail = tail[max(0, len(tail) - self._tail_max) :]
         dropped = self.total - len(self._head) - len(tail)
         assert dropped >= 0
-        path = self._spill_path
-        output = Output(bytes(self._head), tail, self.total, dropped, path)
-        if path is not None:
-            object.__setattr__(output, "_unlink", weakref.finalize(output, _unlink, path))
-            self._close_spill()
-        return output
+        if self._spill is not None:
+            self._spill.close()
+        return Output(bytes(self._head), tail, self.total, dropped, self._spill)
 
     def discard(self) -> None:
         """There will be no result: delete the file."""
-        self._close_spill()
-        if self._spill_path is not None:
-            _unlink(self._spill_path)
-            self._spill_path = None
-            self._spilled = 0
-
-    def _close_spill(self) -> None:
-        if self._spill_fd >= 0:
-            os.close(self._spill_fd)
-            self._spill_fd = -1
-
-    def _read_spilled(self, after: int, size: int) -> bytes:
-        assert self._spill_path is not None
-        # Opened anew: a finished command that is kept for reading must not keep an fd.
-        fd = os.open(self._spill_path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(fd, size, after)
-        finally:
-            os.close(fd)
+        if self._spill is not None:
+            self._spill.delete()
+            self._spill = None
 
     def _add_to_tail(self, data: bytes) -> None:
         last = self._tail[-1] if self._tail else None
@@ -145,14 +165,15 @@ class Capture:
         while self._tail_bytes - len(self._tail[0]) >= self._tail_max:
             self._tail_bytes -= len(self._tail.popleft())
 
-    def _spill(self, data: bytes) -> None:
+    def _add_to_spill(self, data: bytes) -> None:
         try:
-            if self._spill_fd < 0:
-                self._spill_fd, self._spill_path = tempfile.mkstemp(prefix="banksman-", suffix=".out")
+            if self._spill is None:
+                self._spill = Spill()
                 # Nothing was dropped before this moment, so head and tail are all there has been.
                 data = b"".join((self._head, *self._tail, data))
-            data = data[: self._spill_max - self._spilled]
-            self._spilled += _write_all(self._spill_fd, data)
+            room = self._spill_max - self._spill.size
+            if room > 0:
+                self._spill.add(data[:room])
         except OSError as exc:
             # A full disk must not end somebody's command. Head, tail and count are kept; the file is given up.
             log.warning("! output is no longer written to a file: %s", exc)
@@ -160,13 +181,7 @@ class Capture:
             self.discard()
 
 
-def _write_all(fd: int, data: bytes) -> int:
-    view = memoryview(data)
-    while view:
-        view = view[system.write(fd, view) :]
-    return len(data)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+def _unlink(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

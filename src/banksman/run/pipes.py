@@ -7,7 +7,7 @@ them waits for the pipes. A pipe here is an int, and closing it is `close()`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -23,17 +23,20 @@ READ_BYTES_MAX = 1 << 20
 
 
 class Reader:
-    """Reads one pipe and passes on what it reads. `on_end` is called once, at its end and not on our own close."""
+    """Reads one pipe and passes on what it reads.
+
+    `on_end` is called once, at its end and not on our own close; with False if reading failed and more may be there.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, fd: int, on_data: Callable[[bytes], None], on_end: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, fd: int, on_data: Callable[[bytes], None], on_end: Callable[[bool], None]
     ) -> None:
-        self._loop = loop
         self._fd = fd
+        self._loop = loop
         self._on_data = on_data
         self._on_end = on_end
         self._is_paused = True
-        _unblock(fd)
+        system.set_blocking(fd, False)
 
     @property
     def is_open(self) -> bool:
@@ -59,11 +62,15 @@ class Reader:
                 data = system.read(self._fd, READ_BYTES)
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""  # EIO from a terminal whose other side is gone. There is nothing more to read here.
+            except OSError as exc:
+                if exc.errno not in system.PASSING:
+                    self.close()
+                    # EIO is how a terminal says that its other side is gone.
+                    self._on_end(exc.errno == errno.EIO)
+                return
             if not data:
                 self.close()
-                self._on_end()
+                self._on_end(True)
                 return
             taken += len(data)
             self._on_data(data)
@@ -76,8 +83,10 @@ class Reader:
         """Close the fd without touching the loop."""
         if self.is_open:
             fd, self._fd = self._fd, -1
-            with contextlib.suppress(OSError):
-                system.close(fd)
+            system.close(fd)
+
+    # For one that was abandoned with its loop: its host was dropped, and nobody else can close it.
+    __del__ = forget
 
 
 class Writing:
@@ -102,12 +111,12 @@ class Writer:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        self._loop = loop
         self._fd = fd
+        self._loop = loop
         self._queue: deque[Writing] = deque()
         self._is_waiting = False
         self._is_ending = False
-        _unblock(fd)
+        system.set_blocking(fd, False)
 
     @property
     def is_open(self) -> bool:
@@ -151,8 +160,9 @@ class Writer:
         """Close the fd without touching the loop."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            with contextlib.suppress(OSError):
-                system.close(fd)
+            system.close(fd)
+
+    __del__ = forget
 
     def _write_now(self) -> None:
         while self._queue:
@@ -164,6 +174,9 @@ class Writer:
                     self._wait()
                     return
                 except OSError as exc:
+                    if exc.errno in system.PASSING:
+                        self._wait()
+                        return
                     writing.fail(CommandError(f"the command does not take its stdin any more: {exc.strerror}"))
                     self._queue.popleft()
                     self.close()
@@ -184,15 +197,6 @@ class Writer:
         if not self._is_waiting:
             self._loop.add_writer(self._fd, self._write_now)
             self._is_waiting = True
-
-
-def _unblock(fd: int) -> None:
-    """Make an fd that was just handed to us non-blocking; it is ours from here on, also if that fails."""
-    try:
-        system.set_blocking(fd, False)
-    except OSError:
-        system.close(fd)
-        raise
 
 
 def _write_without_sigpipe(fd: int, data: memoryview) -> int:

@@ -22,6 +22,7 @@ from banksman.core.facts import (
     BytesRead,
     Exited,
     KeeperActed,
+    NeverStarted,
     ProcessesSwept,
     ProcessFact,
     Started,
@@ -32,12 +33,12 @@ from banksman.core.facts import (
     Swept,
     TreeEnded,
 )
-from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, UsageError
+from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, UsageError, no_room
 from banksman.run import system
 from banksman.run.keeper import wire
 from banksman.run.launch import Launch
 from banksman.run.pipes import Reader, Writer
-from banksman.run.spawner import Zygote, above_stdio, no_room, socketpair, spawner
+from banksman.run.spawner import Zygote, above_stdio, socketpair, spawner
 
 Stdin = Literal["null", "pipe", "inherit"]
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
@@ -172,7 +173,9 @@ class Process:
                 data = system.recv(self._control)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as exc:
+                if exc.errno in system.PASSING:
+                    return  # The socket is still readable, so the loop calls again.
                 data = b""
             if not data:
                 self._on_silence()
@@ -185,6 +188,9 @@ class Process:
                 self.pid, self._keeper = pid, keeper
                 self._cancel_start_timer()
                 self._on_fact(Started(pid, at))
+            case ("failed", "stopped", _):
+                self.close()
+                self._on_fact(NeverStarted(time.monotonic()))
             case ("failed", step, number):
                 self._fail(_start_error(step, number))
             case ("exited", code, number, at):
@@ -237,8 +243,8 @@ class Process:
     def _on_bytes(self, stream: Stream, data: bytes) -> None:
         self._on_fact(BytesRead(stream, data, time.monotonic()))
 
-    def _on_stream_end(self, stream: Stream) -> None:
-        self._on_fact(StreamEnded(stream, time.monotonic()))
+    def _on_stream_end(self, stream: Stream, is_whole: bool) -> None:
+        self._on_fact(StreamEnded(stream, time.monotonic(), is_whole))
 
     # -- what is done ------------------------------------------------------------------------------------------------
     def term(self, seconds: float) -> None:
@@ -307,11 +313,15 @@ class Process:
             with contextlib.suppress(OSError):
                 self._control.shutdown(_socket.SHUT_WR)
 
-    def forget(self) -> None:
-        """Close every fd without touching the loop: in a forked child of this program, or when the loop is closed.
+    def abandon(self) -> None:
+        """The loop is closed, and nothing can be heard any more. Closing the socket is a stop: the keeper ends it."""
+        self.forget()
+        if self._zygote is not None:
+            spawner.release(self, self._zygote)
+            self._zygote = None
 
-        In a forked child these are copies, and the keeper notices nothing. Otherwise it takes it for a stop.
-        """
+    def forget(self) -> None:
+        """Close every fd without touching the loop. In a forked child these are copies; the keeper notices nothing."""
         self._is_over = True
         for reader in self._readers.values():
             reader.forget()
@@ -320,6 +330,9 @@ class Process:
         if self._control is not None:
             self._control.close()
             self._control = None
+        if self._busy_fd >= 0:
+            system.close(self._busy_fd)
+            self._busy_fd = -1
         self._close_theirs()
 
     def _hang_up(self) -> None:
@@ -338,8 +351,7 @@ class Process:
 
     def _close_theirs(self) -> None:
         for fd in self._theirs:
-            with contextlib.suppress(OSError):
-                system.close(fd)
+            system.close(fd)
         self._theirs.clear()
 
 
@@ -377,7 +389,7 @@ def _own_stdin() -> int:
     except OSError as exc:
         if exc.errno != errno.EBADF:
             raise
-        raise UsageError('stdin="inherit", but this program has closed its own stdin') from exc
+        raise UsageError('stdin="inherit", but this program has closed its own', hint="stdin=None") from exc
 
 
 def _start_error(step: str, number: int) -> BanksmanError:
@@ -391,5 +403,5 @@ def _start_error(step: str, number: int) -> BanksmanError:
     if step == "limits":
         return UsageError(f"cannot set the limits: {text}", hint="a hard limit can be raised by root only")
     if step == "cwd":
-        return UsageError(f"cannot start in that folder: {text}")
+        return UsageError(f"cannot start in that folder: {text}", hint="cwd must be a folder we may enter")
     return no_room(step, OSError(number, text))

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
-from banksman.errors import MachineError, UsageError
+from banksman.errors import UsageError, no_room
 from banksman.run import system
 from banksman.run.keeper import wire
 
@@ -277,18 +277,6 @@ def socketpair() -> tuple[_socket.socket, _socket.socket]:
         return pair
     a, b = (_socket.socket(fileno=above_stdio(end.detach())) for end in pair)
     return a, b
-
-
-def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
-    """An OSError of ours as what it is: the machine has no room."""
-    number = exc.errno or 0
-    hint = {
-        errno.EMFILE: "this process has too many open files: close some, or raise its limit (ulimit -n)",
-        errno.ENFILE: "the machine has too many open files: see /proc/sys/fs/file-max",
-        errno.EAGAIN: "too many processes for this user or control group: see ulimit -u and pids.max",
-        errno.ENOMEM: "not enough memory",
-    }.get(number, "")
-    return MachineError(f"cannot start a command: {step}: {os.strerror(number)}", number=number, hint=hint, **ids)
 
 
 spawner = Spawner()

@@ -12,6 +12,7 @@ and cost each keeper 130 kB of private memory.
 from __future__ import annotations
 
 import _socket
+import errno
 import fcntl
 import os
 import select
@@ -33,6 +34,8 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # A message on a control socket is small, save the list of what was swept, which is sent in pieces of this size at most.
 MESSAGE_BYTES_MAX = 65536
+# A call that failed like this may work a moment later, with nothing changed by us.
+PASSING = (errno.ENOMEM, errno.ENOBUFS, errno.EINTR)
 # The kernel takes 253 fds in one message (SCM_MAX_FD); a few of them are ours.
 PASSED_FDS_MAX = 240
 
@@ -43,10 +46,19 @@ open_fd = os.open
 memfd_create = os.memfd_create
 read = os.read
 write = os.write
-close = os.close
+close_fd = os.close
 closerange = os.closerange
 set_blocking = os.set_blocking
 listdir = os.listdir
+
+
+def close(fd: int) -> None:
+    """Give an fd back. An error (a full or lost network disk) changes nothing: the kernel has freed it all the same."""
+    try:
+        close_fd(fd)
+    except OSError as exc:
+        if exc.errno == errno.EBADF:
+            raise AssertionError("an fd that is not ours any more was closed again") from exc
 
 
 def dup(fd: int) -> int:
@@ -94,7 +106,13 @@ def send(sock: _socket.socket, data: bytes) -> None:
 
 
 def recv(sock: _socket.socket) -> bytes:
-    return sock.recv(MESSAGE_BYTES_MAX, _socket.MSG_DONTWAIT)
+    """The next message, or nothing at its end."""
+    try:
+        return sock.recv(MESSAGE_BYTES_MAX, _socket.MSG_DONTWAIT)
+    except ConnectionResetError:
+        # The peer closed with messages of ours unread. The kernel says so once, ahead of what the peer had still sent;
+        # after that its last words are there to be read.
+        return sock.recv(MESSAGE_BYTES_MAX, _socket.MSG_DONTWAIT)
 
 
 def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ import time
 
 from banksman.run import system
 from banksman.run.keeper import wire
-from banksman.run.keeper.plumbing import close_all_but, read_order, wake_on_child
+from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, read_order, wake_on_child
 from banksman.run.keeper.spawn import SpawnFailed, spawn
 from banksman.run.keeper.tree import SIGCONT, SIGSTOP, SIGTERM, Sweep, survey
 
@@ -57,6 +57,11 @@ def keep(control_fd: int, order_fd: int, cwd: int, fds: list[int], host: int) ->
     woken = wake_on_child()
     control = _socket.socket(fileno=control_fd)
     order = read_order(order_fd)
+    if is_spoken_to(control):
+        # The host has hung up or wants it stopped, before it was even begun. Whoever was told that it is over must not
+        # see it start after all.
+        system.send(control, wire.encode(wire.FAILED, "stopped", 0))
+        return
     try:
         leader = spawn(order, cwd, fds)
     except SpawnFailed as exc:
@@ -67,6 +72,14 @@ def keep(control_fd: int, order_fd: int, cwd: int, fds: list[int], host: int) ->
     os.chdir("/")
     close_all_but(0, 1, 2, control_fd, host, *woken)
     Keeper(control, host, woken[0], leader, order).stay()
+
+
+def is_spoken_to(control: _socket.socket) -> bool:
+    try:
+        system.recv(control)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Keeper:
@@ -80,6 +93,7 @@ class Keeper:
         self._linger: float = order["linger"]
         self._phase = RUNNING
         self._has_exited = False
+        self._is_held = False
         self._may_reap = False
         self._is_reaped = False
         self._is_empty = False
@@ -122,16 +136,22 @@ class Keeper:
 
     def _timeout_ms(self) -> float | None:
         due = self._next_round if self._phase is KILLING else self._deadline
-        # Rounded up: a poll that returns a fraction of a millisecond early would spin.
-        return None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
+        if self._is_held:
+            retry = time.monotonic() + RETRY_SECONDS
+            due = retry if due is None else min(due, retry)
+        return None if due is None else milliseconds_until(due)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
     def _on_exit(self) -> None:
         # WNOWAIT leaves the zombie: its pid and group id cannot be reused while the host still drains the pipes.
         result = system.waitid(os.P_PIDFD, self._leader_fd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if not self._is_held:
+            self._poller.unregister(self._leader_fd)
+        # Dead, and yet not ours to wait for: a tracer from outside the tree (gdb, strace -p) has it until it lets go.
+        # Its pidfd stays readable all that time, so it is not polled any more; the zombie is looked for now and then.
+        self._is_held = result is None
         if result is None:
             return
-        self._poller.unregister(self._leader_fd)
         system.close(self._leader_fd)
         self._leader_fd = -1
         self._has_exited = True

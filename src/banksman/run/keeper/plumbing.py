@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import time
 
 from banksman.run import system
 from banksman.run.system import signals
@@ -47,6 +48,14 @@ def close_all_but(*kept: int) -> None:
         low = fd + 1
     # The kernel closes a range in one call, however large.
     system.closerange(low, 0x7FFFFFFF)
+
+
+def milliseconds_until(due: float) -> float:
+    """For poll(): never negative, rounded up so that it does not spin, and bounded, since poll() takes an int.
+
+    Whoever polls looks at the clock again anyway; waking once a minute for nothing costs nothing.
+    """
+    return min(max(0.0, due - time.monotonic()) * 1000 + 1, 60_000)
 
 
 def read_order(fd: int) -> dict[str, Any]:

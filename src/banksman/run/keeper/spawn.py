@@ -119,22 +119,23 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         system.execve(order["path"], order["argv"], order["env"])
     except OSError as exc:
         os.write(tell, f"{step}:{exc.errno}".encode())
-    except ValueError:
-        # setrlimit refuses a soft limit above the hard one, and a raised hard one, in this way.
+    except BaseException:
+        # setrlimit refuses some pairs with a ValueError. Whatever it was: not a word on the pipe would mean success.
         os.write(tell, f"{step}:22".encode())
     finally:
         os._exit(127)
 
 
 def _set_limits(limits: Order) -> None:
-    for number, pair in limits["rlimits"]:
-        resource.setrlimit(number, pair)
     if limits["nice"] is not None:
         os.setpriority(os.PRIO_PROCESS, 0, limits["nice"])
     if limits["oom_score_adj"] is not None:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, str(limits["oom_score_adj"]).encode())
         os.close(fd)
+    # Last: a low limit of open files would be in the way of the lines above.
+    for number, pair in limits["rlimits"]:
+        resource.setrlimit(number, pair)
 
 
 def _reset_signals() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 from banksman.run import system
 from banksman.run.keeper.wire import NAME_BYTES_MAX
@@ -28,8 +29,10 @@ _GONE = (errno.ENOENT, errno.ESRCH)
 # One pass finds what was forked during the pass before; each pass freezes more of the tree, so a tree that can be
 # frozen at all is frozen in a few. The bound is for one that cannot: the next round goes on.
 FREEZE_PASSES_MAX = 100
-# Asking about every pid there can be is only done where there are few enough.
+# Asking about every pid there can be is dear (0.1 s): only where there are few enough, and not too often. More than
+# once, because what a hidden child leaves behind becomes ours only when the child is dead.
 ENUMERATE_PIDS_MAX = 65536
+ENUMERATE_SECONDS_BETWEEN = 0.5
 
 
 def read_stat(pid: int) -> tuple[int, str, int] | None:
@@ -73,6 +76,11 @@ def descendants(root: int, *, spare: Container[int] = (), near: bool) -> list[Me
     of older processes that is most of the cost. It can miss some (pids wrap around), so it is for finding, never for
     proving that there is nothing left. Neither is a full look: /proc may hide processes from us.
     """
+    return [(pid, start) for pid, state, start in family(root, spare=spare, near=near) if state not in "ZX"]
+
+
+def family(root: int, *, spare: Container[int] = (), near: bool) -> list[tuple[int, str, int]]:
+    """The descendants of `root` with their states, zombies too: pid, state, start time."""
     children: dict[int, list[int]] = {}
     found: dict[int, tuple[str, int]] = {}
     for entry in system.listdir("/proc"):
@@ -86,17 +94,15 @@ def descendants(root: int, *, spare: Container[int] = (), near: bool) -> list[Me
             parent, state, start = stat
             children.setdefault(parent, []).append(pid)
             found[pid] = (state, start)
-    living: list[Member] = []
+    members: list[tuple[int, str, int]] = []
     waiting = [root]
     while waiting:
         for pid in children.get(waiting.pop(), ()):
             if pid in spare:
                 continue
             waiting.append(pid)
-            state, start = found[pid]
-            if state not in "ZX":
-                living.append((pid, start))
-    return living
+            members.append((pid, *found[pid]))
+    return members
 
 
 def open_member(member: Member) -> int | None:
@@ -129,6 +135,7 @@ class Sweep:
     def __init__(self, root: int) -> None:
         self._root = root
         self._near = True
+        self._ask_all_at = 0.0
         self.names: dict[Member, str] = {}
         self.denied: dict[Member, str] = {}
 
@@ -167,7 +174,8 @@ class Sweep:
                     pass  # Gone between the two signals.
                 system.close(fd)
         if not held:
-            if not self._near and not self.denied and not spare:
+            if not self._near and not self.denied and not spare and time.monotonic() >= self._ask_all_at:
+                self._ask_all_at = time.monotonic() + ENUMERATE_SECONDS_BETWEEN
                 return self._kill_unseen()
             # Nothing near: whatever is left has a pid below ours, so from now on look everywhere.
             self._near = False
@@ -175,7 +183,8 @@ class Sweep:
 
     def _kill_unseen(self) -> bool:
         """Kill direct children that /proc does not show: by number, which is safe for an unreaped child of our own."""
-        children = enumerate_children()
+        # A child that /proc shows as a zombie is dead; its tracer has it. One that it does not show at all is meant.
+        children = [pid for pid in enumerate_children() if read_stat(pid) is None]
         for pid in children:
             self.names.setdefault((pid, 0), "(hidden)")
             try:
@@ -232,18 +241,16 @@ def enumerate_children() -> list[int]:
     return children
 
 
+_WHY = {"D": "in uninterruptible sleep", "Z": "dead, but its tracer has not let it go"}
+
+
 def survey(root: int, denied: dict[Member, str]) -> list[tuple[int, str, str]]:
     """Who is left, and why: pid, command, reason. Never empty: whoever calls this has no proof that the tree is."""
     left: list[tuple[int, str, str]] = []
-    for member in descendants(root, near=False):
-        stat = read_stat(member[0])
-        if stat is None:
-            continue
-        if member in denied:
+    for pid, state, start in family(root, near=False):
+        if (pid, start) in denied:
             why = "not ours to signal"
-        elif stat[1] == "D":
-            why = "in uninterruptible sleep"
         else:
-            why = "still dying"
-        left.append((member[0], name_of(member[0]), why))
+            why = _WHY.get(state, "still dying")
+        left.append((pid, name_of(pid), why))
     return left or [(0, "", "hidden from /proc")]

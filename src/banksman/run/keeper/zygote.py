@@ -20,7 +20,7 @@ import time
 from banksman.run import system
 from banksman.run.keeper import wire
 from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, keep
-from banksman.run.keeper.plumbing import stay_deaf, wake_on_child
+from banksman.run.keeper.plumbing import milliseconds_until, stay_deaf, wake_on_child
 from banksman.run.keeper.spawn import set_soft_nofile
 from banksman.run.keeper.tree import SIGKILL, Sweep, descendants, name_of
 
@@ -72,7 +72,7 @@ class Zygote:
 
     def stay(self) -> None:
         while self._requests is not None or self._keepers or self._orphans is not None:
-            timeout_ms = None if self._orphans is None else self._orphans.timeout_ms()
+            timeout_ms = None if self._orphans is None else milliseconds_until(self._orphans.next_round)
             ready = dict(system.poll(self._poller, timeout_ms))
             if self._host in ready:
                 self._take_no_more()
@@ -184,9 +184,6 @@ class Orphans:
         self.next_round = 0.0
         self._began = time.monotonic()
         self._sweep = Sweep(os.getpid())
-
-    def timeout_ms(self) -> float:
-        return max(0.0, self.next_round - time.monotonic()) * 1000 + 1
 
     def is_over(self, keepers: dict[int, int]) -> bool:
         """One round if it is time for one. True when nothing is left to end, and that has been reported."""
