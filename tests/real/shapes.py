@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     Leaves = Literal["never", "at_eof"]
 
 LIFE_SECONDS_MAX = 60
-# The fork loop: how many of it live at once at most, how long one lives that has a successor, how long it goes on, and
-# how many forks it takes to call it a loop. Few and short-lived: what outruns a sweep is the rate, not the number.
-LOOP_LIVING_MAX = 40
-LOOP_LIFE_SECONDS = 0.05
+# The fork loop: how many lines of descent it has (each is one process, or two at the moment of a fork), how long one
+# process of a line lives, and how long the loop goes on. Few and short-lived: what outruns a sweep is the rate.
+LOOP_LINES = 20
+LOOP_LIFE_SECONDS = 0.02
 LOOP_SECONDS_MAX = 20
-LOOP_FORKS_MIN = 20
 
 # Shapes that a program in front of ours makes, as they come in real commands.
 WRAPPERS = {"setsid": ("setsid",), "env_i_setsid": ("env", "-i", "setsid")}
@@ -86,6 +85,7 @@ def _take_shape(marker: str, shape: str, fifo: str, leaves: str) -> None:
         _be_quiet()
     if shape == "double_fork":
         _daemonise()
+        leaves = "never"  # That was said to the leader, which is gone.
     if shape == "fork_loop":
         _fork_for_ever(fifo, leaves)
     if shape == "term_proof":
@@ -183,46 +183,38 @@ def _block_on_stdout(fifo: str) -> NoReturn:
 
 
 def _fork_for_ever(fifo: str, leaves: str) -> NoReturn:
-    """Fork as fast as the bounds allow, each child in a session of its own, and each of them does the same.
+    """Fork as fast as it goes. The first process makes the lines of descent, and then children that end at once.
 
-    A process ends by itself only when it has a successor, so the loop as a whole does not die out: not when its first
-    process ends, and not when most of it is killed. The bound on the living is a pipe full of tokens: a birth takes
-    one, an end of one's own puts one back, and whoever is killed takes his with him.
+    The lines do not end with it, nor with each other: a loop that died out by itself would hide a killer that is slow.
     """
-    take, put = os.pipe()
-    os.set_blocking(take, False)
-    os.write(put, b"." * LOOP_LIVING_MAX)
     over_at = time.monotonic() + LOOP_SECONDS_MAX
-    born_at, forks, is_first = time.monotonic(), 0, True
-    while (now := time.monotonic()) < over_at:
-        if is_first and leaves == "at_eof" and select.select([0], [], [], 0)[0]:
-            os._exit(0)
-        _reap()
-        if not is_first and forks and now > born_at + LOOP_LIFE_SECONDS:
-            os.write(put, b".")
-            os._exit(0)
-        try:
-            os.read(take, 1)
-        except BlockingIOError:
-            select.select([take], [], [], 0.01)
-            continue
+    for _ in range(LOOP_LINES):
         if os.fork() == 0:
-            _bound_life()
-            os.setsid()
-            born_at, forks, is_first = time.monotonic(), 0, False
-            continue
-        forks += 1
-        if is_first and forks == LOOP_FORKS_MIN:
-            _say_up(fifo)
+            _be_a_line_of_descent(over_at)
+    _say_up(fifo)
+    while time.monotonic() < over_at:
+        if leaves == "at_eof" and select.select([0], [], [], 0)[0]:
+            os._exit(0)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        while os.waitpid(-1, 0)[0] != child:
+            pass  # One of the lines has left its first process behind.
     os._exit(0)
 
 
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def _be_a_line_of_descent(over_at: float) -> NoReturn:
+    """A process that lives a moment and then goes on in a child, in a session of its own each time.
+
+    Whoever has read its pid from /proc comes too late, unless it was stopped first.
+    """
+    while time.monotonic() < over_at:
+        _bound_life()
+        os.setsid()
+        time.sleep(LOOP_LIFE_SECONDS)
+        if os.fork():
+            os._exit(0)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ no fd is left, and the next command works.
 
 from __future__ import annotations
 
+import ast
 import collections
 import errno
 import functools
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ TRUTH = {
 }
 
 
-def run_host(scenario: str, plan: str) -> dict[str, object]:
+def run_host(scenario: str, plan: str) -> dict[str, Any]:
     marker = f"marked-{uuid.uuid4().hex}"
     argv = [sys.executable, str(HERE / "fault_host.py"), scenario, marker, plan]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
@@ -50,12 +52,12 @@ def recorded(scenario: str) -> collections.Counter[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         record = os.path.join(folder, "calls")
         seen = run_host(scenario, f"::::{record}")
-        assert seen["finished"] == seen["finished"] | TRUTH[scenario]
+        assert seen["finished"] == {**seen["finished"], **TRUTH[scenario]}
         with open(record) as file:
             return collections.Counter((role, call) for role, call in (line.split() for line in file))
 
 
-def is_true(scenario: str, finished: dict[str, object]) -> bool:
+def is_true(scenario: str, finished: dict[str, Any]) -> bool:
     """The result is what really happened: nothing invented, nothing survived. How it ended may be unknown."""
     if finished["survivors"] != 0:
         return False
@@ -82,3 +84,69 @@ def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(scenario: s
                 wrong.append(f"{plan} {seen}")
     assert not wrong, f"{len(wrong)} of {cells} cells:\n" + "\n".join(wrong)
     assert cells > 10
+
+
+def test_out_of_fds_is_an_error_with_a_hint_and_never_a_leak() -> None:
+    """The real thing: EMFILE from the kernel, at each number of fds that a start takes, one after another."""
+    done = subprocess.run([sys.executable, "-c", OUT_OF_FDS], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["errors"] >= 5
+    assert set(seen["hints"]) == {"this process has too many open files: close some, or raise its limit (ulimit -n)"}
+    assert seen["leaked"] == 0
+    assert seen["succeeded"] >= 1
+
+
+OUT_OF_FDS = """
+import asyncio, json, os, resource
+import banksman
+
+async def main():
+    await banksman.execute(["true"])                    # the zygote and the loop have their fds
+    before = len(os.listdir("/proc/self/fd"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    seen = {"errors": 0, "hints": [], "succeeded": 0}
+    for limit in range(3, 40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            assert (await banksman.execute(["sh", "-c", "exit 3"], stdin=b"x")).code == 3
+            seen["succeeded"] += 1
+        except banksman.MachineError as exc:
+            seen["errors"] += 1
+            seen["hints"].append(exc.hint)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    seen["leaked"] = len(os.listdir("/proc/self/fd")) - before
+    print(json.dumps(seen))
+
+asyncio.run(main())
+"""
+
+# What these files may take from `os` themselves: what cannot fail for want of room, or is told by a value.
+HARMLESS = {
+    *("getpid", "getppid", "fsencode", "fsdecode", "strerror", "path", "environ", "environb", "PathLike", "defpath"),
+    *("_exit", "waitstatus_to_exitcode", "fstat", "stat", "access", "lseek", "register_at_fork", "chdir"),
+    *("getresuid", "getresgid", "getgroups", "getpriority", "setpriority", "sched_getaffinity", "set_inheritable"),
+}
+# After its fork the child of a command with limits tells every failure through its pipe, whatever failed.
+CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}
+FILES = (
+    "process.py",
+    "spawner.py",
+    "pipes.py",
+    "launch.py",
+    *(f"keeper/{path.name}" for path in (RUN / "keeper").glob("*.py")),
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_system_call_goes_round_the_seam(name: str) -> None:
+    tree = ast.parse((RUN / name).read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("os", "_socket")
+    }
+    calls = {attribute for attribute in used if not attribute.isupper() and not attribute.startswith(("P_", "CLD_"))}
+    beside = calls - HARMLESS - CHILD_ONLY.get(pathlib.Path(name).name, set()) - {"socket"}
+    assert not beside, f"{name} calls {sorted(beside)} and not through banksman.run.system"

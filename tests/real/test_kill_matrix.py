@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +170,10 @@ class Tree:
     shape: str
     marker: str
     fifo: int
-    # Known once it is up: the process that has the shape, and all that hold the marker.
+    # How many processes it has at least, once it stands.
+    size: int
+    # The process that has the shape, known once it stands.
     pid: int = 0
-    pids: list[int] = field(default_factory=list[int])
 
     async def is_up(self, ending: asyncio.Future[Finished] | None = None) -> bool:
         """Wait for the tree to stand; False if the command has ended before it did."""
@@ -193,8 +194,9 @@ class Tree:
         state = {"stopped": "T", "blocked_on_full_stdout": "S", "blocked_on_its_leader": "S"}.get(self.shape)
         if state is not None:
             await wait_until(lambda: (sight := look(self.pid)) and sight.state == state, f"it is not in state {state}")
-        self.pids = count(self.marker)
-        return self.pid in self.pids
+        # The count must see the whole of it now, or its zero later would mean nothing.
+        standing = count(self.marker)
+        return self.pid in standing and len(standing) >= self.size
 
 
 @contextmanager
@@ -203,8 +205,10 @@ def planted(folder: Path, marker: str, shape: str, role: Role, leaves: Leaves) -
     os.mkfifo(path)
     # Held for writing too, so that it has no end of file when the one who wrote closes it.
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    # The leader and the one it started, or the wrapper and the one it waits for.
+    has_two = role == "descendant" or (shape in shapes.WRAPPERS and leaves == "never")
     try:
-        yield Tree(shapes.argv(marker, shape, role, str(path), leaves), shape, marker, fifo)
+        yield Tree(shapes.argv(marker, shape, role, str(path), leaves), shape, marker, fifo, size=2 if has_two else 1)
     finally:
         os.close(fifo)
 
@@ -319,7 +323,7 @@ async def check_under_a_living_host(cell: Cell, folder: Path, marker: str) -> No
             host, command, ending = await start(cell, tree, patience)
             try:
                 if not await tree.is_up(ending):
-                    assert cell.is_ended_by_a_clock, f"it ended before it stood: {ending.result()}"
+                    assert cell.is_ended_by_a_clock, f"it ended before it stood: {ending}"
                     await ending
                     continue
                 run = Run(host, command, ending, await find_keeper(tree.pid))

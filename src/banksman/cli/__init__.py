@@ -15,11 +15,19 @@ verbs:
 `banksman VERB --help` says more. Example:
   banksman exec --timeout 60 -- make test
 """
-OWN_FAILURE = 125
+OWN_FAILURE, INTERRUPTED = 125, 130
 
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
+    try:
+        return _verb(words)
+    except KeyboardInterrupt:
+        # Before a verb listens to signals, or after: there is nothing to end.
+        return INTERRUPTED
+
+
+def _verb(words: list[str]) -> int:
     match words:
         case [] | ["-h" | "--help" | "help", *_]:
             print(HELP, end="")

@@ -19,7 +19,11 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def run_foreground(launch: Launch, options: Options, *, is_quiet: bool) -> tuple[Finished, int | None]:
     """Run it to its end. Also returns the signal that made us stop it, if one did. Quiet: nothing is passed through."""
-    return asyncio.run(_Foreground(launch, options, is_quiet=is_quiet).run())
+    result = asyncio.run(_Foreground(launch, options, is_quiet=is_quiet).run())
+    # It is over, and so are we in a moment. Somebody who leans on Ctrl-C shall see the result and not a traceback.
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    return result
 
 
 class _Foreground:

@@ -103,7 +103,7 @@ class Zygote:
             return False
         # A program that waits for any child (waitpid(-1)) may have reaped it before us.
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            system.waitpid(self.pid, 0)
         self.forget()
         return True
 
@@ -111,7 +111,7 @@ class Zygote:
         """Give up the fds, without a word to anybody."""
         self.hang_up()
         if self._pidfd >= 0:
-            os.close(self._pidfd)
+            system.close(self._pidfd)
             self._pidfd = -1
 
 
@@ -249,7 +249,7 @@ def _start(fingerprint: object, plan_text: str) -> Zygote:
         ours.close()
         if pid:
             # It sees its socket closed and leaves by itself.
-            os.waitpid(pid, 0)
+            system.waitpid(pid, 0)
         raise no_room("zygote", exc) from exc
     finally:
         theirs.close()
