@@ -1,7 +1,7 @@
-"""A host in a process of its own, to be killed or to end without closing anything: `python hosts.py`, told what to do
-by one line of JSON on stdin (never by argv: what has the marker there is counted).
+"""A host in a process of its own, to be killed, or to end without closing anything; and how it looks from outside.
 
-It starts the command, then says so by a line of JSON: the pids of its forked siblings. Then it waits for one more line
+As a program it is told what to do by one line of JSON on stdin (never by argv: what has the marker there is counted).
+It starts the command and says so by a line of JSON, the pids of its forked siblings. Then it waits for one more line
 and ends, with the loop, the host and the command as they are.
 """
 
@@ -11,14 +11,18 @@ import asyncio
 import ctypes
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING, NoReturn, TypedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypedDict
 
+import banksman
 from banksman import Command, Host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIFE_SECONDS_MAX = 60
 
@@ -31,6 +35,63 @@ class Order(TypedDict):
     has_siblings: bool
 
 
+# -- from outside ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A process as /proc showed it. pid and start time together are never used twice."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    start: int
+
+    @property
+    def is_there(self) -> bool:
+        now = look(self.pid)
+        return now is not None and now.start == self.start and now.state not in "ZX"
+
+
+def look(pid: int) -> Sight | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition(" (")[2].rpartition(") ")
+    fields = rest.split()
+    return Sight(pid, name, fields[0], int(fields[1]), int(fields[19]))
+
+
+@contextmanager
+def running(order: Order, errors: Path, up_seconds_max: float) -> Generator[tuple[subprocess.Popen[str], list[Sight]]]:
+    """A host that has started its command, and its siblings. All of them are gone, or about to be, afterwards."""
+    # The very Banksman that is tested here, wherever it was imported from.
+    env = {**os.environ, "PYTHONPATH": str(Path(banksman.__file__).parent.parent)}
+    argv = [sys.executable, "-S", __file__]
+    pipe = subprocess.PIPE
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=stderr, env=env, text=True) as host,
+    ):
+        assert host.stdin is not None
+        assert host.stdout is not None
+        try:
+            print(json.dumps(order), file=host.stdin, flush=True)
+            is_ready, _, _ = select.select([host.stdout], [], [], up_seconds_max)
+            assert is_ready, "the host does not start"
+            line = host.stdout.readline()
+            assert line, f"the host has ended: {errors.read_text()}"
+            yield host, [sight for pid in json.loads(line) if (sight := look(pid))]
+        finally:
+            # The siblings end when their stdin does, which Popen closes on its way out.
+            host.kill()
+
+
+def let_end(host: subprocess.Popen[str]) -> None:
+    print("end", file=host.stdin, flush=True)
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
 async def main(host: Host, order: Order) -> None:
     command = await host.start(order["argv"], grace=order["grace"], linger=order["linger"])
     assert isinstance(command, Command)

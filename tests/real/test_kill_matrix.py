@@ -14,27 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.real import hosts, shapes
+from tests.real.hosts import Sight, look
 
 import banksman
 from banksman import Command, Ended, Finished, Host
 from banksman.run.command import State
 from banksman.run.host import default_host
 from banksman.run.spawner import spawner
-from tests.real import shapes
 
 if TYPE_CHECKING:
     from tests.real.shapes import Leaves, Role
@@ -108,32 +107,6 @@ RUN = [cell for cell in PRODUCT if str(cell) not in IMPOSSIBLE]
 
 
 # -- looking at processes from outside -------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """A process as /proc shows it. pid and start time together are never used twice."""
-
-    pid: int
-    name: str
-    state: str
-    parent: int
-    start: int
-
-    @property
-    def is_there(self) -> bool:
-        now = look(self.pid)
-        return now is not None and now.start == self.start and now.state not in "ZX"
-
-
-def look(pid: int) -> Sight | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    name, _, rest = text.partition(" (")[2].rpartition(") ")
-    fields = rest.split()
-    return Sight(pid, name, fields[0], int(fields[1]), int(fields[19]))
-
-
 def count(marker: str) -> list[int]:
     command = [sys.executable, "-I", "-S", str(HERE / "count.py"), marker]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=UP_SECONDS_MAX)
@@ -200,7 +173,7 @@ class Tree:
 
 
 @contextmanager
-def planted(folder: Path, marker: str, shape: str, role: Role, leaves: Leaves) -> Iterator[Tree]:
+def planted(folder: Path, marker: str, shape: str, role: Role, leaves: Leaves) -> Generator[Tree]:
     path = folder / f"up-{time.monotonic_ns()}"
     os.mkfifo(path)
     # Held for writing too, so that it has no end of file when the one who wrote closes it.
@@ -233,8 +206,11 @@ async def start(cell: Cell, tree: Tree, patience: float) -> tuple[Host, Command,
             cell.ending, LONG_LINGER_SECONDS
         )
     if cell.ending in ("timeout", "idle_timeout", "cancel"):
-        clock = {cell.ending: patience} if cell.is_ended_by_a_clock else {}
-        ending = asyncio.ensure_future(banksman.execute(tree.argv, grace=GRACE_SECONDS, linger=linger, **clock))
+        timeout = patience if cell.ending == "timeout" else None
+        idle_timeout = patience if cell.ending == "idle_timeout" else None
+        ending = asyncio.ensure_future(
+            banksman.execute(tree.argv, timeout=timeout, idle_timeout=idle_timeout, grace=GRACE_SECONDS, linger=linger)
+        )
         await asyncio.sleep(0)  # It runs to its first wait, and by then there is a command.
         host = default_host()
         [command] = [command for command in host.commands() if not command.is_over]
@@ -272,10 +248,12 @@ async def end_by_stop(run: Run) -> None:
 
 async def end_by_close(run: Run) -> None:
     await run.host.close()
+    assert run.command.is_over
 
 
 async def end_by_two_closes(run: Run) -> None:
-    await asyncio.gather(run.host.close(), run.host.close())
+    """Neither may return before it is over: the one who comes second has no less a promise."""
+    await asyncio.gather(end_by_close(run), end_by_close(run))
 
 
 async def end_by_keeper_sigkill(run: Run) -> None:
@@ -322,25 +300,28 @@ async def check_under_a_living_host(cell: Cell, folder: Path, marker: str) -> No
         with planted(folder, marker, cell.variant, cell.role, cell.leaves) as tree:
             host, command, ending = await start(cell, tree, patience)
             try:
-                if not await tree.is_up(ending):
-                    assert cell.is_ended_by_a_clock, f"it ended before it stood: {ending}"
-                    await ending
-                    continue
-                run = Run(host, command, ending, await find_keeper(tree.pid))
-                if cell.does_leader_go_at_once:
-                    # The daemon has seen its leader go. The host must have, too, or the two would race below.
-                    await wait_until(lambda: command.state is not State.RUNNING, "the leader's exit is not known")
-                async with asyncio.timeout(GONE_SECONDS_MAX):
-                    await END[cell.ending](run)
-                    finished = await run.ending
-                left = count(marker)
-                assert left == []
-                check_result(cell, tree, command, finished)
-                await wait_until(lambda: not run.keeper.is_there, "the keeper is left")
+                if await tree.is_up(ending):
+                    await check_ending(cell, tree, Run(host, command, ending, await find_keeper(tree.pid)))
+                    return
+                assert cell.is_ended_by_a_clock, f"it ended before it stood: {ending}"
+                await ending
             finally:
                 await host.close()
-            return
     pytest.fail(f"the tree did not stand within {PATIENCE_SECONDS[-1]} s")
+
+
+async def check_ending(cell: Cell, tree: Tree, run: Run) -> None:
+    if cell.does_leader_go_at_once:
+        # The daemon has seen its leader go. The host must have, too, or the two would race below.
+        await wait_until(lambda: run.command.state is not State.RUNNING, "the host does not know of the leader's exit")
+    async with asyncio.timeout(GONE_SECONDS_MAX):
+        await END[cell.ending](run)
+        finished = await run.ending
+    left = count(tree.marker)
+    assert left == []
+    check_result(cell, tree, run.command, finished)
+    # It leaves when it has made its report, so it may still be on its way.
+    await wait_until(lambda: not run.keeper.is_there, "the keeper is left")
 
 
 def check_result(cell: Cell, tree: Tree, command: Command, finished: Finished) -> None:
@@ -370,55 +351,26 @@ def check_result(cell: Cell, tree: Tree, command: Command, finished: Finished) -
 
 
 # -- endings that cost the host its life -----------------------------------------------------------------------------
-@contextmanager
-def host_process(cell: Cell, tree: Tree, errors: Path) -> Iterator[tuple[subprocess.Popen[str], list[Sight]]]:
-    """A host with the tree, in a process of its own, and its forked siblings. They end when their stdin does."""
-    order = {
-        "argv": tree.argv,
-        "grace": GRACE_SECONDS,
-        "linger": LONG_LINGER_SECONDS if cell.does_leader_go_at_once else LINGER_SECONDS,
-        "is_reading_paused": cell.shape == "blocked_on_full_stdout",
-        "has_siblings": cell.ending == "host_sigkill_with_forked_sibling",
-    }
-    # The very Banksman that is tested here, wherever it was imported from.
-    env = {**os.environ, "PYTHONPATH": str(Path(banksman.__file__).parent.parent)}
-    with (
-        errors.open("wb") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-S", str(HERE / "hosts.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=env,
-            text=True,
-        ) as host,
-    ):
-        assert host.stdin is not None
-        assert host.stdout is not None
-        siblings: list[Sight] = []
-        try:
-            print(json.dumps(order), file=host.stdin, flush=True)
-            readable, _, _ = select.select([host.stdout], [], [], UP_SECONDS_MAX)
-            assert readable, "the host does not start"
-            siblings.extend(sight for pid in json.loads(host.stdout.readline()) if (sight := look(pid)))
-            yield host, siblings
-        finally:
-            host.kill()
-
-
 async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> None:
+    has_siblings = cell.ending == "host_sigkill_with_forked_sibling"
     errors = folder / "stderr"
-    with planted(folder, marker, cell.shape, cell.role, "never") as tree:
-        with host_process(cell, tree, errors) as (host, siblings):
+    with planted(folder, marker, cell.variant, cell.role, cell.leaves) as tree:
+        order: hosts.Order = {
+            "argv": tree.argv,
+            "grace": GRACE_SECONDS,
+            "linger": LONG_LINGER_SECONDS if cell.does_leader_go_at_once else LINGER_SECONDS,
+            "is_reading_paused": cell.shape == "blocked_on_full_stdout",
+            "has_siblings": has_siblings,
+        }
+        with hosts.running(order, errors, UP_SECONDS_MAX) as (host, siblings):
+            assert len(siblings) == (2 if has_siblings else 0)
             assert await tree.is_up()
             keeper = await find_keeper(tree.pid)
             zygote = look(keeper.parent)
             assert zygote is not None
             assert zygote.name == "banksman-zygote"
-            guards = [keeper, zygote]
-            assert host.stdin is not None
             if cell.ending == "interpreter_exit":
-                print("end", file=host.stdin, flush=True)
+                hosts.let_end(host)
                 assert host.wait(GONE_SECONDS_MAX) == 0
                 # It waits for its commands on its way out, so there is nothing to wait for here.
                 left = count(marker)
@@ -427,20 +379,24 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
             else:
                 host.kill()
                 host.wait()
-                await wait_until(lambda: count(marker) == [], "processes are left")
-            await wait_until(lambda: not any(guard.is_there for guard in guards), f"guards are left: {guards}")
-            assert len(siblings) == (2 if cell.ending == "host_sigkill_with_forked_sibling" else 0)
-            assert all(sibling.is_there for sibling in siblings)
-        await wait_until(lambda: not any(sibling.is_there for sibling in siblings), "a sibling does not end")
+                await wait_until(lambda: not count(marker), "processes are left")
+            for guard in (keeper, zygote):
+                await wait_until(lambda guard=guard: not guard.is_there, f"a guard is left: {guard}")
+            assert all(sibling.is_there for sibling in siblings), "the siblings did not live on, so nothing was shown"
+        for sibling in siblings:
+            await wait_until(lambda sibling=sibling: not sibling.is_there, f"a sibling does not end: {sibling}")
 
 
 # -- the matrix ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("cell", RUN, ids=str)
 async def test_nothing_is_left_of_the_tree(cell: Cell, tmp_path: Path, marker: str) -> None:
-    if cell.ending in END:
-        await check_under_a_living_host(cell, tmp_path, marker)
-    else:
-        await check_with_a_host_that_dies(cell, tmp_path, marker)
+    check = check_under_a_living_host if cell.ending in END else check_with_a_host_that_dies
+    try:
+        await check(cell, tmp_path, marker)
+    except BaseException:
+        # What a failed cell has left would be a load on the next ones, and make them fail too.
+        await wait_until(lambda: kill_each(marker) == 0, "the rest of a failed cell does not die")
+        raise
 
 
 def test_every_cell_is_run_or_named_impossible() -> None:
