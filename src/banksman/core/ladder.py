@@ -120,11 +120,6 @@ class KillKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class TellDrained:
-    """The pipes are at their end: the keeper may reap the leader."""
-
-
-@dataclass(frozen=True, slots=True)
 class CloseOutput:
     """Give the read ends up, whoever still holds the other side."""
 
@@ -142,7 +137,7 @@ class Settle:
     drained: bool
 
 
-Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | TellDrained | CloseOutput | StartTimer | Settle
+Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | CloseOutput | StartTimer | Settle
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -150,7 +145,6 @@ Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | TellDrained
 class Ladder:
     timings: Timings
     phase: Phase = Phase.RUNNING
-    has_exited: bool = False
     is_output_closed: bool = False
     # When the grace that began with the first TERM ends. TERM to the rest does not begin another.
     kill_at: float | None = None
@@ -164,7 +158,7 @@ def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
         case StopAsked():
             return _on_stop(ladder, fact)
         case LeaderExited():
-            return _on_exit(replace(ladder, has_exited=True), fact.at)
+            return _on_exit(ladder, fact.at)
         case OutputClosed():
             return _on_output_closed(replace(ladder, is_output_closed=True))
         case TreeGone():
@@ -193,22 +187,20 @@ def _on_stop(ladder: Ladder, fact: StopAsked) -> tuple[Ladder, list[Effect]]:
 
 
 def _on_exit(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
-    effects: list[Effect] = [TellDrained()] if ladder.is_output_closed else []
     match ladder.phase:
         case Phase.RUNNING:
             lingering = replace(ladder, phase=Phase.LINGER)
-            return lingering, [*effects, StartTimer(at + ladder.timings.linger, Phase.LINGER)]
+            return lingering, [StartTimer(at + ladder.timings.linger, Phase.LINGER)]
         case Phase.EOF | Phase.TERM:
-            resting, more = _rest(ladder, at)
-            return resting, [*effects, *more]
+            return _rest(ladder, at)
         case _:
-            return ladder, effects
+            return ladder, []
 
 
 def _on_output_closed(ladder: Ladder) -> tuple[Ladder, list[Effect]]:
     if ladder.phase is Phase.DRAIN:
         return replace(ladder, phase=Phase.OVER), [Settle(drained=True)]
-    return ladder, [TellDrained()] if ladder.has_exited else []
+    return ladder, []
 
 
 def _on_tree_gone(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:

@@ -35,7 +35,7 @@ from banksman.core.facts import (
 from banksman.errors import BanksmanError, CommandError, Refused, UsageError
 from banksman.run.finished import Ended, Finished, Step
 from banksman.run.launch import Launch
-from banksman.run.options import Options
+from banksman.run.options import Options, check_seconds
 from banksman.run.output import Capture
 from banksman.run.process import Process
 from banksman.run.waiters import Waiters
@@ -221,13 +221,15 @@ class Command:
             raise UsageError("this command has no stdin to write to", hint='start it with stdin="pipe"')
         if not isinstance(data, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"cannot write {data!r:.60}", hint="bytes; encode text first")
-        if timeout is not None and not timeout >= 0:
-            raise UsageError(f"timeout cannot be {timeout!r}", hint="a number of seconds, 0 or more")
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         writing = stdin.put(bytes(data))
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.shield(writing.done)
         except TimeoutError:
+            if writing.done.done():
+                return writing.done.result()  # Taken whole, in the very pass of the loop in which the time was up.
             if stdin.withdraw(writing):
                 raise Refused("the command did not take its stdin in time; nothing was written") from None
             stdin.close()
@@ -402,8 +404,6 @@ class Command:
             case rungs.KillKeeper():
                 self._step("keeper")
                 self._process.kill_keeper()
-            case rungs.TellDrained():
-                self._process.tell_drained()
             case rungs.CloseOutput():
                 self._process.close_output()
             case rungs.StartTimer(at=at, phase=phase):

@@ -36,8 +36,8 @@ def build(env: Mapping[str, str] | None, *, inherit: bool, scrub: Iterable[str] 
     words = _words(scrub)
     # os.environb is read at the call, and not through a copy made earlier: the program may have changed it since.
     built = dict(os.environb) if inherit else {}
-    for name in [name for name in built if _is_scrubbed(os.fsdecode(name), words)]:
-        del built[name]
+    if words:
+        built = {name: value for name, value in built.items() if not _is_scrubbed(os.fsdecode(name), words)}
     for name, value in _checked(env).items():
         try:
             built[os.fsencode(name)] = os.fsencode(value)

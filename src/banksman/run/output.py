@@ -32,6 +32,7 @@ class Spill:
     """
 
     def __init__(self) -> None:
+        self._fd = -1
         fd, self.path = tempfile.mkstemp(prefix="banksman-", suffix=".out")
         # A copy of this object in a forked child must not delete its parent's file, hence the pid.
         self._unlink = weakref.finalize(self, _unlink, self.path, os.getpid())

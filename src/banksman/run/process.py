@@ -261,9 +261,6 @@ class Process:
             with contextlib.suppress(OSError):
                 self._zygote.request(wire.encode(wire.KILL_KEEPER, self._keeper))
 
-    def tell_drained(self) -> None:
-        self._tell(wire.DRAINED)
-
     def signal(self, number: int, *, to_group: bool) -> None:
         self._tell(wire.SIGNAL, number, to_group)
 

@@ -20,6 +20,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ctypes
     import signal as signals
     from collections.abc import Sequence
 else:
@@ -84,13 +85,17 @@ def pidfd_send_signal(fd: int, signum: int, flags: int = 0) -> None:
     signals.pidfd_send_signal(fd, signum, None, flags)
 
 
+_library: ctypes.CDLL | None = None
+
+
 def prctl(option: int, value: int | bytes) -> None:
-    # Imported here because only zygote and keeper call it: the host need not pay for ctypes.
+    # Only zygote and keeper call this, so the host does not pay for ctypes; and a keeper finds it loaded.
+    global _library  # noqa: PLW0603
     import ctypes  # noqa: PLC0415
 
-    library = ctypes.CDLL(None, use_errno=True)
-    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
-    if library.prctl(option, argument, 0, 0, 0) != 0:
+    if _library is None:
+        _library = ctypes.CDLL(None, use_errno=True)
+    if _library.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -10,9 +10,8 @@ ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or 
 
 That the tree is empty is never read from /proc. The keeper is a subreaper, so every orphan of the tree becomes its
 child, and `waitpid(-1)` answering ECHILD proves that there is none. That proof needs the leader reaped, and reaping
-frees the leader's pid and group id for reuse. Hence the order: while the leader is unreaped its group is signalled by
-number; once the host has drained the pipes, or the rest of the tree is being ended, it is reaped, and from then on
-only pidfds are used.
+frees the leader's pid and group id for reuse. Hence the rule: until the leader is reaped its group is signalled by
+number, which is safe; afterwards only pidfds are used.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ class Keeper:
         self._phase = RUNNING
         self._has_exited = False
         self._is_held = False
-        self._may_reap = False
         self._is_reaped = False
         self._is_empty = False
         # Acting alone: the host is gone, or was silent past its deadline. What it says later is still obeyed.
@@ -143,7 +141,7 @@ class Keeper:
 
     # -- what is heard -----------------------------------------------------------------------------------------------
     def _on_exit(self) -> None:
-        # WNOWAIT leaves the zombie: its pid and group id cannot be reused while the host still drains the pipes.
+        # WNOWAIT leaves the zombie: it is told first and reaped second, so that nobody hears of a pid that is free.
         result = system.waitid(os.P_PIDFD, self._leader_fd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if not self._is_held:
             self._poller.unregister(self._leader_fd)
@@ -187,8 +185,6 @@ class Keeper:
                 self._deadline = time.monotonic() + seconds + MARGIN_SECONDS
             case ("kill",):
                 self._kill()
-            case ("drained",):
-                self._may_reap = True
             case ("signal", number, to_group):
                 self._signal(number, to_group)
             case ("renew", seconds):
@@ -241,7 +237,6 @@ class Keeper:
     def _term_rest(self) -> None:
         if self._phase is RUNNING:
             self._phase = TERMED
-        self._may_reap = True
         self._reap()
         if not self._is_empty:
             self._sweep.term()
@@ -254,7 +249,6 @@ class Keeper:
         self._deadline = None
         # Most of a tree is usually in the leader's group, and one signal stops all of that at once.
         self._signal(SIGSTOP, to_group=True)
-        self._may_reap = True
         self._sweep_began = self._next_round = time.monotonic()
 
     def _signal(self, number: int, to_group: bool) -> None:
@@ -271,7 +265,7 @@ class Keeper:
         options = os.WNOHANG | system.WALL
         try:
             while True:
-                if self._may_reap and self._has_exited:
+                if self._has_exited:
                     pid, _status = system.waitpid(-1, options)
                     if pid == 0:
                         return
@@ -280,12 +274,10 @@ class Keeper:
                 ended = system.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)
                 if ended is None:
                     return
-                if ended.si_pid != self._leader:
-                    system.waitpid(ended.si_pid, options)
-                elif self._has_exited:
-                    return
-                else:
+                if ended.si_pid == self._leader:
                     self._on_exit()
+                else:
+                    system.waitpid(ended.si_pid, options)
         except ChildProcessError:
             self._is_empty = True
 

@@ -8,7 +8,6 @@ and only here: both ends are one program, run by one interpreter, joined by a so
     host → keeper    (TERM, seconds)                     TERM to the leader's group; go on alone after `seconds`
                      (REST, seconds)                     TERM to what is left of the tree; likewise
                      (KILL,)                             freeze and kill everything
-                     (DRAINED,)                          the pipes are read to their end: the leader may be reaped
                      (SIGNAL, number, to_group)
                      (RENEW, seconds | None)             the deadline after which the keeper acts alone
     keeper → host    (STARTED, leader, keeper, at)
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
-TERM, REST, KILL, DRAINED, SIGNAL, RENEW = "term", "rest", "kill", "drained", "signal", "renew"
+TERM, REST, KILL, SIGNAL, RENEW = "term", "rest", "kill", "signal", "renew"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
 
 # A SWEPT message holds at most this many names, so that none comes near the largest message the socket takes.
