@@ -15,6 +15,8 @@ import pytest
 from banksman.run.spawner import spawner
 
 GONE_SECONDS_MAX = 10.0
+# The zygote and the keeper it has in reserve are there as long as the program is.
+KNOWN = ("banksman-zygote", "banksman-spare")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,6 +92,6 @@ def _processes() -> list[str]:
         ancestor, seen = pid, 0
         while ancestor in parents and ancestor != os.getpid() and seen < 100:
             ancestor, seen = parents[ancestor], seen + 1
-        if ancestor == os.getpid() and pid != os.getpid() and not names[pid].startswith("banksman-zygote"):
+        if ancestor == os.getpid() and pid != os.getpid() and not names[pid].startswith(KNOWN):
             mine.append(f"{pid} {names[pid]}")
     return mine

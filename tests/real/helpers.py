@@ -14,15 +14,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from banksman import Command, Finished, Host
 from tests.real.count import marked
 
+from banksman import Command, Finished, Host
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What has no handshake (the death of what is nobody's child of ours) is looked for again and again, at most for so long.
+# What has no handshake (the death of a process that is no child of ours) is looked for again and again, for so long.
 PATIENCE_SECONDS = 20.0
 
 _CHILD = """
@@ -76,17 +77,22 @@ def child(code: str, marker: str, *words: object) -> list[str]:
     return [sys.executable, "-X", marker, "-I", "-S", "-c", _CHILD + code, *(str(word) for word in words)]
 
 
-def program(code: str, marker: str, *words: object) -> list[str]:
+def program(code: str, marker: str, *words: object, python: str = sys.executable) -> list[str]:
     """The argv of a program that uses Banksman, for what cannot be done to the process that runs the tests."""
-    return [sys.executable, "-c", _HOST + code, marker, *(str(word) for word in words)]
+    return [python, "-c", _HOST + code, marker, *(str(word) for word in words)]
 
 
 def run_program(
-    code: str, marker: str, *words: object, stdin: str = "", env: dict[str, str] | None = None
+    code: str,
+    marker: str,
+    *words: object,
+    stdin: str = "",
+    env: dict[str, str] | None = None,
+    python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """Run such a program to its end."""
     return subprocess.run(
-        program(code, marker, *words),
+        program(code, marker, *words, python=python),
         cwd=REPOSITORY,
         env={**os.environ, **(env or {})},
         input=stdin,
@@ -98,7 +104,7 @@ def run_program(
 
 
 @contextlib.contextmanager
-def running_program(code: str, marker: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+def running_program(code: str, marker: str, *words: object) -> Generator[subprocess.Popen[str]]:
     """Such a program while it runs, its stdout to be read line by line. It is killed at the end, if it still lives."""
     with subprocess.Popen(
         program(code, marker, *words), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -131,6 +137,12 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s for: {what}"
         time.sleep(0.002)
+
+
+async def wait_pass(is_so: Callable[[], bool]) -> None:
+    """Let the loop go on pass by pass, and return in the very pass in which something is so."""
+    while not is_so():  # noqa: ASYNC110  (nobody signals an event in exactly that pass)
+        await asyncio.sleep(0)
 
 
 def wait_none(marker: str) -> None:
@@ -193,7 +205,7 @@ def _stat(pid: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
+def frozen(pid: int) -> Generator[None]:
     """A process of ours (a zygote, a keeper) that does not run, as on a machine that has no time for it."""
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     Leaves = Literal["never", "at_eof"]
 
 LIFE_SECONDS_MAX = 60
-# The fork loop: how many lines of descent it has (each is one process, or two at the moment of a fork), how long one
-# process of a line lives, and how long the loop goes on. Few and short-lived: what outruns a sweep is the rate.
+# The fork loop: how many lines of descent it has (each is one process, or two at the moment of a fork), and how long it
+# goes on. Few: what outruns a sweep is the rate of a line, and more of them only slow each other down.
 LOOP_LINES = 20
-LOOP_LIFE_SECONDS = 0.02
 LOOP_SECONDS_MAX = 20
 
 # Shapes that a program in front of ours makes, as they come in real commands.
@@ -204,14 +203,15 @@ def _fork_for_ever(fifo: str, leaves: str) -> NoReturn:
 
 
 def _be_a_line_of_descent(over_at: float) -> NoReturn:
-    """A process that lives a moment and then goes on in a child, in a session of its own each time.
+    """A process that goes on in a child as soon as it is born, in a session of its own each time, and deaf to TERM.
 
-    Whoever has read its pid from /proc comes too late, unless it was stopped first.
+    Whoever has read its pid from /proc comes too late, unless it is quick to stop it; and no signal to a group, nor one
+    to each that is there at a moment, ends the line.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while time.monotonic() < over_at:
         _bound_life()
         os.setsid()
-        time.sleep(LOOP_LIFE_SECONDS)
         if os.fork():
             os._exit(0)
     os._exit(0)

@@ -6,12 +6,10 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
-
-import banksman
-from banksman import Command, CommandError, Ended, Finished, Host, Refused, UsageError
-from banksman.run.spawner import spawner
 from tests.real.helpers import (
     alive,
     child,
@@ -19,9 +17,14 @@ from tests.real.helpers import (
     start,
     state_of,
     wait_none,
+    wait_pass,
     wait_said,
     wait_until,
 )
+
+import banksman
+from banksman import Command, CommandError, Ended, Finished, Host, Refused, UsageError
+from banksman.run.spawner import spawner
 
 PIPE_BYTES = 65536
 # Does not touch its stdin until it is told to by a signal, then reports what it read: how much, and whether it is the
@@ -72,9 +75,10 @@ async def test_read_waits_for_its_own_stream(marker: str) -> None:
         assert (await waiting).data == b"err\n"
         with pytest.raises(UsageError):
             await command.read(stream="stdlog")
-        for wrong in ({"after": -1}, {"bytes_max": 0}):
-            with pytest.raises(UsageError):
-                await command.read(**wrong)
+        with pytest.raises(UsageError):
+            await command.read(after=-1)
+        with pytest.raises(UsageError):
+            await command.read(bytes_max=0)
 
 
 async def test_paused_reading_pushes_back_on_the_command_and_loses_nothing(marker: str) -> None:
@@ -284,26 +288,28 @@ async def test_a_signal_before_the_command_runs_is_delivered_when_it_does(marker
 
 
 @pytest.mark.parametrize("number", [0, -1, 65, True, "TERM", None, 9.0])
-async def test_what_is_no_signal_is_refused(marker: str, number: object) -> None:
+async def test_what_is_no_signal_is_refused(marker: str, number: Any) -> None:
     async with Host() as host:
         command = await start(host, child("stay()", marker))
         with pytest.raises(UsageError) as caught:
-            await command.signal(number)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            await command.signal(number)
         assert caught.value.hint
         assert command.state == "running"
 
 
 @pytest.mark.parametrize("data", ["text", 3, None, [1, 2]])
-async def test_what_is_no_bytes_is_not_written(marker: str, data: object) -> None:
+async def test_what_is_no_bytes_is_not_written(marker: str, data: Any) -> None:
     async with Host() as host:
         command = await start(host, child('say("got", repr(hear()))', marker), stdin="pipe")
         with pytest.raises(UsageError) as caught:
-            await command.write(data)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            await command.write(data)
         assert caught.value.hint
-        for timeout in (-1, float("nan"), "1"):
+        wrong: list[Any] = [-1, float("nan"), "1"]
+        for timeout in wrong:
             with pytest.raises(UsageError):
-                await command.write(b"wrong", timeout=timeout)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        await command.write(bytearray(b"right\n"))
+                await command.write(b"wrong", timeout=timeout)
+        view: Any = memoryview(bytearray(b"right\n"))
+        await command.write(view)
         assert (await wait_said(command, "\n")) == "got 'right'\n"
 
 
@@ -417,8 +423,7 @@ async def test_a_start_cancelled_while_it_yields_is_stopped_and_listed_as_cancel
     """Nobody has the command yet, so nobody could ever stop it."""
     async with Host() as host:
         starting = asyncio.create_task(host.start(child("stay()", marker), yield_after=60))
-        while not host.commands() or host.commands()[0].state != "running":
-            await asyncio.sleep(0)
+        await wait_pass(lambda: [command.state for command in host.commands()] == ["running"])
         (command,) = host.commands()
         starting.cancel()
         await asyncio.wait([starting])
@@ -427,10 +432,10 @@ async def test_a_start_cancelled_while_it_yields_is_stopped_and_listed_as_cancel
         assert alive(marker) == []
 
 
-async def test_a_start_that_fails_raises_and_is_not_reported_as_an_end(marker: str, tmp_path: object) -> None:
+async def test_a_start_that_fails_raises_and_is_not_reported_as_an_end(marker: str, tmp_path: Path) -> None:
     async with Host() as host:
         with pytest.raises(banksman.ProgramNotFound):
-            await host.start([f"{tmp_path}/nothing", marker])
+            await host.start([tmp_path / "nothing", marker])
         assert host.take_ended() == []
         assert alive(marker) == []
 
@@ -482,10 +487,13 @@ async def test_a_host_can_be_closed_without_ever_having_been_used() -> None:
 
 
 async def test_an_exception_inside_the_hosts_block_ends_the_commands_and_goes_on(marker: str) -> None:
-    with pytest.raises(ZeroDivisionError):
+    async def user() -> None:
         async with Host() as host:
             await start(host, child("stay()", marker))
-            _ = 1 / 0
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await user()
     assert alive(marker) == []
 
 

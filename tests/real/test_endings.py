@@ -19,13 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import banksman
-from banksman import Command, Ended, Finished, Host
-from banksman.core.ladder import Timings
-from banksman.run.launch import prepare
-from banksman.run.options import Options
-from banksman.run.spawner import spawner
 from tests.real.helpers import (
     Heard,
     alive,
@@ -36,9 +29,17 @@ from tests.real.helpers import (
     start,
     state_of,
     wait_none,
+    wait_pass,
     wait_said,
     wait_until,
 )
+
+import banksman
+from banksman import Command, Ended, Finished, Host
+from banksman.core.ladder import Timings
+from banksman.run.launch import prepare
+from banksman.run.options import Options
+from banksman.run.spawner import spawner
 
 # A leader that ignores TERM, with a child that has left its session and ignores TERM too: whatever ends this is a KILL
 # that reached beyond the group.
@@ -169,7 +170,7 @@ async def test_a_command_that_exited_in_time_is_not_timed_out_by_a_late_timer(ma
 
 # -- a stop ----------------------------------------------------------------------------------------------------------
 async def test_a_reader_parked_on_stderr_sees_the_end_of_a_killed_command(marker: str) -> None:
-    """Scenario 1: neither hangs, nor raises, nor reads what was cleared under it. One parked reader is cancelled too."""
+    """Scenario 1: neither hangs, nor raises, nor reads what was cleared under it. One of the two is cancelled, too."""
     async with Host() as host:
         command = await start(host, child('say("ready"); stay()', marker))
         await wait_said(command, "ready")
@@ -467,7 +468,7 @@ async def test_a_process_that_never_goes_after_kill_is_named_and_the_wait_settle
 # -- cancel ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("times", [1, 2, 5])
 async def test_a_cancel_returns_promptly_while_the_teardown_goes_on_to_its_end(marker: str, times: int) -> None:
-    """Raw `task.cancel()`, once and more often. That the child is still alive is the proof that nobody waited for it."""
+    """Raw `task.cancel()`, once and more often. That the child still lives is the proof that nobody waited for it."""
     heard = Heard()
     running = asyncio.create_task(banksman.execute(child(STUBBORN, marker), grace=1.5, on_output=heard))
     await heard.wait("ready")
@@ -504,7 +505,7 @@ async def test_a_cancel_inside_async_with_twice_still_ends_and_reaps_the_child(m
 
 
 async def test_a_cancel_after_any_number_of_loop_passes_leaves_nothing(marker: str) -> None:
-    """Wherever it parks, from before the first step to after the last. The check after the test counts fds and tasks."""
+    """Wherever it parks, from before the first step to after the last. The check after each test counts the rest."""
     passes, running = 0, None
     while running is None or running.cancelled():
         running = asyncio.create_task(banksman.execute(child("say('x'); sys.exit(0)", marker), grace=5))
@@ -580,11 +581,7 @@ async def test_a_cancel_that_comes_with_the_end_is_not_swallowed(marker: str, pa
     """A cancel that was accepted is a CancelledError, else `asyncio.timeout()` around the call would never fire."""
     async with Host() as host:
         starting = asyncio.create_task(host.start(child("sys.exit(0)", marker), yield_after=30))
-        while not host.commands():
-            await asyncio.sleep(0)
-        (command,) = host.commands()
-        while not command.is_over:
-            await asyncio.sleep(0)
+        await wait_pass(lambda: any(command.is_over for command in host.commands()))
         for _ in range(passes):
             await asyncio.sleep(0)
         was_accepted = starting.cancel()

@@ -15,12 +15,23 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.real.helpers import (
+    REPOSITORY,
+    Heard,
+    alive,
+    child,
+    program,
+    run_program,
+    rungs,
+    start,
+    wait_said,
+    wait_until,
+)
 
 import banksman
 from banksman import Ended, Host
 from banksman.run.output import OUTPUT_BYTES_MAX
 from banksman.run.pipes import READ_BYTES_MAX
-from tests.real.helpers import REPOSITORY, Heard, alive, child, program, run_program, rungs, start, wait_said, wait_until
 
 # Numbered lines, so that a byte that is missing, repeated or out of place is seen: how many bytes, to which fd, and how
 # often each line.
@@ -303,7 +314,8 @@ async def main():
     done = await command.wait()
     assert os.listdir(WORDS[0]) == [], os.listdir(WORDS[0])
     piece = await command.read(after=100_000)
-    print(done.ended, done.code, done.stdout.total, done.stdout.dropped, done.stdout.file, piece.missed, len(piece.data))
+    print(done.ended, done.code, done.stdout.total, done.stdout.dropped, done.stdout.file)
+    print(piece.missed, len(piece.data))
     # With room again, the next command has a file again.
     done = await banksman.execute(child({WRITES!r}, MARKER, 20000, 1), output_bytes_max=1000)
     assert os.path.getsize(done.stdout.file) == 20000

@@ -14,12 +14,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-
-import banksman
-from banksman import Ended, Host
-from banksman.core import ladder
-from banksman.run.keeper.tree import Sweep, descendants, open_member, read_stat
-from banksman.run.spawner import spawner
 from tests.real.helpers import (
     REPOSITORY,
     alive,
@@ -27,15 +21,22 @@ from tests.real.helpers import (
     frozen,
     parent_of,
     run_program,
-    running_program,
     rungs,
+    running_program,
     start,
     start_of,
     state_of,
     wait_none,
+    wait_pass,
     wait_said,
     wait_until,
 )
+
+import banksman
+from banksman import Ended, Host
+from banksman.core import ladder
+from banksman.run.keeper.tree import Sweep, descendants, open_member, read_stat
+from banksman.run.spawner import spawner
 
 
 # -- wrappers and daemons --------------------------------------------------------------------------------------------
@@ -202,8 +203,7 @@ async def test_a_stop_while_the_rest_lingers_ends_it_and_the_command_has_still_e
     async with Host() as host:
         command = await start(host, child('fork() or (say("ready"), stay())', marker), linger=60)
         await wait_said(command, "ready")
-        while command.state != "stopping":
-            await asyncio.sleep(0)
+        await wait_pass(lambda: command.state == "stopping")
         done = await command.stop()
     assert alive(marker) == []
     assert (done.ended, done.code) == (Ended.EXITED, 0)
@@ -297,7 +297,7 @@ asyncio.run(main())
 
 # -- identity --------------------------------------------------------------------------------------------------------
 def test_a_recycled_pid_is_not_the_process_that_was_meant(marker: str) -> None:
-    """Scenario 21: identity is pid and start time; a pid that is somebody else's by now is neither opened nor signalled."""
+    """Scenario 21: identity is pid and start time. A pid that is somebody else's by now is not even opened."""
     process = subprocess.Popen(child("stay()", marker))
     try:
         start_time = start_of(process.pid)
@@ -415,7 +415,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT])
 def test_a_host_that_is_killed_takes_its_trees_with_it(marker: str, number: int) -> None:
-    """Scenario 23: within seconds nothing is left, and a signal that merely ends a program by default is no different."""
+    """Scenario 23: within seconds nothing is left. A signal that merely ends a program by default is no different."""
     with running_program(HOST_WITH_TREES % "", marker) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"

@@ -35,7 +35,7 @@ from banksman.core.facts import (
 from banksman.errors import BanksmanError, CommandError, Refused, UsageError
 from banksman.run.finished import Ended, Finished, Step
 from banksman.run.launch import Launch
-from banksman.run.options import Options, check_seconds
+from banksman.run.options import Options, check_seconds, endless_beyond
 from banksman.run.output import Capture
 from banksman.run.process import Process
 from banksman.run.waiters import Waiters
@@ -225,7 +225,7 @@ class Command:
             check_seconds("timeout", timeout)
         writing = stdin.put(bytes(data))
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(endless_beyond(timeout)):
                 await asyncio.shield(writing.done)
         except TimeoutError:
             if writing.done.done():

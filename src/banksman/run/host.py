@@ -22,7 +22,7 @@ from banksman.errors import Refused, UsageError
 from banksman.run.command import Command
 from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Argv, Launch, prepare
-from banksman.run.options import OnOutput, Options, Stdin, check_seconds
+from banksman.run.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
 from banksman.run.output import OUTPUT_BYTES_MAX
 from banksman.run.waiters import Waiters
 
@@ -108,7 +108,7 @@ class Host:
             await command.wait_started()
             if yield_after is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(yield_after):
+                    async with asyncio.timeout(endless_beyond(yield_after)):
                         return await command.wait()
         except asyncio.CancelledError:
             command.stop_nowait(Ended.CANCELLED)

@@ -151,8 +151,11 @@ def _passable(pass_fds: Any) -> tuple[int, ...]:
             )
         try:
             os.fstat(fd)
-        except OSError as exc:
+        except (OSError, OverflowError) as exc:
             raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="pass it on before closing it") from exc
+        if fd >= limits.child_nofile():
+            hint = f"the child starts with room for {limits.child_nofile()} open files; give it a lower number by dup2"
+            raise UsageError(f"cannot pass on fd {fd}: the child could not have it", hint=hint)
     if len(set(fds)) != len(fds):
         raise UsageError("pass_fds names an fd twice", hint="each number once")
     return fds

@@ -35,8 +35,7 @@ class Options:
             value = getattr(self, name)
             if value is not None:
                 check_seconds(name, value)
-                # Years from now is never, and timers of some loops do not count that far.
-                object.__setattr__(self, name, None if value > SECONDS_MAX else value)
+                object.__setattr__(self, name, endless_beyond(value))
         for name in ("grace", "linger", "drain"):
             value = getattr(self, name)
             check_seconds(name, value)
@@ -59,6 +58,11 @@ class Options:
     @property
     def timings(self) -> Timings:
         return Timings(grace=self.grace, linger=self.linger, drain=self.drain)
+
+
+def endless_beyond(seconds: float | None) -> float | None:
+    """Years from now is never; timers of some loops do not count that far."""
+    return None if seconds is None or seconds > SECONDS_MAX else seconds
 
 
 def check_seconds(name: str, value: Any) -> None:

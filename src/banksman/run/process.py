@@ -48,6 +48,8 @@ START_SECONDS_MAX = 30.0
 class Process:
     """One child, from the request to the report that its tree is gone."""
 
+    _zygote: Zygote | None = None
+
     def __init__(
         self,
         launch: Launch,
@@ -67,7 +69,6 @@ class Process:
         self.stdin: Writer | None = None
         self._loop = asyncio.get_running_loop()
         self._on_fact = on_fact
-        self._zygote: Zygote | None = None
         self._keeper: int | None = None
         self._has_exited = False
         self._is_over = False
@@ -312,14 +313,15 @@ class Process:
 
     def abandon(self) -> None:
         """The loop is closed, and nothing can be heard any more. Closing the socket is a stop: the keeper ends it."""
+        zygote = self._zygote
         self.forget()
-        if self._zygote is not None:
-            spawner.release(self, self._zygote)
-            self._zygote = None
+        if zygote is not None:
+            spawner.release(self, zygote)
 
     def forget(self) -> None:
         """Close every fd without touching the loop. In a forked child these are copies; the keeper notices nothing."""
         self._is_over = True
+        self._zygote = None
         for reader in self._readers.values():
             reader.forget()
         if self.stdin is not None:
@@ -331,6 +333,11 @@ class Process:
             system.close(self._busy_fd)
             self._busy_fd = -1
         self._close_theirs()
+
+    def __del__(self) -> None:
+        # Dropped together with a closed loop. The fds close themselves; the zygote must not count us for ever.
+        if self._zygote is not None:
+            spawner.drop(self._zygote)
 
     def _hang_up(self) -> None:
         if self._control is not None:

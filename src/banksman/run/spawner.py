@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -122,8 +123,14 @@ class Spawner:
         # Protects `_zygote`, `_retired` and `_is_over`. Held for the start of a zygote (a posix_spawn, about 1 ms) and
         # for one non-blocking send; nothing that is called while it is held takes another lock.
         self._lock = threading.Lock()
+        # Serialises `shutdown`, and is held while it waits: whoever comes second must not be told that all is gone
+        # while the first is still seeing to it. Taken before `_lock`, never inside it.
+        self._shutdown_lock = threading.Lock()
         self._zygote: Zygote | None = None
         self._retired: list[Zygote] = []
+        # Zygotes of processes that were collected without being closed. A collection can come at any moment, also while
+        # this very thread holds the lock, so it only leaves a note here (appending is atomic).
+        self._dropped: deque[Zygote] = deque()
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
         self.plan_text = ""
 
@@ -153,6 +160,10 @@ class Spawner:
             self._children.discard(child)
             zygote.release()
 
+    def drop(self, zygote: Zygote) -> None:
+        """For a finaliser: like `release`, later."""
+        self._dropped.append(zygote)
+
     def replace(self, zygote: Zygote) -> None:
         """This one does not answer: end it, and let the next spawn start another."""
         with self._lock:
@@ -166,6 +177,10 @@ class Spawner:
         Commands get TERM at once and KILL after their grace. May be called more than once, and from any thread; a
         spawn after it starts a new zygote.
         """
+        with self._shutdown_lock:
+            return self._shutdown()
+
+    def _shutdown(self) -> bool:
         with self._lock:
             children = list(self._children)
             if self._zygote is not None:
@@ -185,7 +200,7 @@ class Spawner:
     def forget_in_fork(self) -> None:
         """In a forked child of the program: the commands are our parent's, and holding their ends would keep pipes open
         that the parent closes. Threads do not survive a fork, so a lock held by one would stay held for ever."""
-        self._lock = threading.Lock()
+        self._lock, self._shutdown_lock = threading.Lock(), threading.Lock()
         for child in list(self._children):
             child.forget()
         self._children = weakref.WeakSet()
@@ -209,6 +224,8 @@ class Spawner:
         self._retired.append(zygote)
 
     def _reap_retired(self) -> None:
+        while self._dropped:
+            self._dropped.popleft().release()
         self._retired = [zygote for zygote in self._retired if not zygote.wait_gone(0)]
 
 

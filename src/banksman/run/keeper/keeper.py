@@ -25,7 +25,8 @@ from banksman.run import system
 from banksman.run.keeper import wire
 from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, read_order, wake_on_child
 from banksman.run.keeper.spawn import SpawnFailed, spawn
-from banksman.run.keeper.tree import SIGCONT, SIGSTOP, SIGTERM, Sweep, survey
+from banksman.run.keeper.sweep import SIGCONT, SIGSTOP, SIGTERM, Sweep
+from banksman.run.keeper.tree import survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,13 +48,29 @@ FLUSH_MS_MAX = 1000
 RUNNING, TERMED, KILLING = "running", "termed", "killing"
 
 
-def keep(control_fd: int, order_fd: int, cwd: int, fds: list[int], host: int) -> None:
-    """Run in a freshly forked keeper: start the command and stay until its tree is gone. `host` is a pidfd."""
+def be_spare(orders: _socket.socket, host: int) -> None:
+    """Run in a freshly forked process: get ready, wait for a command to keep, keep it. `host` is a pidfd.
+
+    Most of what a start costs is this process: its fork, and the first touch of every page it shares with the zygote.
+    One that waits has all of that behind it.
+    """
     system.setsid()
     system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
-    system.prctl(system.PR_SET_NAME, b"banksman-keeper")
-    close_all_but(0, 1, 2, control_fd, order_fd, cwd, *fds, host)
+    system.prctl(system.PR_SET_NAME, b"banksman-spare")
+    close_all_but(0, 1, 2, orders.fileno(), host)
     woken = wake_on_child()
+    poller = select.poll()
+    poller.register(orders.fileno(), select.POLLIN)
+    system.poll(poller, None)
+    data, fds = system.recv_fds(orders)
+    if data:
+        system.prctl(system.PR_SET_NAME, b"banksman-keeper")
+        keep(fds, host, woken)
+
+
+def keep(fds: list[int], host: int, woken: tuple[int, int]) -> None:
+    """Start the command and stay until its tree is gone."""
+    control_fd, order_fd, cwd, *fds = fds
     control = _socket.socket(fileno=control_fd)
     order = read_order(order_fd)
     if is_spoken_to(control):
@@ -239,7 +256,10 @@ class Keeper:
             self._phase = TERMED
         self._reap()
         if not self._is_empty:
-            self._sweep.term()
+            try:
+                self._sweep.term()
+            except OSError:
+                pass  # No room to look for them all. KILL comes for those who were not asked.
             self._report_names()
 
     def _kill(self) -> None:
@@ -285,7 +305,10 @@ class Keeper:
         now = time.monotonic()
         if self._is_empty or now < self._next_round:
             return
-        found = self._sweep.kill()
+        try:
+            found = self._sweep.kill()
+        except OSError:
+            found = True  # No room to look. There may be in the next round, and only ECHILD ends this.
         self._report_names()
         self._reap()
         now = time.monotonic()

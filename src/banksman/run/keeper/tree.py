@@ -13,26 +13,22 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 
 from banksman.run import system
 from banksman.run.keeper.wire import NAME_BYTES_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable, Iterator
 
+    Row = tuple[int, int, str, int]  # pid, parent, state, start time
     Member = tuple[int, int]  # pid and start time: an identity that is never reused while the machine runs
 
-SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
 _GONE = (errno.ENOENT, errno.ESRCH)
-# One pass finds what was forked during the pass before; each pass freezes more of the tree, so a tree that can be
-# frozen at all is frozen in a few. The bound is for one that cannot: the next round goes on.
-FREEZE_PASSES_MAX = 100
-# Asking about every pid there can be is dear (0.1 s): only where there are few enough, and not too often. More than
-# once, because what a hidden child leaves behind becomes ours only when the child is dead.
+# Asking about every pid there can be is dear (0.1 s): only where there are few enough.
 ENUMERATE_PIDS_MAX = 65536
-ENUMERATE_SECONDS_BETWEEN = 0.5
+# A report is one message. Whoever has more survivors than this does not need all their names.
+SURVIVORS_MAX = 100
 
 
 def read_stat(pid: int) -> tuple[int, str, int] | None:
@@ -51,6 +47,8 @@ def read_stat(pid: int) -> tuple[int, str, int] | None:
         raise
     finally:
         system.close(fd)
+    if not data:
+        return None  # It went while it was read.
     # The name stands in parentheses and may itself hold any byte, ")" too: the last one ends it.
     fields = data[data.rindex(b")") + 2 :].split()
     return int(fields[1]), fields[0].decode(), int(fields[19])
@@ -69,40 +67,45 @@ def name_of(pid: int) -> str:
     return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
 
 
-def descendants(root: int, *, spare: Container[int] = (), near: bool) -> list[Member]:
-    """The living descendants of `root`, leaving out the subtrees of `spare`.
+def census(root: int, *, near: bool, known: Container[int] = ()) -> Iterator[Row]:
+    """Everybody in /proc but `known`, newest first: a process that lives for a moment only is met while it lives.
 
-    `near` looks only at pids above the root's own, which is where nearly all of them are: on a machine with thousands
-    of older processes that is most of the cost. It can miss some (pids wrap around), so it is for finding, never for
-    proving that there is nothing left. Neither is a full look: /proc may hide processes from us.
+    `near` looks only at pids above the root's own, which is where nearly all its descendants are: on a machine with
+    thousands of older processes that is most of the cost. It can miss some (pids wrap around), so it is for finding,
+    never for proving that there is nobody left. Neither is a full look: /proc may hide processes from us.
     """
-    return [(pid, start) for pid, state, start in family(root, spare=spare, near=near) if state not in "ZX"]
-
-
-def family(root: int, *, spare: Container[int] = (), near: bool) -> list[tuple[int, str, int]]:
-    """The descendants of `root` with their states, zombies too: pid, state, start time."""
-    children: dict[int, list[int]] = {}
-    found: dict[int, tuple[str, int]] = {}
-    for entry in system.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        pid = int(entry)
+    pids = [int(entry) for entry in system.listdir("/proc") if entry.isdigit()]
+    for pid in sorted(pids, reverse=True):
         if near and pid <= root:
-            continue
-        stat = read_stat(pid)
-        if stat is not None:
-            parent, state, start = stat
-            children.setdefault(parent, []).append(pid)
-            found[pid] = (state, start)
-    members: list[tuple[int, str, int]] = []
-    waiting = [root]
+            return
+        if pid not in known:
+            stat = read_stat(pid)
+            if stat is not None:
+                yield pid, *stat
+
+
+def family(roots: Iterable[int], rows: Iterable[Row], *, but: Container[int] = ()) -> list[Row]:
+    """Those of `rows` that descend from one of `roots`, leaving out the subtrees of `but`."""
+    children: dict[int, list[Row]] = {}
+    for row in rows:
+        children.setdefault(row[1], []).append(row)
+    members: list[Row] = []
+    waiting = list(roots)
     while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            if pid in spare:
-                continue
-            waiting.append(pid)
-            members.append((pid, *found[pid]))
+        for row in children.get(waiting.pop(), ()):
+            if row[0] not in but:
+                waiting.append(row[0])
+                members.append(row)
     return members
+
+
+def is_alive(row: Row) -> bool:
+    return row[2] not in "ZX"
+
+
+def descendants(root: int, *, near: bool, but: Container[int] = ()) -> list[Member]:
+    """The living descendants of `root`, leaving out the subtrees of `but`."""
+    return [(row[0], row[3]) for row in family([root], census(root, near=near), but=but) if is_alive(row)]
 
 
 def open_member(member: Member) -> int | None:
@@ -123,99 +126,6 @@ def open_member(member: Member) -> int | None:
         system.close(fd)
         return None
     return fd
-
-
-class Sweep:
-    """Ends a tree, round by round: freeze what is there, look again until nothing is new, then kill it all.
-
-    Frozen first, because a tree that forks faster than it is killed outruns a sweep that only kills, and one that
-    restarts its dead children never ends. The caller repeats rounds until it has *proof* that nothing is left.
-    """
-
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._near = True
-        self._ask_all_at = 0.0
-        self.names: dict[Member, str] = {}
-        self.denied: dict[Member, str] = {}
-
-    def term(self) -> None:
-        """TERM to each member that is alive now, and CONT, without which a stopped one would not even notice."""
-        members = descendants(self._root, near=True) or descendants(self._root, near=False)
-        for member in members:
-            fd = open_member(member)
-            if fd is None:
-                continue
-            self.names.setdefault(member, name_of(member[0]))
-            try:
-                system.pidfd_send_signal(fd, SIGTERM)
-                system.pidfd_send_signal(fd, SIGCONT)
-            except OSError:
-                pass  # Gone, or not ours to signal. The sweep that follows tells the two apart and reports the second.
-            finally:
-                system.close(fd)
-
-    def kill(self, spare: Container[int] = ()) -> bool:
-        """One round. True if there was something to kill."""
-        held: dict[Member, int] = {}
-        self.denied = {}
-        try:
-            self._freeze(held, spare)
-        except OSError as exc:
-            # Out of fds, most likely. Those that are held get killed below and give their fds back; the next round
-            # finds the others.
-            if not held and exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                raise
-        finally:
-            for fd in held.values():
-                try:
-                    system.pidfd_send_signal(fd, SIGKILL)
-                except OSError:
-                    pass  # Gone between the two signals.
-                system.close(fd)
-        if not held:
-            if not self._near and not self.denied and not spare and time.monotonic() >= self._ask_all_at:
-                self._ask_all_at = time.monotonic() + ENUMERATE_SECONDS_BETWEEN
-                return self._kill_unseen()
-            # Nothing near: whatever is left has a pid below ours, so from now on look everywhere.
-            self._near = False
-        return bool(held)
-
-    def _kill_unseen(self) -> bool:
-        """Kill direct children that /proc does not show: by number, which is safe for an unreaped child of our own."""
-        # A child that /proc shows as a zombie is dead; its tracer has it. One that it does not show at all is meant.
-        children = [pid for pid in enumerate_children() if read_stat(pid) is None]
-        for pid in children:
-            self.names.setdefault((pid, 0), "(hidden)")
-            try:
-                system.kill(pid, SIGKILL)
-            except OSError:
-                self.denied[pid, 0] = "(hidden)"
-        return bool(children)
-
-    def _freeze(self, held: dict[Member, int], spare: Container[int]) -> None:
-        for _ in range(FREEZE_PASSES_MAX):
-            fresh = [
-                member
-                for member in descendants(self._root, spare=spare, near=self._near)
-                if member not in held and member not in self.denied
-            ]
-            if not fresh:
-                return
-            for member in fresh:
-                fd = open_member(member)
-                if fd is None:
-                    continue
-                try:
-                    system.pidfd_send_signal(fd, SIGSTOP)
-                except OSError as exc:
-                    system.close(fd)
-                    if exc.errno == errno.EPERM:
-                        self.denied[member] = name_of(member[0])
-                    continue
-                held[member] = fd
-                if member not in self.names:
-                    self.names[member] = name_of(member[0])
 
 
 def enumerate_children() -> list[int]:
@@ -247,7 +157,7 @@ _WHY = {"D": "in uninterruptible sleep", "Z": "dead, but its tracer has not let 
 def survey(root: int, denied: dict[Member, str]) -> list[tuple[int, str, str]]:
     """Who is left, and why: pid, command, reason. Never empty: whoever calls this has no proof that the tree is."""
     left: list[tuple[int, str, str]] = []
-    for pid, state, start in family(root, near=False):
+    for pid, _parent, state, start in family([root], census(root, near=False))[:SURVIVORS_MAX]:
         if (pid, start) in denied:
             why = "not ours to signal"
         else:

@@ -3,6 +3,8 @@
 It owns its keepers. It promises to fork one for each request or to say why not, and to end the tree of a keeper that
 was killed: it is a subreaper too, so such a tree falls to it.
 
+One keeper is always forked ahead, a *spare*, so that a start does not wait for a fork.
+
 It never waits for anything but poll(). An orphan that cannot be ended (uninterruptible, another user's) costs a scan
 now and then, and no request waits for it. When the host is gone it takes no more requests, and leaves when the last
 keeper and the last orphan have.
@@ -19,14 +21,19 @@ import time
 
 from banksman.run import system
 from banksman.run.keeper import wire
-from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, keep
+from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, be_spare
 from banksman.run.keeper.plumbing import milliseconds_until, stay_deaf, wake_on_child
 from banksman.run.keeper.spawn import set_soft_nofile
-from banksman.run.keeper.tree import SIGKILL, Sweep, descendants, name_of
+from banksman.run.keeper.sweep import SIGKILL, Sweep
+from banksman.run.keeper.tree import SURVIVORS_MAX, descendants, name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from banksman.run.faults import Plan
+
+
+# How many ends of orphans are kept for the report: more would not fit one message.
+STATUSES_MAX = 1000
 
 
 def main(request_fd: int, host_pid: int, plan_text: str) -> None:
@@ -59,12 +66,14 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
 class Zygote:
     def __init__(self, requests: _socket.socket, host: int, plan: Plan | None) -> None:
         self._requests: _socket.socket | None = requests
+        self._pid = os.getpid()
         self._host = host
         self._plan = plan
         self._woken, _ = wake_on_child()
         # Each keeper with our copy of its control socket. While we hold it the host sees no end of file, so a lost
         # keeper's report arrives on the same socket, in order, and after its tree is gone.
         self._keepers: dict[int, int] = {}
+        self._spare: Spare | None = None
         self._orphans: Orphans | None = None
         self._poller = select.poll()
         for fd in (requests.fileno(), host, self._woken):
@@ -72,6 +81,7 @@ class Zygote:
 
     def stay(self) -> None:
         while self._requests is not None or self._keepers or self._orphans is not None:
+            self._have_spare()
             timeout_ms = None if self._orphans is None else milliseconds_until(self._orphans.next_round)
             ready = dict(system.poll(self._poller, timeout_ms))
             if self._host in ready:
@@ -81,8 +91,13 @@ class Zygote:
             if self._woken in ready:
                 system.read(self._woken, 4096)
                 self._reap()
-            if self._orphans is not None and self._orphans.is_over(self._keepers):
+            if self._orphans is not None and self._orphans.is_over(self._guards()):
                 self._orphans = None
+        self._dismiss_spare()
+
+    def _guards(self) -> set[int]:
+        """Our children that are no orphans."""
+        return {*self._keepers, *([] if self._spare is None else [self._spare.pid])}
 
     def _take_no_more(self) -> None:
         if self._requests is not None:
@@ -114,7 +129,7 @@ class Zygote:
     def _on_spawn(self, fds: list[int], count: int) -> None:
         if len(fds) == count:
             control, order, cwd, *others = fds
-            self._fork_keeper(control, order, cwd, others)
+            self._hand_over(control, [control, order, cwd, *others])
             return
         # We had no room for all of the fds. Those that arrived are closed; if the control socket is among them the host
         # hears why, and if not, it sees its end.
@@ -123,28 +138,58 @@ class Zygote:
         for fd in fds:
             system.close(fd)
 
-    def _fork_keeper(self, control: int, order: int, cwd: int, others: list[int]) -> None:
+    def _hand_over(self, control: int, fds: list[int]) -> None:
+        """Give a command to the spare keeper, which is one no more."""
         try:
-            pid = system.fork()
+            spare = self._spare or self._fork_spare()
+            self._spare = None
+            # In the table first: whatever becomes of it from here on, its command's host will hear of it.
+            self._keepers[spare.pid] = control
+            system.send_fds(spare.orders, b"keep", fds)
+            spare.orders.close()
+        except ConnectionError:
+            # The spare was killed while it waited. We are about to reap it, and then the host hears that it is lost.
+            pass
         except OSError as exc:
             _tell(control, wire.FAILED, "fork", exc.errno or 0)
-            pid = None
+            system.close(control)
+        for fd in fds[1:]:
+            system.close(fd)
+
+    def _have_spare(self) -> None:
+        if self._spare is None and self._requests is not None:
+            try:
+                self._spare = self._fork_spare()
+            except OSError:
+                pass  # No room for another process now. The next request tries again, and is told if there is none.
+
+    def _fork_spare(self) -> Spare:
+        ours, theirs = system.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            pid = system.fork()
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            if os.getpid() == self._pid:
+                theirs.close()
         if pid == 0:
             # In the keeper. Whatever goes wrong there ends in its exit, which we see and clean up after.
             status = 1
             try:
                 if self._plan is not None:
                     self._plan.follow("keeper")
-                keep(control, order, cwd, others, self._host)
+                be_spare(theirs, self._host)
                 status = 0
             finally:
                 os._exit(status)
-        for fd in (order, cwd, *others):
-            system.close(fd)
-        if pid is None:
-            system.close(control)
-        else:
-            self._keepers[pid] = control
+        return Spare(pid, ours)
+
+    def _dismiss_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.orders.close()
+            system.waitpid(self._spare.pid, 0)
+            self._spare = None
 
     def _reap(self) -> None:
         statuses: dict[int, int] = {}
@@ -157,7 +202,10 @@ class Zygote:
             if pid == 0:
                 break
             control = self._keepers.pop(pid, None)
-            if control is None:
+            if self._spare is not None and pid == self._spare.pid:
+                self._spare.orders.close()
+                self._spare = None
+            elif control is None:
                 statuses[pid] = status
             elif status == 0:
                 system.close(control)
@@ -169,6 +217,17 @@ class Zygote:
             self._orphans.next_round = 0.0
         if self._orphans is not None:
             self._orphans.statuses.update(statuses)
+            # For the leaders among them. A tree that forks and exits without end must not make this endless too.
+            for pid in list(self._orphans.statuses)[STATUSES_MAX:]:
+                del self._orphans.statuses[pid]
+
+
+class Spare:
+    """A keeper that waits for its command."""
+
+    def __init__(self, pid: int, orders: _socket.socket) -> None:
+        self.pid = pid
+        self.orders = orders
 
 
 class Orphans:
@@ -185,21 +244,24 @@ class Orphans:
         self._began = time.monotonic()
         self._sweep = Sweep(os.getpid())
 
-    def is_over(self, keepers: dict[int, int]) -> bool:
+    def is_over(self, guards: set[int]) -> bool:
         """One round if it is time for one. True when nothing is left to end, and that has been reported."""
         now = time.monotonic()
         if now < self.next_round:
             return False
-        found = self._sweep.kill(spare=keepers)
-        # There is no proof by ECHILD here, since the keepers are our children as well. A look at all of /proc that
-        # finds nobody is the best there is; it is taken after the last death was seen.
-        left = descendants(os.getpid(), spare=keepers, near=False)
+        self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
+        try:
+            found = self._sweep.kill(but=guards)
+            # There is no proof by ECHILD here, since the keepers are our children as well. A look at all of /proc that
+            # finds nobody is the best there is; it is taken after the last death was seen.
+            left = descendants(os.getpid(), near=False, but=guards)
+        except OSError:
+            return False  # No room to look; there may be in the next round.
         if not left and not found:
             self._report([])
             return True
         if now - self._began > SWEEP_SECONDS_MAX:
-            self._report([(pid, name_of(pid), "still dying") for pid, _start in left])
-        self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
+            self._report([(pid, name_of(pid), "still dying") for pid, _start in left[:SURVIVORS_MAX]])
         return False
 
     def _report(self, survivors: list[tuple[int, str, str]]) -> None:
