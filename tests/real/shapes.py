@@ -1,7 +1,9 @@
 """Process trees of every awkward shape, for the kill matrix: `python -I -S shapes.py MARKER SHAPE ROLE FIFO LEAVES`.
 
 Each process of a tree has MARKER in its argv, which it cannot scrub as it can its environment. When the tree stands,
-the process that has the shape writes its pid to FIFO, last of all: whoever reads it knows that the rest is set up.
+the process that has the shape writes its pid to FIFO, last of all: whoever reads it knows that the rest is set up. Each
+keeps FIFO open for as long as it lives, so its end of file means that nobody is left, not even one who is too quick to
+be met in /proc.
 
 The leader is the command itself. In the role `leader` it has the shape; in the role `descendant` it is plain, and a
 child of it has the shape. LEAVES says when the leader goes of its own accord: `never`, or `at_eof` of its stdin. A
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 LIFE_SECONDS_MAX = 60
 # The fork loop: how many lines of descent it has (each is one process, or two at the moment of a fork), and how long it
 # goes on. Few: what outruns a sweep is the rate of a line, and more of them only slow each other down.
-LOOP_LINES = 20
+LOOP_LINES = 8
 LOOP_SECONDS_MAX = 20
 
 # Shapes that a program in front of ours makes, as they come in real commands.
@@ -52,8 +54,9 @@ def _program(marker: str) -> list[str]:
 
 def main(marker: str, shape: str, role: str, fifo: str, leaves: str) -> None:
     _bound_life()
+    up = os.open(fifo, os.O_WRONLY | os.O_CLOEXEC)
     if role == "leader":
-        _take_shape(marker, shape, fifo, leaves)
+        _take_shape(shape, up, leaves)
         return
     wait_for_leader, leader_is_quiet = os.pipe()
     # For the one that is blocked on a pipe to its leader, who holds the other end and never reads.
@@ -65,7 +68,10 @@ def main(marker: str, shape: str, role: str, fifo: str, leaves: str) -> None:
         os.close(wait_for_leader)
         if shape == "blocked_on_its_leader":
             os.dup2(full, 1)
-        _take_shape(marker, shape, fifo, "never")
+        if shape in WRAPPERS:
+            wrapper = WRAPPERS[shape]
+            os.execvp(wrapper[0], [*wrapper, *_program(marker), "plain", "leader", fifo, "never"])
+        _take_shape(shape, up, "never")
         os._exit(0)
     os.close(wait_for_leader)
     _be_quiet()
@@ -73,34 +79,29 @@ def main(marker: str, shape: str, role: str, fifo: str, leaves: str) -> None:
     _stay(leaves)
 
 
-def _take_shape(marker: str, shape: str, fifo: str, leaves: str) -> None:
+def _take_shape(shape: str, up: int, leaves: str) -> None:
     """Become what `shape` says, say so, and stay."""
-    if shape in WRAPPERS:
-        wrapper = WRAPPERS[shape]
-        os.execvp(wrapper[0], [*wrapper, *_program(marker), "plain", "leader", fifo, "never"])
     if shape in ("blocked_on_full_stdout", "blocked_on_its_leader"):
-        _block_on_stdout(fifo)
+        _block_on_stdout(up)
     if shape != "holds_stdout":
         _be_quiet()
     if shape == "double_fork":
         _daemonise()
         leaves = "never"  # That was said to the leader, which is gone.
     if shape == "fork_loop":
-        _fork_for_ever(fifo, leaves)
+        _fork_for_ever(up, leaves)
     if shape == "term_proof":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if shape == "stopped":
         _bound_life_of_stopped()
-    _say_up(fifo)
+    _say(up)
     if shape == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     _stay(leaves)
 
 
-def _say_up(fifo: str) -> None:
-    fd = os.open(fifo, os.O_WRONLY)
-    os.write(fd, f"{os.getpid()}\n".encode())
-    os.close(fd)
+def _say(up: int) -> None:
+    os.write(up, f"{os.getpid()}\n".encode())
 
 
 def _stay(leaves: str) -> None:
@@ -163,7 +164,7 @@ def _daemonise() -> None:
         os.close(fd)
 
 
-def _block_on_stdout(fifo: str) -> NoReturn:
+def _block_on_stdout(up: int) -> NoReturn:
     chunk = b"x" * 65536
     os.set_blocking(1, False)
     try:
@@ -171,7 +172,7 @@ def _block_on_stdout(fifo: str) -> NoReturn:
             os.write(1, chunk)
     except BlockingIOError:
         os.set_blocking(1, True)
-    _say_up(fifo)
+    _say(up)
     try:
         while True:
             os.write(1, chunk)
@@ -181,17 +182,20 @@ def _block_on_stdout(fifo: str) -> NoReturn:
             signal.pause()
 
 
-def _fork_for_ever(fifo: str, leaves: str) -> NoReturn:
+def _fork_for_ever(up: int, leaves: str) -> NoReturn:
     """Fork as fast as it goes. The first process makes the lines of descent, and then children that end at once.
 
     The lines do not end with it, nor with each other: a loop that died out by itself would hide a killer that is slow.
+    They end when nobody reads the fifo any more, that is, with the test: they are too quick for it to kill them.
     """
     over_at = time.monotonic() + LOOP_SECONDS_MAX
+    reader_is_gone = select.poll()
+    reader_is_gone.register(up, 0)
     for _ in range(LOOP_LINES):
         if os.fork() == 0:
-            _be_a_line_of_descent(over_at)
-    _say_up(fifo)
-    while time.monotonic() < over_at:
+            _be_a_line_of_descent(over_at, reader_is_gone)
+    _say(up)
+    while time.monotonic() < over_at and not reader_is_gone.poll(0):
         if leaves == "at_eof" and select.select([0], [], [], 0)[0]:
             os._exit(0)
         child = os.fork()
@@ -202,14 +206,14 @@ def _fork_for_ever(fifo: str, leaves: str) -> NoReturn:
     os._exit(0)
 
 
-def _be_a_line_of_descent(over_at: float) -> NoReturn:
+def _be_a_line_of_descent(over_at: float, reader_is_gone: select.poll) -> NoReturn:
     """A process that goes on in a child as soon as it is born, in a session of its own each time, and deaf to TERM.
 
     Whoever has read its pid from /proc comes too late, unless it is quick to stop it; and no signal to a group, nor one
     to each that is there at a moment, ends the line.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while time.monotonic() < over_at:
+    while time.monotonic() < over_at and not reader_is_gone.poll(0):
         _bound_life()
         os.setsid()
         if os.fork():

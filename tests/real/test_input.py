@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.real.helpers import alive, child, frozen, run_program, start, wait_said
@@ -143,11 +143,9 @@ OF_OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", OF_ARGV)
 async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str, case: str) -> None:
     """The zygote is frozen: had it been asked for anything, there would be no answer, and no error so soon."""
-    wrong, kind = OF_ARGV[case]
-    argv: Any = wrong
-    if isinstance(wrong, list):
-        words: list[Any] = wrong
-        argv = [marker if word == "MARKER" else word for word in words]
+    argv, kind = OF_ARGV[case]
+    if isinstance(argv, list):
+        argv = [marker if word == "MARKER" else word for word in cast("list[Any]", argv)]
     with frozen(spawner.current().pid):
         with pytest.raises(UsageError) as caught:
             await banksman.execute(argv)
@@ -350,7 +348,8 @@ async def test_a_wait_of_months_is_a_wait_like_any_other(marker: str, name: str,
 @pytest.mark.parametrize("name", ["timeout", "idle_timeout"])
 @pytest.mark.parametrize("seconds", [INF, 1e308, 10**400], ids=["inf", "1e308", "10**400"])
 async def test_a_timeout_that_never_comes_is_none(marker: str, name: str, seconds: float) -> None:
-    done = await banksman.execute(child("sys.exit(0)", marker), **{name: seconds})
+    options: dict[str, Any] = {name: seconds}
+    done = await banksman.execute(child("sys.exit(0)", marker), **options)
     assert (done.ended, done.code) == (Ended.EXITED, 0)
 
 

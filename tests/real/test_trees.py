@@ -35,7 +35,8 @@ from tests.real.helpers import (
 import banksman
 from banksman import Ended, Host
 from banksman.core import ladder
-from banksman.run.keeper.tree import Sweep, descendants, open_member, read_stat
+from banksman.run.keeper.sweep import Sweep
+from banksman.run.keeper.tree import descendants, open_member, read_stat
 from banksman.run.spawner import spawner
 
 
