@@ -24,7 +24,7 @@ GROWTH_BYTES_MAX = 32 << 20
 
 
 def by_subprocess() -> int:
-    return len(subprocess.run(ARGV, capture_output=True).stdout)
+    return len(subprocess.run(ARGV, capture_output=True, check=True).stdout)
 
 
 def by_banksman() -> int:

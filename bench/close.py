@@ -159,7 +159,9 @@ async def measure(blocked: Script, deaf: Script) -> None:
         "Command.stop()": [task.result() for task in ours_deaf],
     }
     theirs, ours = show("(b) ignores TERM and EOF", outcomes)
-    print(f"  beyond the waits of the terms (10 s and 5 s): {(theirs - 10) * 1000:.1f} ms and {(ours - 5) * 1000:.1f} ms")
+    print(
+        f"  beyond the waits of the terms: transport {(theirs - 10) * 1000:.1f} ms, Banksman {(ours - 5) * 1000:.1f} ms"
+    )
 
 
 def show(title: str, outcomes: dict[str, list[Closed]]) -> tuple[float, float]:

@@ -43,7 +43,7 @@ class Round:
 
     def __init__(self, mark: str) -> None:
         self.argv = ["sleep", mark]
-        self.mark = mark
+        self.mark = mark  # A number of seconds that nobody else sleeps for: what is left is counted by it.
         self.start_seconds = 0.0
         self.end_seconds = 0.0
         self.soft_nofiles: set[int] = set()
@@ -75,7 +75,7 @@ class Round:
         growth = max(0, pss_bytes(os.getpid()) - host_before)
         self.our_bytes = pss_bytes(zygote) + sum(self.keepers_bytes) + growth
         print(
-            f"  {self.mark}: zygote {pss_bytes(zygote) >> 10} kB, keepers {sum(self.keepers_bytes) >> 10} kB "
+            f"  zygote {pss_bytes(zygote) >> 10} kB, keepers {sum(self.keepers_bytes) >> 10} kB "
             f"(median {statistics.median(self.keepers_bytes) / 1024:.0f}), host's growth {growth >> 10} kB"
         )
 
@@ -105,7 +105,6 @@ async def main() -> None:
     ours: list[Round] = []
     theirs: list[Round] = []
     for n in range(ROUNDS):
-        # A number of seconds that nobody else sleeps for, so that what is left can be counted by it.
         a, b = (Round(f"60.{os.getpid()}{n}{which}") for which in (0, 1))
         await a.by_banksman()
         await b.by_asyncio()

@@ -16,8 +16,8 @@ GOAL = "goal:"
 async def take_turns(contestants: Mapping[str, Contestant], *, rounds: int, warm_up: int = 0) -> dict[str, list[float]]:
     """Seconds of each call. Every round calls each contestant once, in an order that rotates from round to round.
 
-    In turns, because a machine gets faster and slower within seconds; rotating, because whoever comes after the one that
-    leaves the most behind (pages, zombies) would always pay for it.
+    In turns, because a machine gets faster and slower within seconds; rotating, because whoever comes after the one
+    that leaves the most behind (pages, zombies) would always pay for it.
     """
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}

@@ -20,7 +20,7 @@ async def main() -> None:
     assert true is not None
 
     async def by_subprocess() -> None:
-        assert subprocess.run([true], capture_output=True).returncode == 0
+        subprocess.run([true], capture_output=True, check=True)
 
     async def by_asyncio() -> None:
         pipe = asyncio.subprocess.PIPE

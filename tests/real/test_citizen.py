@@ -484,6 +484,31 @@ thread.join()
     assert_clean(run_program(code, marker), marker, "CommandError\nexited\n" * 2)
 
 
+def test_no_process_of_ours_holds_a_folder_of_the_program(marker: str, tmp_path: Path) -> None:
+    """It may be on a mount that somebody wants to unmount: the program has left it, and only the command is there."""
+    code = """
+from banksman.run.spawner import spawner
+os.chdir(WORDS[0])
+
+async def main():
+    async with banksman.Host() as host:
+        command = await host.start(child("say('ready'); stay()", MARKER))
+        await wait_said(command, "ready")
+        os.chdir("/")
+        ours = [spawner.current().pid]
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if open(f"/proc/{pid}/comm").read().startswith("banksman-") and int(
+                        open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]) == ours[0]:
+                    ours.append(pid)
+        assert len(ours) > 1
+        print({os.readlink(f"/proc/{pid}/cwd") for pid in ours})
+
+asyncio.run(main())
+"""
+    assert_clean(run_program("import contextlib\n" + code, marker, tmp_path), marker, "{'/'}\n")
+
+
 async def test_a_killed_zygote_is_replaced_and_running_commands_go_on(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child('say("ready"); hear(); sys.exit(3)', marker), stdin="pipe")
@@ -759,3 +784,31 @@ async def main():
 asyncio.run(main())
 """
     assert_clean(run_program(code, marker), marker, "{(True, True)}\nhost_closed\n")
+
+
+def test_shutdown_in_a_signal_handler_survives_the_signal_coming_twice(marker: str) -> None:
+    """A service manager, or a person, that is not patient: the handler is entered again while it waits in the first."""
+    code = """
+def on_term(number, frame):
+    print("asked", flush=True)
+    banksman.shutdown()
+    os._exit(5)
+
+async def main():
+    async with banksman.Host() as host:
+        command = await host.start(child("be_deaf(); say('ready'); stay()", MARKER), grace=2)
+        await wait_said(command, "ready")
+        signal.signal(signal.SIGTERM, on_term)
+        print("ready", flush=True)
+        await command.wait()
+
+asyncio.run(main())
+"""
+    with running_program(code, marker) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        for _ in range(2):
+            running.send_signal(signal.SIGTERM)
+            assert running.stdout.readline() == "asked\n"
+        assert running.wait() == 5
+    wait_none(marker)

@@ -139,8 +139,9 @@ stay()
 
 
 def _block_the_loop_until_ended(command: Command) -> None:
+    """Until its keeper has reaped it, which is after it has written down when it ended."""
     assert command.pid is not None
-    wait_until(lambda: state_of(command.pid or 0) in ("Z", ""), "the command's own exit")
+    wait_until(lambda: state_of(command.pid or 0) == "", "the command's own exit")
 
 
 async def test_a_deadline_that_passed_is_reported_even_if_its_timer_ran_late(marker: str) -> None:

@@ -706,6 +706,45 @@ async def test_a_passed_pipe_is_closed_with_the_tree(marker: str) -> None:
         os.close(read_end)
 
 
+def test_more_starts_at_once_than_a_user_may_have_fds_in_flight_only_wait(marker: str, nobodys_python: str) -> None:
+    """The kernel lets an ordinary user have as many fds under way between processes as it may have open. The zygote is
+    frozen while they are all asked for, so that none is taken; then it thaws, and every one is served."""
+    code = """
+import resource
+from tests.real.helpers import frozen
+from banksman.run.spawner import spawner
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+async def main():
+    fds = [os.dup(1) for _ in range(20)]
+    async with banksman.Host() as host:
+        with frozen(spawner.current().pid):
+            starting = [
+                asyncio.create_task(host.start(["true", MARKER], pass_fds=fds, yield_after=50)) for _ in range(60)
+            ]
+            await asyncio.sleep(0)
+        results = await asyncio.gather(*starting, return_exceptions=True)
+        print({result if isinstance(result, Exception) else result.code for result in results})
+
+asyncio.run(main())
+"""
+    done = run_program(code, marker, env=SOURCE, python=nobodys_python)
+    assert (done.stdout, done.stderr) == ("{0}\n", "")
+
+
+def test_a_program_that_may_write_no_files_can_still_run_commands(marker: str) -> None:
+    """Its own limit on the size of files is for its files; what we write to start a command is none."""
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+print(asyncio.run(banksman.execute(child("sys.exit(3)", MARKER))).code)
+"""
+    done = run_program(code, marker)
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
 async def test_without_stdin_a_command_reads_an_empty_one(marker: str) -> None:
     done = await banksman.execute(child("say(os.readlink('/proc/self/fd/0'), repr(os.read(0, 10)))", marker))
     assert done.stdout.text == "/dev/null b''\n"

@@ -35,7 +35,6 @@ from tests.real.helpers import (
 import banksman
 from banksman import Ended, Host
 from banksman.core import ladder
-from banksman.run.keeper.sweep import Sweep
 from banksman.run.keeper.tree import descendants, open_member, read_stat
 from banksman.run.spawner import spawner
 
@@ -86,6 +85,26 @@ stay()
     assert (done.ended, done.signal) == (Ended.STOPPED, signal.SIGTERM)
     assert done.stdout.text == "ready\ncleaned up\n"
     assert rungs(done) == ["term", "rest"]
+
+
+async def test_a_term_reaches_the_whole_group_at_once(marker: str) -> None:
+    """What a shell does: it heeds its own TERM only when the program in its foreground has ended."""
+    code = """
+foreground = fork()
+if foreground == 0:
+    say("ready")
+    stay()
+be_deaf()
+os.waitpid(foreground, 0)
+say("its program has ended")
+sys.exit(3)
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=30)
+        await wait_said(command, "ready")
+        done = await command.stop()
+    assert (done.code, done.stdout.text) == (3, "ready\nits program has ended\n")
+    assert "kill" not in rungs(done)
 
 
 async def test_a_child_that_burns_cpu_dies_with_its_killed_leader_and_our_group_hears_nothing(marker: str) -> None:
@@ -317,22 +336,24 @@ def test_a_recycled_pid_is_not_the_process_that_was_meant(marker: str) -> None:
     assert read_stat(process.pid) is None
 
 
-def test_a_sweep_reaches_descendants_and_nobody_else(marker: str) -> None:
-    """A stranger with the same name, in the same group and session, is not of the tree: ancestry alone decides."""
-    stranger = subprocess.Popen(child("stay()", marker))
-    root = subprocess.Popen(child("pid = fork() or stay(); say(pid); stay()", marker), stdout=subprocess.PIPE)
+def test_ancestry_alone_decides_who_is_of_the_tree(marker: str) -> None:
+    """A stranger with the same command line, in the same group and session, is none of it; a daemon is."""
+    code = "fork() or (os.setsid(), say(os.getpid()), stay()); stay()"
+    stranger = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
+    root = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
+    daemons: dict[int, int] = {}
     try:
-        assert root.stdout is not None
-        pid = int(root.stdout.readline())
-        assert [found for found, _start in descendants(root.pid, near=False)] == [pid]
-        assert Sweep(root.pid).kill()
-        wait_until(lambda: state_of(pid) == "Z", "the descendant to be killed")
-        assert root.poll() is None
-        assert stranger.poll() is None
-    finally:
         for process in (stranger, root):
-            process.kill()
+            assert process.stdout is not None
+            daemons[process.pid] = int(process.stdout.readline())
+        # Not only the near ones: pids wrap around, and the daemon's may be below its ancestor's.
+        assert [pid for pid, _start in descendants(root.pid, near=False)] == [daemons[root.pid]]
+    finally:
+        for pid in (*daemons, *daemons.values()):
+            os.kill(pid, signal.SIGKILL)
+        for process in (stranger, root):
             process.communicate()
+    wait_none(marker)
 
 
 # -- guards that are lost or late ------------------------------------------------------------------------------------

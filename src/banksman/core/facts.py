@@ -71,11 +71,15 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The leader has ended. Neither code nor signal: nobody could see how (its keeper was killed)."""
+    """The leader has ended. Neither code nor signal: nobody could see how (its keeper was killed).
+
+    `by_itself`: the keeper had not touched it before, so whatever was asked for meanwhile did not end it.
+    """
 
     code: int | None
     signal: int | None
     at: float
+    by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

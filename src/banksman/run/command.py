@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,11 +30,11 @@ from banksman.core.facts import (
     Stream,
     StreamEnded,
     Survivor,
-    Swept,
     TreeEnded,
 )
 from banksman.errors import BanksmanError, CommandError, Refused, UsageError
-from banksman.run.finished import Ended, Finished, Step
+from banksman.run.account import Account
+from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Launch
 from banksman.run.options import Options, check_seconds, endless_beyond
 from banksman.run.output import Capture
@@ -97,7 +98,7 @@ class Command:
         self._options = options
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._began = self._last_output = time.monotonic()
+        self._account = Account(time.monotonic(), options)
         self._facts: deque[Fact] = deque()
         self._is_dispatching = False
         self._ladder = rungs.Ladder(options.timings)
@@ -105,17 +106,8 @@ class Command:
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._captures = {stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream}
         self._open_streams = set(Stream)
-        self._is_whole = True
-        # Who ended it and when. A cause that turns out to be later than the exit was none.
-        self._cause: Ended | None = None
-        self._cause_at = 0.0
-        self._is_tree_gone = False
-        self._over_at = 0.0
-        self._exit: Exited | None = None
         self._error: BanksmanError | None = None
-        self._steps: list[Step] = []
-        self._swept: list[Swept] = []
-        self._survivors: tuple[Survivor, ...] = ()
+        self._over_at = 0.0
         # Two, because a flood of output must not wake those who wait for the end once per piece.
         self._progress = Waiters()
         self._output = Waiters()
@@ -244,12 +236,15 @@ class Command:
             self._process.stdin.end()
 
     def pause_reading(self) -> None:
-        """Stop reading its output, so that the pipe pushes back. Being stopped ends the pause."""
+        """Stop reading its output, so that the pipe pushes back. The idle clock stands still; being stopped ends it."""
         if self._ladder.phase is rungs.Phase.RUNNING:
             self._process.pause_reading()
+            # It is we who are idle now.
+            self._account.last_output = math.inf
 
     def resume_reading(self) -> None:
         self._process.resume_reading()
+        self._account.last_output = min(self._account.last_output, time.monotonic())
 
     def abandon(self) -> None:
         """The loop is closed: nobody will ever hear of this command again. The keeper ends it."""
@@ -273,14 +268,14 @@ class Command:
         finally:
             self._is_dispatching = False
 
-    def _take(self, fact: Fact) -> None:  # noqa: PLR0912  (one match: the table of what every fact means)
+    def _take(self, fact: Fact) -> None:
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
         match fact:
             case BytesRead():
                 self._on_bytes(fact)
             case StreamEnded(stream=stream, at=at, is_whole=is_whole):
-                self._is_whole = self._is_whole and is_whole
+                self._account.is_output_whole &= is_whole
                 self._open_streams.discard(stream)
                 self._output.wake()
                 if not self._open_streams:
@@ -290,26 +285,26 @@ class Command:
             case StartFailed(error=error):
                 self._settle(error)
             case Exited():
-                self._on_exit(fact)
+                self._account.exited(fact)
+                self._climb(rungs.LeaderExited(fact.at))
             case NeverStarted(at=at):
                 # Stopped before it began: there was no exit to wait for, and no tree.
-                self._is_tree_gone = True
+                self._account.survivors = ()
                 self._settle(self._result(drained=True))
             case KeeperActed(rung=rung, at=at):
-                self._steps.append(Step(rung, at - self._began))
-                if self._exit is None:
-                    self._blame(self._passed_deadline(at) or Ended.HOST_CLOSED, at)
+                self._account.took_rung(rung, at)
+                self._account.blame(self._account.passed_deadline(at) or Ended.HOST_CLOSED)
             case ProcessesSwept(processes=processes):
-                self._swept.extend(processes)
+                self._account.swept.extend(processes)
             case TreeEnded(survivors=survivors, at=at):
-                self._is_tree_gone = True
-                self._survivors = survivors
+                self._account.survivors = survivors
+                # What is still in the pipes is all there will be; nobody is pushed back by not reading it.
+                self.resume_reading()
                 self._climb(rungs.TreeGone(at))
             case rungs.TimerFired():
                 self._climb(fact)
             case Stopped(cause=cause, at=at, at_once=at_once):
-                if self._exit is None:
-                    self._blame(cause, at)
+                self._account.blame(cause)
                 self._climb(rungs.StopAsked(at, at_once))
             case ClockRanOut(cause=cause):
                 self._on_clock(cause)
@@ -318,11 +313,10 @@ class Command:
 
     # -- output ------------------------------------------------------------------------------------------------------
     def _on_bytes(self, fact: BytesRead) -> None:
-        self._last_output = fact.at
+        self._account.last_output = fact.at
         self._captures[fact.stream].add(fact.data)
         limit = self._options.output_total_max
         if limit is not None and sum(capture.total for capture in self._captures.values()) > limit:
-            self._blame(Ended.OUTPUT_LIMIT, fact.at)
             self.stop_nowait(Ended.OUTPUT_LIMIT)
         if self._options.on_output is not None:
             try:
@@ -347,40 +341,16 @@ class Command:
         self.dispatch(ClockRanOut(cause))
 
     def _on_clock(self, cause: Ended) -> None:
-        if self._exit is not None or self._cause is not None:
+        if self._account.exit is not None or self._account.has_cause:
             return
         if cause is Ended.IDLE_TIMEOUT:
-            assert self._options.idle_timeout is not None
-            left = self._last_output + self._options.idle_timeout - time.monotonic()
+            left = self._account.idle_seconds_left(time.monotonic())
             if left > 0:
-                self._set_clock(cause, left)
+                self._set_clock(cause, min(left, self._options.idle_timeout or left))
                 return
         self.stop_nowait(cause)
 
-    def _passed_deadline(self, at: float) -> Ended | None:
-        """Which clock had run out by `at`, whether or not its timer has."""
-        timeout, idle = self._options.timeout, self._options.idle_timeout
-        if timeout is not None and at > self._began + timeout:
-            return Ended.TIMEOUT
-        if idle is not None and at > self._last_output + idle:
-            return Ended.IDLE_TIMEOUT
-        return None
-
-    def _blame(self, cause: Ended, at: float) -> None:
-        """Say who ended it. The first one stays."""
-        if self._cause is None:
-            self._cause, self._cause_at = cause, at
-
     # -- the end -----------------------------------------------------------------------------------------------------
-    def _on_exit(self, fact: Exited) -> None:
-        self._exit = fact
-        # A command that had finished was not stopped, however soon after the stop came or we heard of the exit. But it
-        # may have passed a deadline that nobody has noticed, and output past its limit is past it in any case.
-        if self._cause is not Ended.OUTPUT_LIMIT and self._cause_at > fact.at:
-            self._cause = None
-        self._cause = self._cause or self._passed_deadline(fact.at)
-        self._climb(rungs.LeaderExited(fact.at))
-
     def _climb(self, fact: rungs.Fact) -> None:
         self._ladder, effects = rungs.step(self._ladder, fact)
         for effect in effects:
@@ -414,9 +384,9 @@ class Command:
                 assert_never(effect)
 
     def _step(self, rung: str) -> None:
-        self._steps.append(Step(rung, time.monotonic() - self._began))
+        self._account.took_rung(rung, time.monotonic())
         # A child that is blocked on a full pipe cannot react to anything, so a pause of the reading ends here.
-        self._process.resume_reading()
+        self.resume_reading()
 
     def _start_ladder_timer(self, at: float, phase: rungs.Phase) -> None:
         if self._ladder_timer is not None:
@@ -428,21 +398,12 @@ class Command:
         self.dispatch(rungs.TimerFired(time.monotonic(), phase))
 
     def _result(self, drained: bool) -> Finished:
-        if not self._is_tree_gone:
-            # Neither keeper nor zygote has answered. What is not proven gone is named.
-            self._survivors = (Survivor(self.pid or 0, self.argv[0], "unknown: its keeper does not answer"),)
-        leader = self._exit or Exited(None, None, 0.0)
-        return Finished(
-            ended=self._cause or Ended.EXITED,
-            code=leader.code,
-            signal=leader.signal,
-            seconds=time.monotonic() - self._began,
+        return self._account.result(
+            time.monotonic(),
             stdout=self._captures[Stream.STDOUT].finish(),
             stderr=self._captures[Stream.STDERR].finish(),
-            drained=drained and self._is_whole,
-            swept=tuple(self._swept),
-            survivors=self._survivors,
-            ladder=tuple(self._steps),
+            drained=drained,
+            leader=Survivor(self.pid or 0, self.argv[0], "unknown: its keeper does not answer"),
         )
 
     def _settle(self, result: Finished | BanksmanError) -> None:

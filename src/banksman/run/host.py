@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
 import uuid
 import weakref
@@ -209,9 +210,8 @@ class Host:
     def _bind(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is None:
-            _abandon_closed()
             self._loop = weakref.ref(loop)
-            _bound.add(self)
+            _bind(self)
             # A loop that ends closes its async generators, and does so after it has cancelled its tasks. A suspended
             # one is therefore the place where we learn of the end in time to drain.
             self._guard = self._drain_at_loop_end()
@@ -229,6 +229,8 @@ class Host:
 
 # Every host that is in use, to find those whose loop was closed under them.
 _bound: weakref.WeakSet[Host] = weakref.WeakSet()
+# Protects `_bound`, which hosts of several threads share. Nothing is called while it is held.
+_bound_lock = threading.Lock()
 _defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
 
 
@@ -244,6 +246,10 @@ def default_host() -> Host:
     return host
 
 
-def _abandon_closed() -> None:
-    for host in list(_bound):
-        host.abandon_if_loop_is_closed()
+def _bind(host: Host) -> None:
+    """Note that a host is in use, and let go of those whose loop was closed without a word to us."""
+    with _bound_lock:
+        others = list(_bound)
+        _bound.add(host)
+    for other in others:
+        other.abandon_if_loop_is_closed()

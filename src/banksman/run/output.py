@@ -15,7 +15,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from banksman.run import system
-from banksman.run.spawner import above_stdio
 
 OUTPUT_BYTES_MAX = 1 << 20
 SPILL_BYTES_MAX = 64 << 20
@@ -36,7 +35,7 @@ class Spill:
         fd, self.path = tempfile.mkstemp(prefix="banksman-", suffix=".out")
         # A copy of this object in a forked child must not delete its parent's file, hence the pid.
         self._unlink = weakref.finalize(self, _unlink, self.path, os.getpid())
-        self._fd = above_stdio(fd)
+        self._fd = system.above_stdio(fd)
         self.size = 0
 
     def add(self, data: bytes) -> None:

@@ -55,9 +55,12 @@ class Reader:
                 self._loop.remove_reader(self._fd)
 
     def read_now(self) -> None:
-        """Read what is there, up to the bound. Also called by those who must know what is there before they decide."""
+        """Read what is there, up to the bound. Also called by those who must know what is there before they decide.
+
+        A pause holds for them too: it is a promise to whoever asked for it.
+        """
         taken = 0
-        while taken < READ_BYTES_MAX and self.is_open:
+        while taken < READ_BYTES_MAX and self.is_open and not self._is_paused:
             try:
                 data = system.read(self._fd, READ_BYTES)
             except BlockingIOError:

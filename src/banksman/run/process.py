@@ -15,11 +15,9 @@ import marshal
 import os
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from banksman.core.facts import (
-    BytesRead,
     Exited,
     KeeperActed,
     NeverStarted,
@@ -27,8 +25,6 @@ from banksman.core.facts import (
     ProcessFact,
     Started,
     StartFailed,
-    Stream,
-    StreamEnded,
     Survivor,
     Swept,
     TreeEnded,
@@ -37,12 +33,13 @@ from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, U
 from banksman.run import system
 from banksman.run.keeper import wire
 from banksman.run.launch import Launch
-from banksman.run.pipes import Reader, Writer
-from banksman.run.spawner import Zygote, above_stdio, socketpair, spawner
+from banksman.run.pipes import Writer
+from banksman.run.spawner import Zygote, socketpair, spawner
+from banksman.run.streams import Stdin, Streams
 
-Stdin = Literal["null", "pipe", "inherit"]
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
 START_SECONDS_MAX = 30.0
+RETRY_SECONDS = 0.005
 
 
 class Process:
@@ -73,9 +70,10 @@ class Process:
         self._has_exited = False
         self._is_over = False
         self._control: _socket.socket | None = None
-        self._readers: dict[Stream, Reader] = {}
+        self._streams: Streams | None = None
         # What goes to the keeper, in the order it expects: closed here as soon as it is sent.
         self._theirs: list[int] = []
+        self._order: bytes | None = None
         self._busy_fd = -1
         self._start_timer: asyncio.TimerHandle | None = None
         try:
@@ -91,7 +89,8 @@ class Process:
 
     # -- the start ---------------------------------------------------------------------------------------------------
     def _open(self, launch: Launch, stdin: Stdin, grace: float, linger: float, deadline: float | None) -> None:
-        targets = [1, 2, *([] if stdin == "null" else [0]), *launch.pass_fds]
+        streams = self._streams = Streams(stdin, self._on_fact)
+        self.stdin = streams.stdin
         order = {
             "path": launch.path,
             "argv": launch.argv,
@@ -99,7 +98,7 @@ class Process:
             "umask": launch.umask,
             "limits": launch.limits,
             "nofile": launch.nofile,
-            "targets": targets,
+            "targets": [*(target for _fd, target in streams.theirs), *launch.pass_fds],
             "grace": grace,
             "linger": linger,
             "deadline": deadline,
@@ -107,40 +106,42 @@ class Process:
         self._control, control = socketpair()
         theirs = self._theirs
         theirs.append(control.detach())
-        theirs.append(_write_order(marshal.dumps(order)))
-        theirs.append(above_stdio(system.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
-        for stream in Stream:
-            ours, write_end = _pipe()
-            theirs.append(write_end)
-            self._readers[stream] = Reader(
-                self._loop, ours, partial(self._on_bytes, stream), partial(self._on_stream_end, stream)
-            )
-        if stdin == "pipe":
-            read_end, ours = _pipe()
-            theirs.append(read_end)
-            self.stdin = Writer(self._loop, ours)
-        elif stdin == "inherit":
-            theirs.append(_own_stdin())
+        theirs.append(system.above_stdio(system.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+        theirs.extend(fd for fd, _target in streams.theirs)
+        streams.theirs.clear()
         theirs.extend(system.dup(fd) for fd in launch.pass_fds)
+        self._order = marshal.dumps(order)
+        if len(self._order) > wire.ORDER_BYTES_MAX:
+            theirs.append(_write_order(self._order))
+            self._order = None
 
     def _ask(self) -> None:
         """Hand the fds over; if the zygote is busy, again as soon as it can take them."""
         assert self._control is not None
         try:
-            self._zygote = spawner.spawn(self, self._theirs)
+            self._zygote = spawner.spawn(self, self._order, self._theirs)
         except BlockingIOError:
             # The zygote's queue is full. Its socket is shared with other loops and other starts of this one, and a
             # selector knows one writer per fd, hence a copy of our own to wait on.
             self._busy_fd = system.dup(spawner.current().fileno())
             self._loop.add_writer(self._busy_fd, self._ask_again)
             return
+        except OSError as exc:
+            if exc.errno != errno.ETOOMANYREFS:
+                raise
+            # A user who is not root may have only so many fds on their way between processes, and the kernel does not
+            # tell when there is room again. The start's own deadline bounds this.
+            self._loop.call_later(RETRY_SECONDS, self._ask_again)
+            return
+        self._order = None
         self._close_theirs()
         self._loop.add_reader(self._control.fileno(), self.hear_now)
-        for reader in self._readers.values():
-            reader.resume()
+        self.resume_reading()
 
     def _ask_again(self) -> None:
         self._stop_waiting()
+        if self._is_over:
+            return
         try:
             self._ask()
         except BanksmanError as exc:
@@ -194,8 +195,8 @@ class Process:
                 self._on_fact(NeverStarted(time.monotonic()))
             case ("failed", step, number):
                 self._fail(_start_error(step, number))
-            case ("exited", code, number, at):
-                self._on_exited(code, number, at)
+            case ("exited", code, number, at, by_itself):
+                self._on_exited(Exited(code, number, at, by_itself))
             case ("acted", rung, at):
                 self._on_fact(KeeperActed(rung, at))
             case ("lost", statuses):
@@ -208,12 +209,12 @@ class Process:
             case _:
                 raise AssertionError(message)
 
-    def _on_exited(self, code: int | None, number: int | None, at: float) -> None:
+    def _on_exited(self, fact: Exited) -> None:
         if not self._has_exited:
             self._has_exited = True
             # What it wrote before it exited is told before its exit: whoever asks "was it idle?" must know.
             self.read_now()
-            self._on_fact(Exited(code, number, at))
+            self._on_fact(fact)
 
     def _on_lost(self, statuses: dict[int, int]) -> None:
         """The keeper was killed, and the zygote has ended the tree in its place."""
@@ -225,7 +226,7 @@ class Process:
         if self.pid in statuses:
             result = os.waitstatus_to_exitcode(statuses[self.pid])
             code, number = (result, None) if result >= 0 else (None, -result)
-        self._on_exited(code, number, time.monotonic())
+        self._on_exited(Exited(code, number, time.monotonic()))
 
     def _on_gone(self, survivors: tuple[Survivor, ...]) -> None:
         if self.pid is None:
@@ -238,14 +239,8 @@ class Process:
         if self.pid is None:
             self._fail(MachineError("cannot start a command: the zygote died", hint="try again"))
             return
-        self._on_exited(None, None, time.monotonic())
+        self._on_exited(Exited(None, None, time.monotonic()))
         self._on_gone((Survivor(self.pid, "", "unknown: both of its guards were killed"),))
-
-    def _on_bytes(self, stream: Stream, data: bytes) -> None:
-        self._on_fact(BytesRead(stream, data, time.monotonic()))
-
-    def _on_stream_end(self, stream: Stream, is_whole: bool) -> None:
-        self._on_fact(StreamEnded(stream, time.monotonic(), is_whole))
 
     # -- what is done ------------------------------------------------------------------------------------------------
     def term(self, seconds: float) -> None:
@@ -276,21 +271,21 @@ class Process:
                 system.send(self._control, wire.encode(*message))
 
     def read_now(self) -> None:
-        for reader in self._readers.values():
-            reader.read_now()
+        if self._streams is not None:
+            self._streams.read_now()
 
     def pause_reading(self) -> None:
-        for reader in self._readers.values():
-            reader.pause()
+        if self._streams is not None:
+            self._streams.pause()
 
     def resume_reading(self) -> None:
-        for reader in self._readers.values():
-            reader.resume()
+        if self._streams is not None:
+            self._streams.resume()
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def close_output(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
+        if self._streams is not None:
+            self._streams.close_output()
 
     def close(self) -> None:
         """Give up every fd. A keeper that still has a tree ends it: closing the socket is a stop."""
@@ -300,9 +295,8 @@ class Process:
         self._cancel_start_timer()
         self._stop_waiting()
         self._hang_up()
-        self.close_output()
-        if self.stdin is not None:
-            self.stdin.close()
+        if self._streams is not None:
+            self._streams.close()
         self._close_theirs()
 
     def let_go(self) -> None:
@@ -322,10 +316,8 @@ class Process:
         """Close every fd without touching the loop. In a forked child these are copies; the keeper notices nothing."""
         self._is_over = True
         self._zygote = None
-        for reader in self._readers.values():
-            reader.forget()
-        if self.stdin is not None:
-            self.stdin.forget()
+        if self._streams is not None:
+            self._streams.forget()
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -359,24 +351,9 @@ class Process:
         self._theirs.clear()
 
 
-def _pipe() -> tuple[int, int]:
-    """A pipe, `(read end, write end)`, neither under the number of a standard stream."""
-    read_end, write_end = system.pipe()
-    try:
-        read_end = above_stdio(read_end)
-    except OSError:
-        system.close(write_end)
-        raise
-    try:
-        return read_end, above_stdio(write_end)
-    except OSError:
-        system.close(read_end)
-        raise
-
-
 def _write_order(data: bytes) -> int:
     """The order in a memory file: whole whatever its size, where a message on a socket would be refused as too long."""
-    fd = above_stdio(system.memfd_create("banksman-order"))
+    fd = system.above_stdio(system.memfd_create("banksman-order"))
     try:
         written = 0
         while written < len(data):
@@ -385,15 +362,6 @@ def _write_order(data: bytes) -> int:
         system.close(fd)
         raise
     return fd
-
-
-def _own_stdin() -> int:
-    try:
-        return system.dup(0)
-    except OSError as exc:
-        if exc.errno != errno.EBADF:
-            raise
-        raise UsageError('stdin="inherit", but this program has closed its own', hint="stdin=None") from exc
 
 
 def _start_error(step: str, number: int) -> BanksmanError:

@@ -121,11 +121,12 @@ class Spawner:
 
     def __init__(self) -> None:
         # Protects `_zygote`, `_retired` and `_is_over`. Held for the start of a zygote (a posix_spawn, about 1 ms) and
-        # for one non-blocking send; nothing that is called while it is held takes another lock.
-        self._lock = threading.Lock()
+        # for one non-blocking send; nothing that is called while it is held takes another lock. Both locks may be taken
+        # again by the thread that has them: `shutdown` is what people call in signal handlers, and signals come twice.
+        self._lock = threading.RLock()
         # Serialises `shutdown`, and is held while it waits: whoever comes second must not be told that all is gone
         # while the first is still seeing to it. Taken before `_lock`, never inside it.
-        self._shutdown_lock = threading.Lock()
+        self._shutdown_lock = threading.RLock()
         self._zygote: Zygote | None = None
         self._retired: list[Zygote] = []
         # Zygotes of processes that were collected without being closed. A collection can come at any moment, also while
@@ -134,11 +135,11 @@ class Spawner:
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
         self.plan_text = ""
 
-    def spawn(self, child: Child, fds: list[int]) -> Zygote:
-        """Hand `fds` to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
+    def spawn(self, child: Child, order: bytes | None, fds: list[int]) -> Zygote:
+        """Hand an order to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
         with self._lock:
             self._reap_retired()
-            message = wire.encode(wire.SPAWN, len(fds))
+            message = wire.encode(wire.SPAWN, len(fds), order)
             zygote = self._current()
             try:
                 zygote.request(message, fds)
@@ -185,7 +186,7 @@ class Spawner:
             children = list(self._children)
             if self._zygote is not None:
                 self._retire(self._zygote)
-            zygotes, self._retired = self._retired, []
+            zygotes = list(self._retired)
         longest = max((child.grace for child in children), default=0.0)
         for child in children:
             child.let_go()
@@ -194,13 +195,13 @@ class Spawner:
         deadline = time.monotonic() + longest + SHUTDOWN_SECONDS_MAX
         left = [zygote for zygote in zygotes if not zygote.wait_gone(deadline - time.monotonic())]
         with self._lock:
-            self._retired.extend(left)
+            self._retired = [zygote for zygote in self._retired if zygote not in zygotes or zygote in left]
         return not left
 
     def forget_in_fork(self) -> None:
         """In a forked child of the program: the commands are our parent's, and holding their ends would keep pipes open
         that the parent closes. Threads do not survive a fork, so a lock held by one would stay held for ever."""
-        self._lock, self._shutdown_lock = threading.Lock(), threading.Lock()
+        self._lock, self._shutdown_lock = threading.RLock(), threading.RLock()
         for child in list(self._children):
             child.forget()
         self._children = weakref.WeakSet()
@@ -208,8 +209,8 @@ class Spawner:
             zygote.forget()
         self._zygote, self._retired = None, []
 
+    # Those below are called with the lock held.
     def _current(self) -> Zygote:
-        assert self._lock.locked()
         fingerprint = _fingerprint()
         if self._zygote is not None and self._zygote.fingerprint != fingerprint:
             self._retire(self._zygote)
@@ -218,7 +219,6 @@ class Spawner:
         return self._zygote
 
     def _retire(self, zygote: Zygote) -> None:
-        assert self._lock.locked()
         zygote.retire()
         self._zygote = None
         self._retired.append(zygote)
@@ -261,7 +261,7 @@ def _start(fingerprint: object, plan_text: str) -> Zygote:
         pid = system.posix_spawn(
             sys.executable, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=[signal.SIGPIPE]
         )
-        pidfd = above_stdio(system.pidfd_open(pid))
+        pidfd = system.above_stdio(system.pidfd_open(pid))
     except OSError as exc:
         ours.close()
         if pid:
@@ -273,26 +273,12 @@ def _start(fingerprint: object, plan_text: str) -> Zygote:
     return Zygote(ours, pid, pidfd, fingerprint)
 
 
-def above_stdio(fd: int) -> int:
-    """The same file, not under the number of a standard stream.
-
-    Where the program has closed its own stdio the kernel hands out 0, 1 and 2 again, and the next print() of anybody
-    would write into our pipe.
-    """
-    if fd > 2:
-        return fd
-    try:
-        return system.dup(fd)
-    finally:
-        system.close(fd)
-
-
 def socketpair() -> tuple[_socket.socket, _socket.socket]:
     """Two ends of a message socket, neither of them under the number of a standard stream."""
     pair = system.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     if min(end.fileno() for end in pair) > 2:
         return pair
-    a, b = (_socket.socket(fileno=above_stdio(end.detach())) for end in pair)
+    a, b = (_socket.socket(fileno=system.above_stdio(end.detach())) for end in pair)
     return a, b
 
 

@@ -67,6 +67,20 @@ def dup(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
+def above_stdio(fd: int) -> int:
+    """The same file, not under the number of a standard stream.
+
+    Where the program has closed its own stdio the kernel hands out 0, 1 and 2 again, and the next print() of anybody
+    would write into our pipe.
+    """
+    if fd > 2:
+        return fd
+    try:
+        return dup(fd)
+    finally:
+        close(fd)
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 fork = os.fork
 posix_spawn = os.posix_spawn
@@ -128,7 +142,9 @@ def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 def recv_fds(sock: _socket.socket) -> tuple[bytes, list[int]]:
     room = _socket.CMSG_SPACE(4 * (PASSED_FDS_MAX + 13))
-    data, ancillary, _flags, _address = sock.recvmsg(4096, room, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT)
+    data, ancillary, _flags, _address = sock.recvmsg(
+        MESSAGE_BYTES_MAX, room, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
+    )
     fds: list[int] = []
     for level, kind, rights in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:

@@ -17,13 +17,14 @@ number, which is safe; afterwards only pidfds are used.
 from __future__ import annotations
 
 import _socket
+import marshal
 import os
 import select
 import time
 
 from banksman.run import system
 from banksman.run.keeper import wire
-from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, read_order, wake_on_child
+from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, read_file, wake_on_child
 from banksman.run.keeper.spawn import SpawnFailed, spawn
 from banksman.run.keeper.sweep import SIGCONT, SIGSTOP, SIGTERM, Sweep
 from banksman.run.keeper.tree import survey
@@ -65,14 +66,17 @@ def be_spare(orders: _socket.socket, host: int) -> None:
     data, fds = system.recv_fds(orders)
     if data:
         system.prctl(system.PR_SET_NAME, b"banksman-keeper")
-        keep(fds, host, woken)
+        _word, _count, order = wire.decode(data)
+        keep(fds, order, host, woken)
 
 
-def keep(fds: list[int], host: int, woken: tuple[int, int]) -> None:
+def keep(fds: list[int], order_bytes: bytes | None, host: int, woken: tuple[int, int]) -> None:
     """Start the command and stay until its tree is gone."""
-    control_fd, order_fd, cwd, *fds = fds
+    if order_bytes is None:
+        order_bytes = read_file(fds.pop())
+    order: dict[str, Any] = marshal.loads(order_bytes)
+    control_fd, cwd, *fds = fds
     control = _socket.socket(fileno=control_fd)
-    order = read_order(order_fd)
     if is_spoken_to(control):
         # The host has hung up or wants it stopped, before it was even begun. Whoever was told that it is over must not
         # see it start after all.
@@ -115,7 +119,7 @@ class Keeper:
         # Acting alone: the host is gone, or was silent past its deadline. What it says later is still obeyed.
         self._is_alone = False
         self._has_reported = False
-        self._sweep = Sweep(os.getpid())
+        self._sweep = Sweep(os.getpid(), self._reap)
         self._named = 0
         self._sweep_began = 0.0
         self._next_round = 0.0
@@ -172,7 +176,7 @@ class Keeper:
         self._has_exited = True
         has_code = result.si_code == os.CLD_EXITED
         code, number = (result.si_status, None) if has_code else (None, result.si_status)
-        self._say(wire.EXITED, code, number, time.monotonic())
+        self._say(wire.EXITED, code, number, time.monotonic(), self._phase is RUNNING)
         if self._phase is RUNNING:
             self._deadline = time.monotonic() + self._linger + MARGIN_SECONDS
         elif self._is_alone and self._phase is TERMED:
@@ -245,6 +249,8 @@ class Keeper:
             self._term_group()
 
     def _term_group(self) -> None:
+        # Whoever had left before is not to be counted as stopped.
+        self._reap()
         if self._phase is RUNNING:
             self._phase = TERMED
         self._signal(SIGTERM, to_group=True)
@@ -265,6 +271,7 @@ class Keeper:
     def _kill(self) -> None:
         if self._phase is KILLING:
             return
+        self._reap()
         self._phase = KILLING
         self._deadline = None
         # Most of a tree is usually in the leader's group, and one signal stops all of that at once.

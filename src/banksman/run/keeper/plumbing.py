@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import time
 
 from banksman.run import system
 from banksman.run.system import signals
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 SIGCHLD, SIGPIPE = 17, 13
 # Asked to stop by name (`pkill python`, a service manager that signals a whole group), a guard stays at its post: it
@@ -58,8 +53,7 @@ def milliseconds_until(due: float) -> float:
     return min(max(0.0, due - time.monotonic()) * 1000 + 1, 60_000)
 
 
-def read_order(fd: int) -> dict[str, Any]:
-    """The order the host wrote into a memory file: argv, environment and all, of whatever size."""
+def read_file(fd: int) -> bytes:
     size = os.fstat(fd).st_size
     os.lseek(fd, 0, os.SEEK_SET)
     pieces: list[bytes] = []
@@ -68,4 +62,4 @@ def read_order(fd: int) -> dict[str, Any]:
         assert piece
         pieces.append(piece)
         size -= len(piece)
-    return marshal.loads(b"".join(pieces))
+    return b"".join(pieces)

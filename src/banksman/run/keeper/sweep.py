@@ -23,7 +23,7 @@ from banksman.run.keeper.tree import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from banksman.run.keeper.tree import Member, Row
 
@@ -42,8 +42,9 @@ NAMES_MAX = 1000
 class Sweep:
     """One tree's sweep. The caller repeats rounds of `kill` until it has *proof* that nothing is left."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, reap: Callable[[], None]) -> None:
         self._root = root
+        self._reap = reap
         self._near = True
         self._ask_all_at = 0.0
         self.names: dict[Member, str] = {}
@@ -108,6 +109,8 @@ class Sweep:
                     self._stop(row, held)
             if len(held) == before:
                 return
+            # A tree that forks and exits leaves us thousands of zombies a second, and each pass would look at them all.
+            self._reap()
 
     def _stop(self, row: Row, held: dict[int, int]) -> None:
         member = row[0], row[3]

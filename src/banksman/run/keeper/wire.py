@@ -3,7 +3,8 @@
 A message arrives whole or not at all, so a keeper killed in mid-word cannot leave half a frame. `marshal` is safe here
 and only here: both ends are one program, run by one interpreter, joined by a socketpair that nobody else can open.
 
-    host → zygote    (SPAWN, count) + fds [control, order, cwd, *the child's]   fork a keeper; it reads the order
+    host → zygote    (SPAWN, count, order) + fds [control, cwd, *the child's]   give this to a keeper
+                     (SPAWN, count, None) + fds […, file]               the same; the order is too long, and in a file
                      (KILL_KEEPER, pid)                  a keeper that does not answer; the zygote ends its tree
     host → keeper    (TERM, seconds)                     TERM to the leader's group; go on alone after `seconds`
                      (REST, seconds)                     TERM to what is left of the tree; likewise
@@ -12,7 +13,7 @@ and only here: both ends are one program, run by one interpreter, joined by a so
                      (RENEW, seconds | None)             the deadline after which the keeper acts alone
     keeper → host    (STARTED, leader, keeper, at)
                      (FAILED, step, errno)               nothing runs
-                     (EXITED, code, signal, at)          sent while the leader is a zombie
+                     (EXITED, code, signal, at, by_itself)   sent while the leader is a zombie
                      (ACTED, rung, at)                   a rung taken without being told
                      (SWEPT, [(pid, command), …])        what had to be ended besides the leader; may be repeated
                      (GONE, [(pid, command, why), …])    the tree is gone, but for these
@@ -33,6 +34,8 @@ SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
 TERM, REST, KILL, SIGNAL, RENEW = "term", "rest", "kill", "signal", "renew"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
 
+# An order longer than this goes as a memory file: a socket takes some hundred kB at most, an environment can be larger.
+ORDER_BYTES_MAX = 16384
 # A SWEPT message holds at most this many names, so that none comes near the largest message the socket takes.
 NAMES_PER_MESSAGE = 100
 # A command's name is its argv, cut: enough to recognise it, and bounded whatever the process made of it.

@@ -29,6 +29,8 @@ from banksman.run.keeper.tree import SURVIVORS_MAX, descendants, name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from banksman.run.faults import Plan
 
 
@@ -46,6 +48,8 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
     # Whatever the host had open and inheritable is not ours to keep open.
     system.closerange(3, request_fd)
     system.closerange(request_fd + 1, 0x7FFFFFFF)
+    # The folder the program was in when it first needed us is not ours to hold either.
+    os.chdir("/")
     stay_deaf()
     set_soft_nofile(None)
     host = system.pidfd_open(host_pid)
@@ -91,9 +95,18 @@ class Zygote:
             if self._woken in ready:
                 system.read(self._woken, 4096)
                 self._reap()
-            if self._orphans is not None and self._orphans.is_over(self._guards()):
-                self._orphans = None
+            if self._orphans is not None and self._orphans.is_due():
+                self._sweep_orphans(self._orphans)
         self._dismiss_spare()
+
+    def _sweep_orphans(self, orphans: Orphans) -> None:
+        if orphans.sweep(self._guards()):
+            # Whoever died last may have died after we last reaped, and its end is part of the report. If that shows
+            # another keeper lost, its orphans come first.
+            self._reap()
+            if not orphans.is_due():
+                orphans.report([])
+                self._orphans = None
 
     def _guards(self) -> set[int]:
         """Our children that are no orphans."""
@@ -117,8 +130,8 @@ class Zygote:
             self._take_no_more()
             return
         match wire.decode(data):
-            case ("spawn", count):
-                self._on_spawn(fds, count)
+            case ("spawn", count, _order):
+                self._on_spawn(data, fds, count)
             case ("kill-keeper", pid):
                 # By number, which is safe: a keeper in the table is our own child and not yet reaped.
                 if pid in self._keepers:
@@ -126,10 +139,9 @@ class Zygote:
             case other:
                 raise AssertionError(other)
 
-    def _on_spawn(self, fds: list[int], count: int) -> None:
+    def _on_spawn(self, data: bytes, fds: list[int], count: int) -> None:
         if len(fds) == count:
-            control, order, cwd, *others = fds
-            self._hand_over(control, [control, order, cwd, *others])
+            self._hand_over(data, fds)
             return
         # We had no room for all of the fds. Those that arrived are closed; if the control socket is among them the host
         # hears why, and if not, it sees its end.
@@ -138,14 +150,15 @@ class Zygote:
         for fd in fds:
             system.close(fd)
 
-    def _hand_over(self, control: int, fds: list[int]) -> None:
+    def _hand_over(self, data: bytes, fds: list[int]) -> None:
         """Give a command to the spare keeper, which is one no more."""
+        control = fds[0]
         try:
             spare = self._spare or self._fork_spare()
             self._spare = None
             # In the table first: whatever becomes of it from here on, its command's host will hear of it.
             self._keepers[spare.pid] = control
-            system.send_fds(spare.orders, b"keep", fds)
+            system.send_fds(spare.orders, data, fds)
             spare.orders.close()
         except ConnectionError:
             # The spare was killed while it waited. We are about to reap it, and then the host hears that it is lost.
@@ -212,7 +225,7 @@ class Zygote:
             else:
                 lost.append(control)
         if lost:
-            self._orphans = self._orphans or Orphans()
+            self._orphans = self._orphans or Orphans(self._reap)
             self._orphans.controls.extend(lost)
             self._orphans.next_round = 0.0
         if self._orphans is not None:
@@ -237,18 +250,19 @@ class Orphans:
     knows its own leader by its pid.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reap: Callable[[], None]) -> None:
         self.controls: list[int] = []
         self.statuses: dict[int, int] = {}
         self.next_round = 0.0
         self._began = time.monotonic()
-        self._sweep = Sweep(os.getpid())
+        self._sweep = Sweep(os.getpid(), reap)
 
-    def is_over(self, guards: set[int]) -> bool:
-        """One round if it is time for one. True when nothing is left to end, and that has been reported."""
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_round
+
+    def sweep(self, guards: set[int]) -> bool:
+        """One round. True if nobody is left; past the bound those who are left are reported."""
         now = time.monotonic()
-        if now < self.next_round:
-            return False
         self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
         try:
             found = self._sweep.kill(but=guards)
@@ -258,13 +272,12 @@ class Orphans:
         except OSError:
             return False  # No room to look; there may be in the next round.
         if not left and not found:
-            self._report([])
             return True
         if now - self._began > SWEEP_SECONDS_MAX:
-            self._report([(pid, name_of(pid), "still dying") for pid, _start in left[:SURVIVORS_MAX]])
+            self.report([(pid, name_of(pid), "still dying") for pid, _start in left[:SURVIVORS_MAX]])
         return False
 
-    def _report(self, survivors: list[tuple[int, str, str]]) -> None:
+    def report(self, survivors: list[tuple[int, str, str]]) -> None:
         names = [(pid, name) for (pid, _start), name in self._sweep.names.items()]
         for control in self.controls:
             _tell(control, wire.LOST, self.statuses)
