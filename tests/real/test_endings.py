@@ -348,8 +348,8 @@ if WORDS[0] == "output_limit":
 stay()
 """
     options: dict[str, Any] = {
-        "timeout": {"timeout": 1.0},
-        "idle_timeout": {"idle_timeout": 1.0},
+        "timeout": {"timeout": 1.5},
+        "idle_timeout": {"idle_timeout": 1.5},
         "output_limit": {"output_total_max": 50},
     }.get(ending, {})
     host = Host()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from banksman.cli import OWN_FAILURE
 from banksman.errors import BanksmanError, ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.run.spawner import spawner
+from banksman.run.spawner import warm_up
 
 if TYPE_CHECKING:
     from banksman.run.finished import Finished
@@ -32,9 +32,8 @@ example:
 
 def run(words: list[str]) -> int:
     arguments = _parse(words)
-    # Started before the rest is even imported: it gets ready on another core meanwhile.
     try:
-        spawner.current()
+        warm_up()  # Before the rest is even imported.
         launch, options = _order(arguments)
         from banksman.cli.foreground import run_foreground  # noqa: PLC0415
 

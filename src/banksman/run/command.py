@@ -11,6 +11,7 @@ import asyncio
 import enum
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -38,10 +39,14 @@ from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Launch
 from banksman.run.options import Options, check_seconds, endless_beyond
 from banksman.run.output import Capture
+from banksman.run.portable import PortableProcess
 from banksman.run.process import Process
 from banksman.run.waiters import Waiters
 
 log = logging.getLogger("banksman")
+
+# Where there is no subreaper a command has no keeper, and G6 is best effort.
+PROCESS: type[Process | PortableProcess] = Process if sys.platform == "linux" else PortableProcess
 
 # How much longer than its timeout the keeper lets a command run before it stops it without being told: the host's own
 # timer comes first, unless the host is frozen.
@@ -113,7 +118,7 @@ class Command:
         self._output = Waiters()
         self._has_callback_failed = False
         timeout = options.timeout
-        self._process = Process(
+        self._process = PROCESS(
             launch,
             stdin="pipe" if isinstance(options.stdin, bytes) else options.stdin or "null",
             grace=options.grace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,11 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
 
 def _umask() -> int:
     # There is no way to ask but to set it, and setting it even for a moment is seen by every other thread that makes a
-    # file. The kernel writes it here since 4.7.
+    # file. Linux writes it here since 4.7.
+    if sys.platform != "linux":
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return umask
     try:
         fd = system.open_fd("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -211,7 +211,7 @@ def _write_without_sigpipe(fd: int, data: memoryview) -> int:
         return system.write(fd, data)
     except BrokenPipeError:
         # The signal is pending for this thread: taken here, so that unblocking does not deliver it.
-        signal.sigtimedwait([signal.SIGPIPE], 0)
+        signal.sigwait([signal.SIGPIPE])
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -194,7 +194,7 @@ class Process:
                 self.close()
                 self._on_fact(NeverStarted(time.monotonic()))
             case ("failed", step, number):
-                self._fail(_start_error(step, number))
+                self._fail(start_error(step, number))
             case ("exited", code, number, at, by_itself):
                 self._on_exited(Exited(code, number, at, by_itself))
             case ("acted", rung, at):
@@ -364,7 +364,7 @@ def _write_order(data: bytes) -> int:
     return fd
 
 
-def _start_error(step: str, number: int) -> BanksmanError:
+def start_error(step: str, number: int) -> BanksmanError:
     """What the keeper could not do, by who must act."""
     text = os.strerror(number)
     if step == "exec" and number in (errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):

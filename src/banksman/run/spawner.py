@@ -282,6 +282,12 @@ def socketpair() -> tuple[_socket.socket, _socket.socket]:
     return a, b
 
 
+def warm_up() -> None:
+    """Start the zygote before it is needed: it gets ready on another core meanwhile."""
+    if sys.platform == "linux":
+        spawner.current()
+
+
 spawner = Spawner()
 os.register_at_fork(after_in_child=spawner.forget_in_fork)
 atexit.register(spawner.shutdown)

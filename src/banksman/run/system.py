@@ -44,7 +44,6 @@ PASSED_FDS_MAX = 240
 pipe = os.pipe
 socketpair = _socket.socketpair
 open_fd = os.open
-memfd_create = os.memfd_create
 read = os.read
 write = os.write
 close_fd = os.close
@@ -92,7 +91,9 @@ waitpid = os.waitpid
 waitid = os.waitid
 kill = os.kill
 killpg = os.killpg
-pidfd_open = os.pidfd_open
+if sys.platform == "linux":  # Elsewhere this module is imported too, for its fds.
+    memfd_create = os.memfd_create
+    pidfd_open = os.pidfd_open
 
 
 def pidfd_send_signal(fd: int, signum: int, flags: int = 0) -> None:
