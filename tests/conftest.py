@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from banksman.run import inherited
 from banksman.run.spawner import spawner
 
 GONE_SECONDS_MAX = 10.0
@@ -46,7 +47,7 @@ def marker() -> str:
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
     """No process, fd or thread more than before, but for the zygote, which is known by name."""
-    spawner.current()  # Warm, so that its start is not taken for a leak.
+    spawner.current(inherited.take().fingerprint)  # Warm, so that its start is not taken for a leak.
     fds, threads = _fds(), set(threading.enumerate())
     yield
     deadline = time.monotonic() + GONE_SECONDS_MAX

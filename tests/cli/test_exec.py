@@ -214,3 +214,37 @@ def test_closed_stdin_is_no_stdin() -> None:
     words = " ".join([*BANKSMAN, "exec", "--", "cat"])
     done = subprocess.run(["sh", "-c", f"{words} <&-"], capture_output=True, timeout=60, check=False, cwd=os.getcwd())
     assert done.returncode == 0
+
+
+def test_output_that_cannot_be_written_is_our_failure_and_not_success() -> None:
+    with open("/dev/full", "wb") as full:
+        for words in (["--", "echo", "hi"], ["--json", "--", "echo", "hi"]):
+            argv = [*BANKSMAN, "exec", *words]
+            done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            assert done.returncode == 125
+            assert "No space left" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(number: int, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    child = subprocess.Popen(
+        [*BANKSMAN, "exec", "--", "sh", "-c", 'echo up; cat "$0"; exit 3', str(gate)],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN),  # noqa: PLW1509  (a test has one thread)
+    )
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == b"up\n"
+        child.send_signal(number)
+        gate.write_bytes(b"")
+        assert child.wait(30) == 3
+
+
+def test_a_machine_without_room_is_our_failure_in_one_line() -> None:
+    limited = ["sh", "-c", 'ulimit -n 6; exec "$@"', "sh", *BANKSMAN, "exec", "--", "echo", "hi"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 125
+    assert "Too many open files" in done.stderr

@@ -35,6 +35,7 @@ from tests.real.helpers import (
 
 import banksman
 from banksman import Ended, Finished, Host
+from banksman.run import inherited
 from banksman.run.spawner import spawner
 
 # libuv makes a pipe for signals once per process and keeps it; made here, it is not taken for a leak of the first test.
@@ -263,7 +264,7 @@ def test_two_loops_that_take_turns_do_not_mix(marker: str) -> None:
 
 def test_many_short_loops_in_many_threads_share_the_one_zygote(marker: str) -> None:
     """Threads switch between any two bytecodes here, so that what is shared between loops is really contended."""
-    zygote = spawner.current().pid
+    zygote = spawner.current(inherited.take().fingerprint).pid
     before = sys.getswitchinterval()
 
     def work() -> None:
@@ -276,7 +277,7 @@ def test_many_short_loops_in_many_threads_share_the_one_zygote(marker: str) -> N
         _in_threads(*[work] * 8)
     finally:
         sys.setswitchinterval(before)
-    assert spawner.current().pid == zygote
+    assert spawner.current(inherited.take().fingerprint).pid == zygote
     assert alive(marker) == []
 
 
@@ -392,6 +393,34 @@ asyncio.run(main())
     assert_clean(run_program(code, marker), marker, "exited 0 True ['ready', 'end', 'of', 'input']\n")
 
 
+def test_a_fork_while_starts_wait_for_a_busy_zygote_holds_none_of_their_pipes(marker: str) -> None:
+    """Those that wait still have both ends of their pipes; the fork must not, or nobody would see the end of them."""
+    code = """
+from banksman.run.spawner import spawner
+from tests.real.helpers import frozen
+
+async def main():
+    held, hold = os.pipe()
+    async with banksman.Host() as host:
+        with frozen(spawner.current(inherited.take().fingerprint).pid):
+            # Somewhat more than its queue takes.
+            starting = [asyncio.create_task(host.start(["true", MARKER], yield_after=50)) for _ in range(130)]
+            await asyncio.sleep(0)
+            pid = os.fork()
+            if pid == 0:
+                os.close(hold)
+                os.read(held, 1)
+                os._exit(0)
+        results = await asyncio.gather(*starting)
+        print({(done.code, done.drained) for done in results})
+    os.close(hold)
+    os.waitpid(pid, 0)
+
+asyncio.run(main())
+"""
+    assert_clean(run_program(code, marker), marker, "{(0, True)}\n")
+
+
 def test_it_works_beside_multiprocessing(marker: str) -> None:
     """A forked worker lives through a command's life, uses Banksman itself, and its exit ends nothing of ours."""
     code = """
@@ -444,7 +473,7 @@ async def main():
     for number in range(3):
         done = await banksman.execute(child(f"fork() or os.setsid(); sys.exit({number})", MARKER))
         assert (done.ended, done.code) == ("exited", number), done
-        zygotes.append(spawner.current().pid)
+        zygotes.append(spawner.current(inherited.take().fingerprint).pid)
         os.kill(zygotes[-1], signal.SIGKILL)
         while os.path.exists(f"/proc/{zygotes[-1]}"):
             await asyncio.sleep(0.001)
@@ -495,7 +524,7 @@ async def main():
         command = await host.start(child("say('ready'); stay()", MARKER))
         await wait_said(command, "ready")
         os.chdir("/")
-        ours = [spawner.current().pid]
+        ours = [spawner.current(inherited.take().fingerprint).pid]
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
                 if open(f"/proc/{pid}/comm").read().startswith("banksman-") and int(
@@ -513,13 +542,13 @@ async def test_a_killed_zygote_is_replaced_and_running_commands_go_on(marker: st
     async with Host() as host:
         command = await start(host, child('say("ready"); hear(); sys.exit(3)', marker), stdin="pipe")
         await wait_said(command, "ready")
-        zygote = spawner.current().pid
+        zygote = spawner.current(inherited.take().fingerprint).pid
         os.kill(zygote, signal.SIGKILL)
         # While it is still dying its socket takes orders, which then fail with an error that says to try again.
         wait_until(lambda: state_of(zygote) in ("Z", ""), "the zygote's death")
         results = await asyncio.gather(*(banksman.execute(child("sys.exit(0)", marker)) for _ in range(5)))
         assert {done.code for done in results} == {0}
-        assert spawner.current().pid != zygote
+        assert spawner.current(inherited.take().fingerprint).pid != zygote
         await command.write(b"go\n")
         assert (await command.wait()).code == 3
     wait_until(lambda: state_of(zygote) == "", "the dead zygote to be reaped")
@@ -549,7 +578,7 @@ async def begin():
         # Otherwise asyncio complains, with reason, about a task that was never finished.
         running._log_destroy_pending = False
 
-spawner.current()
+spawner.current(inherited.take().fingerprint)
 before = fds()
 loop = asyncio.new_event_loop()
 loop.run_until_complete(begin())
@@ -567,7 +596,7 @@ assert alive(MARKER) == []
 assert fds() == before, (before, fds())
 assert os.listdir(WORDS[1]) == []
 # The zygote counts its commands, so that one that is replaced can leave: none is left to count.
-old = spawner.current().pid
+old = spawner.current(inherited.take().fingerprint).pid
 os.nice(1)
 asyncio.run(banksman.execute(child("", MARKER)))
 while os.path.exists(f"/proc/{old}") and time.monotonic() < deadline:
@@ -611,7 +640,8 @@ async def test_a_host_that_was_dropped_without_close_is_drained_at_the_loops_end
     """Nobody has a reference to it any more; it holds itself as long as something runs."""
 
     async def drop() -> None:
-        await start(Host(), child("stay()", marker))
+        command = await start(Host(), child('say("ready"); stay()', marker))
+        await wait_said(command, "ready")
 
     def run() -> None:
         async def main() -> None:
@@ -717,12 +747,12 @@ except KeyboardInterrupt:
 def test_a_reader_of_the_programs_output_sees_its_end_when_it_goes(marker: str) -> None:
     """No process of ours holds the program's stdout or stderr: `program | less` ends with the program, also while the
     guards still end a stubborn tree."""
-    code = GOES.replace("grace=0.3", "grace=3") + "main(); os._exit(0)"
+    code = GOES.replace("grace=0.3", "grace=2") + "main(); os._exit(0)"
     with running_program(code, marker) as running:
         assert running.stdout is not None
         assert running.stdout.read() == "ready\n"
         assert running.wait() == 0
-        assert alive(marker), "the tree had a grace of three seconds, and the end of the output did not wait for it"
+        assert alive(marker), "the tree had a grace of two seconds, and the end of the output did not wait for it"
         wait_none(marker)
 
 
@@ -745,7 +775,7 @@ threads = [threading.Thread(target=asyncio.run, args=(run(),)) for _ in range(2)
 for thread in threads:
     thread.start()
 started.wait()
-zygote = spawner.current().pid
+zygote = spawner.current(inherited.take().fingerprint).pid
 others = [threading.Thread(target=banksman.shutdown) for _ in range(3)]
 for thread in others:
     thread.start()
@@ -757,7 +787,7 @@ assert not os.path.exists(f"/proc/{zygote}")
 print(*results)
 assert banksman.shutdown()
 print(asyncio.run(banksman.execute(child("sys.exit(2)", MARKER))).code)
-assert spawner.current().pid != zygote
+assert spawner.current(inherited.take().fingerprint).pid != zygote
 """
     assert_clean(run_program(code, marker), marker, "host_closed host_closed\n2\n")
 

@@ -22,6 +22,7 @@ from tests.real.helpers import alive, child, frozen, run_program, start, wait_sa
 
 import banksman
 from banksman import Ended, Host, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.run import inherited
 from banksman.run.spawner import spawner
 from banksman.run.system import PASSED_FDS_MAX
 
@@ -146,7 +147,7 @@ async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str,
     argv, kind = OF_ARGV[case]
     if isinstance(argv, list):
         argv = [marker if word == "MARKER" else word for word in cast("list[Any]", argv)]
-    with frozen(spawner.current().pid):
+    with frozen(spawner.current(inherited.take().fingerprint).pid):
         with pytest.raises(UsageError) as caught:
             await banksman.execute(argv)
         assert_says_who_and_how(caught.value, kind)
@@ -159,7 +160,7 @@ async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str,
 
 @pytest.mark.parametrize("case", OF_OPTIONS)
 async def test_a_wrong_option_is_the_callers_error_and_spawns_nothing(marker: str, case: str) -> None:
-    with frozen(spawner.current().pid):
+    with frozen(spawner.current(inherited.take().fingerprint).pid):
         with pytest.raises(UsageError) as caught:
             await banksman.execute(child("stay()", marker), **OF_OPTIONS[case])
         assert_says_who_and_how(caught.value, UsageError)
@@ -169,7 +170,7 @@ async def test_a_wrong_option_is_the_callers_error_and_spawns_nothing(marker: st
 @pytest.mark.parametrize("value", WRONG_SECONDS)
 async def test_a_wrong_yield_after_is_the_callers_error_and_spawns_nothing(marker: str, value: Any) -> None:
     async with Host() as host:
-        with frozen(spawner.current().pid):
+        with frozen(spawner.current(inherited.take().fingerprint).pid):
             with pytest.raises(UsageError) as caught:
                 await host.start(child("stay()", marker), yield_after=value)
             assert_says_who_and_how(caught.value, UsageError)
@@ -720,7 +721,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RL
 async def main():
     fds = [os.dup(1) for _ in range(20)]
     async with banksman.Host() as host:
-        with frozen(spawner.current().pid):
+        with frozen(spawner.current(inherited.take().fingerprint).pid):
             starting = [
                 asyncio.create_task(host.start(["true", MARKER], pass_fds=fds, yield_after=50)) for _ in range(60)
             ]

@@ -31,6 +31,7 @@ from tests.real.hosts import Sight, look
 
 import banksman
 from banksman import Command, Ended, Finished, Host
+from banksman.run import inherited
 from banksman.run.command import State
 from banksman.run.host import default_host
 from banksman.run.spawner import spawner
@@ -90,7 +91,7 @@ class Cell:
     @property
     def variant(self) -> str:
         """The name by which `shapes.py` knows the shape."""
-        # Blocked on our pipe it would not be idle (see IMPOSSIBLE); blocked on its parent's, it is.
+        # Blocked on our pipe it would not count as idle (see IMPOSSIBLE); blocked on its leader's, it does.
         is_idle = self.ending == "idle_timeout" and self.shape == "blocked_on_full_stdout"
         return "blocked_on_its_leader" if is_idle else self.shape
 
@@ -99,8 +100,8 @@ class Cell:
 IMPOSSIBLE = {
     "exit-stopped-leader": "a stopped process runs no instruction, so it cannot exit of its own accord",
     "exit-blocked_on_full_stdout-leader": "a process blocked in write() runs nothing either; if it goes on, it was not",
-    "idle_timeout-blocked_on_full_stdout-leader": "a writer that is blocked is not idle: the idle clock reads what is "
-    "in the pipe before it believes in silence, finds it full, and starts again",
+    "idle_timeout-blocked_on_full_stdout-leader": "its stdout is our pipe, which stays full only while the caller "
+    "has paused the reading; then it is the caller who is idle, and the idle clock stands still",
 }
 PRODUCT = [Cell(*names) for names in itertools.product(ENDINGS, SHAPES, ROLES)]
 RUN = [cell for cell in PRODUCT if str(cell) not in IMPOSSIBLE]
@@ -282,14 +283,14 @@ async def end_after_zygote_sigkill(run: Run) -> None:
     """The keeper goes on without its zygote, and the next command gets a new one."""
     zygote = look(run.keeper.parent)
     assert zygote is not None
-    assert zygote.pid == spawner.current().pid
+    assert zygote.pid == spawner.current(inherited.take().fingerprint).pid
     os.kill(zygote.pid, signal.SIGKILL)
     await wait_until(lambda: not zygote.is_there, "the zygote is not dead")
     await run.command.stop()
     following = await banksman.execute([sys.executable, "-I", "-S", "-c", "print('still here')"])
     assert following.ended is Ended.EXITED
     assert following.code == 0
-    assert spawner.current().pid != zygote.pid
+    assert spawner.current(inherited.take().fingerprint).pid != zygote.pid
 
 
 END: dict[str, Callable[[Run], Awaitable[None]]] = {

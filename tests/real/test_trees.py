@@ -35,6 +35,7 @@ from tests.real.helpers import (
 import banksman
 from banksman import Ended, Host
 from banksman.core import ladder
+from banksman.run import inherited
 from banksman.run.keeper.tree import descendants, open_member, read_stat
 from banksman.run.spawner import spawner
 
@@ -244,12 +245,13 @@ import asyncio, os
 os.chdir({str(REPOSITORY)!r})
 sys.path[:0] = {sys.path!r}
 import banksman
-from tests.real.helpers import child
+from tests.real.helpers import child, wait_said
 
 async def main():
     host = banksman.Host()
     for _ in range(3):
-        command = await host.start(child("be_deaf(); stay()", WORDS[0]))
+        command = await host.start(child("be_deaf(); say('ready'); stay()", WORDS[0]))
+        await wait_said(command, "ready")
     say("ready")
     await command.wait()
 
@@ -294,7 +296,7 @@ if fork() == 0:
     os.setresuid(65534, 65534, 65534)
     say("ready", os.getpid())
 stay()
-''', MARKER), grace=0.2)
+''', MARKER), grace=0.2, drain=0.2)
     pid = (await wait_said(command, "ready")).split()[1]
     done = await command.stop()
     print(pid, done.ended, [(survivor.pid, survivor.why) for survivor in done.survivors])
@@ -407,7 +409,7 @@ async def test_a_start_that_was_given_up_never_runs(
     monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
     argv = ["/bin/sh", "-c", 'echo ran >> "$1"', marker, str(tmp_path / "ran")]
     async with Host() as host:
-        with frozen(spawner.current().pid):
+        with frozen(spawner.current(inherited.take().fingerprint).pid):
             starting = [asyncio.create_task(host.start(argv, grace=0.1)) for _ in range(20)]
             await asyncio.sleep(0)
             commands = host.commands()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from banksman.cli import OWN_FAILURE
-from banksman.errors import BanksmanError, ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
 from banksman.run.spawner import warm_up
 
 if TYPE_CHECKING:
@@ -38,12 +40,20 @@ def run(words: list[str]) -> int:
         from banksman.cli.foreground import run_foreground  # noqa: PLC0415
 
         finished, caught = run_foreground(launch, options, is_quiet=arguments.json)
+        if arguments.json:
+            print(json.dumps(as_json(finished), ensure_ascii=False), flush=True)
+        else:
+            _say_what_matters(finished, caught)
     except BanksmanError as exc:
         return _report_error(exc, is_json=arguments.json)
-    if arguments.json:
-        print(json.dumps(as_json(finished), ensure_ascii=False))
-    else:
-        _say_what_matters(finished, caught)
+    except BrokenPipeError:
+        _close_stdout()
+        return SIGNALLED + signal.SIGPIPE
+    except (OSError, RuntimeError, MemoryError) as exc:
+        # Not even a loop or a thread could be had, or our own output not be written. One line and our own code: a
+        # traceback's 1 would be taken for the command's.
+        _close_stdout()
+        return _report_error(MachineError(f"cannot go on: {exc}", hint="see ulimit -a and df"), is_json=False)
     # A command that finished by itself has its own code, however late the signal to us came.
     if caught is not None and finished.ended == "stopped":
         return SIGNALLED + caught
@@ -112,13 +122,17 @@ def _environment(pairs: list[str]) -> dict[str, str]:
 
 
 def _has_stdin() -> bool:
-    import os  # noqa: PLC0415
-
     try:
         os.fstat(0)
     except OSError:
         return False
     return True
+
+
+def _close_stdout() -> None:
+    """What could not be written must not be tried again, and complained of, when the interpreter leaves."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_code(finished: Finished) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import signal
 
 from banksman.cli.through import Through
+from banksman.errors import MachineError
 from banksman.run.command import Command
 from banksman.run.finished import Ended, Finished
 from banksman.run.host import Host
@@ -19,7 +21,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def run_foreground(launch: Launch, options: Options, *, is_quiet: bool) -> tuple[Finished, int | None]:
     """Run it to its end. Also returns the signal that made us stop it, if one did. Quiet: nothing is passed through."""
-    result = asyncio.run(_Foreground(launch, options, is_quiet=is_quiet).run())
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # First, because it may fail, and a coroutine that was made for it would complain.
+        result = runner.run(_Foreground(launch, options, is_quiet=is_quiet).run())
     # It is over, and so are we in a moment. Somebody who leans on Ctrl-C shall see the result and not a traceback.
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
@@ -34,11 +38,15 @@ class _Foreground:
         self._command: Command | None = None
         self._through: Through | None = None
         self._caught: int | None = None
+        self._error: MachineError | None = None
 
     async def run(self) -> tuple[Finished, int | None]:
         loop = asyncio.get_running_loop()
         for number in _ENDING:
-            loop.add_signal_handler(number, self._on_signal, number)
+            # A signal that was ignored when we were started stays ignored: that is how nohup works, and how a shell
+            # keeps its Ctrl-C from the jobs in the background.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number)
         async with Host() as host:
             options = self._options
             if not self._is_quiet:
@@ -48,6 +56,8 @@ class _Foreground:
             finished = await self._command.wait()
             if self._through is not None:
                 await self._through.flush()
+        if self._error is not None:
+            raise self._error
         return finished, self._caught
 
     def _on_signal(self, number: int) -> None:
@@ -65,8 +75,11 @@ class _Foreground:
         else:
             self._command.resume_reading()
 
-    def _on_broken(self) -> None:
-        """Whoever read our output is gone (`| head -1`): end as a program in a pipeline does."""
+    def _on_broken(self, error: OSError) -> None:
+        """Our output cannot be written. If its reader is gone (`| head -1`), end as a program in a pipeline does."""
         assert self._command is not None
-        self._caught = self._caught or signal.SIGPIPE
+        if error.errno == errno.EPIPE:
+            self._caught = self._caught or signal.SIGPIPE
+        else:
+            self._error = MachineError(f"cannot write the command's output: {error.strerror}", number=error.errno)
         self._command.stop_nowait(Ended.STOPPED)

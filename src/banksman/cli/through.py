@@ -21,7 +21,7 @@ _FDS = {"stdout": 1, "stderr": 2}
 class Through:
     """`put` and the callbacks belong to the loop; `on_behind(True)` asks to stop reading, False to go on."""
 
-    def __init__(self, on_behind: Callable[[bool], None], on_broken: Callable[[], None]) -> None:
+    def __init__(self, on_behind: Callable[[bool], None], on_broken: Callable[[OSError], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_behind = on_behind
         self._on_broken = on_broken
@@ -59,12 +59,12 @@ class Through:
             stream, data = item
             try:
                 _write_all(_FDS[stream], data)
-            except OSError:
-                self._call(self._on_write_failed)
+            except OSError as exc:
+                self._call(self._on_write_failed, exc)
             self._call(self._on_written, len(data))
         self._call(self._on_flushed)
 
-    def _call(self, function: Callable[..., None], *arguments: int) -> None:
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -76,10 +76,10 @@ class Through:
             self._is_behind = False
             self._on_behind(False)
 
-    def _on_write_failed(self) -> None:
+    def _on_write_failed(self, error: OSError) -> None:
         if not self._is_broken:
             self._is_broken = True
-            self._on_broken()
+            self._on_broken(error)
 
     def _on_flushed(self) -> None:
         if not self._flushed.done():

@@ -8,11 +8,11 @@ asked for; and it reports the end of each background command exactly once.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import threading
 import time
-import uuid
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -131,7 +131,7 @@ class Host:
         self._bind()
         if self._is_closing:
             raise Refused("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(launch, options, id=uuid.uuid4().hex[:12], on_end=self._on_end)
+        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
         self._running[command.id] = command
         return command
 
@@ -187,9 +187,7 @@ class Host:
         """
         self._bind()
         await self._drain()
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            await guard.aclose()
+        self.dismiss_guard()
 
     async def _drain(self) -> None:
         self._is_closing = True
@@ -224,7 +222,19 @@ class Host:
         try:
             yield
         finally:
-            await self._drain()
+            # Without a guard there is no loop to drain in any more: see `dismiss_guard`.
+            if self._guard is not None:
+                await self._drain()
+
+    def dismiss_guard(self) -> None:
+        """At interpreter exit, with the loop left open: close the generator here, since nobody else can any more.
+
+        Left to the collector it would be handed to a loop that never runs again, which warns about it.
+        """
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            with contextlib.suppress(StopIteration, RuntimeError):
+                guard.aclose().__await__().__next__()
 
 
 # Every host that is in use, to find those whose loop was closed under them.
@@ -253,3 +263,11 @@ def _bind(host: Host) -> None:
         _bound.add(host)
     for other in others:
         other.abandon_if_loop_is_closed()
+
+
+def _dismiss_guards() -> None:
+    for host in list(_bound):
+        host.dismiss_guard()
+
+
+atexit.register(_dismiss_guards)

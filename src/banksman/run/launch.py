@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError, no_room
-from banksman.run import environment, limits, system
+from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.run import environment, inherited, limits, system
+from banksman.run.inherited import Inherited
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
 
@@ -23,8 +23,7 @@ class Launch:
     argv: tuple[bytes, ...]
     env: dict[bytes, bytes]
     cwd: bytes
-    umask: int
-    nofile: int
+    inherited: Inherited
     limits: dict[str, Any] | None
     pass_fds: tuple[int, ...]
 
@@ -47,8 +46,7 @@ def prepare(
         argv=words,
         env=built,
         cwd=folder,
-        umask=_umask(),
-        nofile=limits.child_nofile(),
+        inherited=inherited.take(),
         limits=limits.parse(limits_wanted),
         pass_fds=_passable(pass_fds),
     )
@@ -122,24 +120,6 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint="chmod +x it, or name its interpreter first")
     where = "at that path" if b"/" in word else "on PATH"
     raise ProgramNotFound(f"there is no program {shown!r} {where}", hint="install it, or give its whole path")
-
-
-def _umask() -> int:
-    # There is no way to ask but to set it, and setting it even for a moment is seen by every other thread that makes a
-    # file. Linux writes it here since 4.7.
-    if sys.platform != "linux":
-        umask = os.umask(0o077)
-        os.umask(umask)
-        return umask
-    try:
-        fd = system.open_fd("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = system.read(fd, 1024)
-        finally:
-            system.close(fd)
-    except OSError as exc:
-        raise no_room("umask", exc) from exc
-    return int(text.partition(b"Umask:")[2].split(None, 1)[0], 8)
 
 
 def _passable(pass_fds: Any) -> tuple[int, ...]:

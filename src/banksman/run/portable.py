@@ -241,7 +241,7 @@ def _spawn(launch: Launch, fds: dict[int, int]) -> subprocess.Popen[bytes]:
             stderr=fds[2],
             cwd=launch.cwd,
             env=launch.env,
-            umask=launch.umask,
+            umask=launch.inherited.umask,
             pass_fds=launch.pass_fds,
             start_new_session=True,
             # Unsafe in general, because another thread's locks may be held in the child; this one takes none.

@@ -76,8 +76,12 @@ class Process:
         self._order: bytes | None = None
         self._busy_fd = -1
         self._start_timer: asyncio.TimerHandle | None = None
+        self._fingerprint = launch.inherited.fingerprint
+        spawner.know(self)
         try:
-            self._open(launch, stdin, grace, linger, deadline)
+            # No fork of the program may fall between the making of an fd and its being known.
+            with spawner.fork_lock:
+                self._open(launch, stdin, grace, linger, deadline)
             self._ask()
         except BanksmanError:
             self.close()
@@ -95,9 +99,9 @@ class Process:
             "path": launch.path,
             "argv": launch.argv,
             "env": launch.env,
-            "umask": launch.umask,
+            "umask": launch.inherited.umask,
             "limits": launch.limits,
-            "nofile": launch.nofile,
+            "nofile": launch.inherited.nofile,
             "targets": [*(target for _fd, target in streams.theirs), *launch.pass_fds],
             "grace": grace,
             "linger": linger,
@@ -119,11 +123,11 @@ class Process:
         """Hand the fds over; if the zygote is busy, again as soon as it can take them."""
         assert self._control is not None
         try:
-            self._zygote = spawner.spawn(self, self._order, self._theirs)
+            self._zygote = spawner.spawn(self._order, self._theirs, self._fingerprint)
         except BlockingIOError:
             # The zygote's queue is full. Its socket is shared with other loops and other starts of this one, and a
             # selector knows one writer per fd, hence a copy of our own to wait on.
-            self._busy_fd = system.dup(spawner.current().fileno())
+            self._busy_fd = system.dup(spawner.current(self._fingerprint).fileno())
             self._loop.add_writer(self._busy_fd, self._ask_again)
             return
         except OSError as exc:
@@ -309,8 +313,7 @@ class Process:
         """The loop is closed, and nothing can be heard any more. Closing the socket is a stop: the keeper ends it."""
         zygote = self._zygote
         self.forget()
-        if zygote is not None:
-            spawner.release(self, zygote)
+        spawner.release(self, zygote)
 
     def forget(self) -> None:
         """Close every fd without touching the loop. In a forked child these are copies; the keeper notices nothing."""
@@ -336,9 +339,8 @@ class Process:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
-        if self._zygote is not None:
-            spawner.release(self, self._zygote)
-            self._zygote = None
+        spawner.release(self, self._zygote)
+        self._zygote = None
 
     def _cancel_start_timer(self) -> None:
         if self._start_timer is not None:

@@ -1,9 +1,8 @@
 """The host's end of the zygote: started at the first spawn, replaced when dead or outdated, ended at exit.
 
 One zygote serves the whole process: every loop, every thread, every host object. It is a frozen copy of what this
-process was when it started, so whatever a child should take from its host *at the call* is either sent with the order
-(folder, umask, soft fd limit) or part of a fingerprint; when the fingerprint has changed, a new zygote is started and
-the old one stays only as long as it has commands to guard.
+process was when it started; when what a child would inherit has changed since (`inherited.py`), a new zygote is started
+and the old one stays only as long as it has commands to guard.
 
 The zygote is our own child, unreaped, and held by a pidfd: the only process the host ever signals itself.
 """
@@ -15,7 +14,6 @@ import atexit
 import contextlib
 import errno
 import os
-import resource
 import select
 import signal
 import sys
@@ -26,14 +24,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from banksman.errors import UsageError, no_room
-from banksman.run import system
+from banksman.errors import MachineError, UsageError, no_room
+from banksman.run import inherited, system
 from banksman.run.keeper import wire
 
 # What `shutdown` waits for beyond the longest grace of a running command: the keepers' sweep has its own bound of 5 s.
 SHUTDOWN_SECONDS_MAX = 7.0
 _REQUEST_FD = 3
-_RLIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
 
 
 class Child(Protocol):
@@ -127,6 +124,9 @@ class Spawner:
         # Serialises `shutdown`, and is held while it waits: whoever comes second must not be told that all is gone
         # while the first is still seeing to it. Taken before `_lock`, never inside it.
         self._shutdown_lock = threading.RLock()
+        # Held while a process makes its fds, and by a fork of the program: whoever forks finds all of them known. Taken
+        # before any other.
+        self.fork_lock = threading.RLock()
         self._zygote: Zygote | None = None
         self._retired: list[Zygote] = []
         # Zygotes of processes that were collected without being closed. A collection can come at any moment, also while
@@ -135,31 +135,36 @@ class Spawner:
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
         self.plan_text = ""
 
-    def spawn(self, child: Child, order: bytes | None, fds: list[int]) -> Zygote:
+    def spawn(self, order: bytes | None, fds: list[int], fingerprint: object) -> Zygote:
         """Hand an order to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
         with self._lock:
             self._reap_retired()
             message = wire.encode(wire.SPAWN, len(fds), order)
-            zygote = self._current()
+            zygote = self._current(fingerprint)
             try:
                 zygote.request(message, fds)
             except ConnectionError:
                 # It was killed. What was not taken by a process that no longer is was certainly not started.
                 self._retire(zygote)
-                zygote = self._current()
+                zygote = self._current(fingerprint)
                 zygote.request(message, fds)
             zygote.use()
-            self._children.add(child)
             return zygote
 
-    def current(self) -> Zygote:
+    def know(self, child: Child) -> None:
+        """Before it has its first fd: from then on a fork of the program must find it."""
         with self._lock:
-            return self._current()
+            self._children.add(child)
 
-    def release(self, child: Child, zygote: Zygote) -> None:
+    def current(self, fingerprint: object) -> Zygote:
+        with self._lock:
+            return self._current(fingerprint)
+
+    def release(self, child: Child, zygote: Zygote | None) -> None:
         with self._lock:
             self._children.discard(child)
-            zygote.release()
+            if zygote is not None:
+                zygote.release()
 
     def drop(self, zygote: Zygote) -> None:
         """For a finaliser: like `release`, later."""
@@ -198,10 +203,16 @@ class Spawner:
             self._retired = [zygote for zygote in self._retired if zygote not in zygotes or zygote in left]
         return not left
 
+    def before_fork(self) -> None:
+        self.fork_lock.acquire()
+
+    def after_fork(self) -> None:
+        self.fork_lock.release()
+
     def forget_in_fork(self) -> None:
         """In a forked child of the program: the commands are our parent's, and holding their ends would keep pipes open
         that the parent closes. Threads do not survive a fork, so a lock held by one would stay held for ever."""
-        self._lock, self._shutdown_lock = threading.RLock(), threading.RLock()
+        self._lock, self._shutdown_lock, self.fork_lock = threading.RLock(), threading.RLock(), threading.RLock()
         for child in list(self._children):
             child.forget()
         self._children = weakref.WeakSet()
@@ -210,8 +221,7 @@ class Spawner:
         self._zygote, self._retired = None, []
 
     # Those below are called with the lock held.
-    def _current(self) -> Zygote:
-        fingerprint = _fingerprint()
+    def _current(self, fingerprint: object) -> Zygote:
         if self._zygote is not None and self._zygote.fingerprint != fingerprint:
             self._retire(self._zygote)
         if self._zygote is None:
@@ -229,19 +239,16 @@ class Spawner:
         self._retired = [zygote for zygote in self._retired if not zygote.wait_gone(0)]
 
 
-def _fingerprint() -> object:
-    """What a child inherits and an order does not carry. The soft fd limit travels with the order."""
-    limits = tuple(resource.getrlimit(which)[1 if which == resource.RLIMIT_NOFILE else 0 :] for which in _RLIMITS)
-    users = (os.getresuid(), os.getresgid(), os.getgroups())
-    return users, limits, os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0))
-
-
 def _start(fingerprint: object, plan_text: str) -> Zygote:
     if not sys.executable:
         raise UsageError(
             "Banksman cannot find a Python to run its keepers with",
             hint="sys.executable is empty in this embedded interpreter; set it to a Python of the same version",
         )
+    # Where /proc is another namespace's, its pids are not ours, and looking for a tree there would find strangers.
+    if os.readlink("/proc/self") != str(os.getpid()):
+        hint = "mount one: mount -t proc proc /proc, or unshare --mount-proc"
+        raise MachineError("/proc belongs to another pid namespace than this program", hint=hint)
     entry = os.path.join(os.path.dirname(__file__), "keeper", "__main__.py")
     # An interpreter that finds its libraries by this variable needs it; nothing else of the environment matters.
     env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -285,9 +292,11 @@ def socketpair() -> tuple[_socket.socket, _socket.socket]:
 def warm_up() -> None:
     """Start the zygote before it is needed: it gets ready on another core meanwhile."""
     if sys.platform == "linux":
-        spawner.current()
+        spawner.current(inherited.take().fingerprint)
 
 
 spawner = Spawner()
-os.register_at_fork(after_in_child=spawner.forget_in_fork)
+os.register_at_fork(
+    before=spawner.before_fork, after_in_parent=spawner.after_fork, after_in_child=spawner.forget_in_fork
+)
 atexit.register(spawner.shutdown)

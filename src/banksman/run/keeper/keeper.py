@@ -55,23 +55,35 @@ def be_spare(orders: _socket.socket, host: int) -> None:
     Most of what a start costs is this process: its fork, and the first touch of every page it shares with the zygote.
     One that waits has all of that behind it.
     """
-    system.setsid()
-    system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
+    woken = get_ready(orders.fileno(), host)
     system.prctl(system.PR_SET_NAME, b"banksman-spare")
-    close_all_but(0, 1, 2, orders.fileno(), host)
-    woken = wake_on_child()
     poller = select.poll()
     poller.register(orders.fileno(), select.POLLIN)
     system.poll(poller, None)
     data, fds = system.recv_fds(orders)
     if data:
-        system.prctl(system.PR_SET_NAME, b"banksman-keeper")
-        _word, _count, order = wire.decode(data)
-        keep(fds, order, host, woken)
+        keep(data, fds, host, woken)
+    # At once: taking everything apart first would touch every page once more.
+    os._exit(0)
 
 
-def keep(fds: list[int], order_bytes: bytes | None, host: int, woken: tuple[int, int]) -> None:
+def be_keeper(data: bytes, fds: list[int], host: int) -> None:
+    """The same for a process that was forked with the command's fds already open."""
+    keep(data, fds, host, get_ready(*fds, host))
+    os._exit(0)
+
+
+def get_ready(*kept: int) -> tuple[int, int]:
+    system.setsid()
+    system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
+    close_all_but(0, 1, 2, *kept)
+    return wake_on_child()
+
+
+def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None:
     """Start the command and stay until its tree is gone."""
+    system.prctl(system.PR_SET_NAME, b"banksman-keeper")
+    _word, _count, order_bytes = wire.decode(data)
     if order_bytes is None:
         order_bytes = read_file(fds.pop())
     order: dict[str, Any] = marshal.loads(order_bytes)
@@ -127,6 +139,7 @@ class Keeper:
         self._deadline: float | None = None
         self._renew(order["deadline"])
         self._outbox: list[bytes] = []
+        self._is_behind = False
         self._poller = select.poll()
         for fd in (self._leader_fd, control.fileno(), host, woken):
             self._poller.register(fd, select.POLLIN)
@@ -143,7 +156,7 @@ class Keeper:
             # What the host said before it went is heard first: "kill" may be its last word.
             if control in ready:
                 self._on_control()
-            if self._host in ready:
+            elif self._host in ready:
                 self._on_host_gone()
             self._reap()
             if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -183,18 +196,18 @@ class Keeper:
             self._term_rest()
 
     def _on_control(self) -> None:
+        """One message at a time: poll() comes back at once if there are more."""
         self._flush()
-        while True:
-            try:
-                data = system.recv(self._control)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                data = b""
-            if not data:
-                self._on_host_gone()
-                return
+        try:
+            data = system.recv(self._control)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if data:
             self._obey(wire.decode(data))
+        else:
+            self._on_host_gone()
 
     def _obey(self, message: tuple[Any, ...]) -> None:
         match message:
@@ -357,5 +370,7 @@ class Keeper:
                 self._outbox.clear()  # Nobody is left to tell.
                 break
             del self._outbox[0]
-        if self._host != -1:
-            self._poller.modify(self._control.fileno(), select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        if self._host != -1 and bool(self._outbox) != self._is_behind:
+            self._is_behind = bool(self._outbox)
+            events = select.POLLIN | select.POLLOUT if self._is_behind else select.POLLIN
+            self._poller.modify(self._control.fileno(), events)

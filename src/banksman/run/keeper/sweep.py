@@ -52,8 +52,8 @@ class Sweep:
 
     def term(self) -> None:
         """TERM to each member that is alive now, and CONT, without which a stopped one would not even notice."""
-        members = descendants(self._root, near=True) or descendants(self._root, near=False)
-        for member in members:
+        # A full look: one with a pid below ours would otherwise sit out the grace unasked, and then be killed.
+        for member in descendants(self._root, near=False):
             fd = open_member(member)
             if fd is None:
                 continue

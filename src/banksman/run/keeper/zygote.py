@@ -21,7 +21,7 @@ import time
 
 from banksman.run import system
 from banksman.run.keeper import wire
-from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, be_spare
+from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, be_keeper, be_spare
 from banksman.run.keeper.plumbing import milliseconds_until, stay_deaf, wake_on_child
 from banksman.run.keeper.spawn import set_soft_nofile
 from banksman.run.keeper.sweep import SIGKILL, Sweep
@@ -70,7 +70,6 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
 class Zygote:
     def __init__(self, requests: _socket.socket, host: int, plan: Plan | None) -> None:
         self._requests: _socket.socket | None = requests
-        self._pid = os.getpid()
         self._host = host
         self._plan = plan
         self._woken, _ = wake_on_child()
@@ -151,52 +150,57 @@ class Zygote:
             system.close(fd)
 
     def _hand_over(self, data: bytes, fds: list[int]) -> None:
-        """Give a command to the spare keeper, which is one no more."""
+        """Give a command to the spare keeper, which is one no more; or to one forked for it."""
         control = fds[0]
+        pid = self._send_to_spare(data, fds)
         try:
-            spare = self._spare or self._fork_spare()
-            self._spare = None
-            # In the table first: whatever becomes of it from here on, its command's host will hear of it.
-            self._keepers[spare.pid] = control
-            system.send_fds(spare.orders, data, fds)
-            spare.orders.close()
-        except ConnectionError:
-            # The spare was killed while it waited. We are about to reap it, and then the host hears that it is lost.
-            pass
+            if pid is None:
+                pid = self._fork(lambda: be_keeper(data, fds, self._host))
         except OSError as exc:
             _tell(control, wire.FAILED, "fork", exc.errno or 0)
             system.close(control)
+        else:
+            self._keepers[pid] = control
         for fd in fds[1:]:
             system.close(fd)
+
+    def _send_to_spare(self, data: bytes, fds: list[int]) -> int | None:
+        """The spare's pid if the command is its own now. Not so if it was killed, or the fds cannot be sent: there is a
+        bound on how many a user may have under way, and it is not ours alone to keep."""
+        if self._spare is None:
+            return None
+        try:
+            system.send_fds(self._spare.orders, data, fds)
+        except OSError:
+            return None
+        spare, self._spare = self._spare, None
+        spare.orders.close()
+        return spare.pid
 
     def _have_spare(self) -> None:
         if self._spare is None and self._requests is not None:
             try:
-                self._spare = self._fork_spare()
+                ours, theirs = system.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
             except OSError:
-                pass  # No room for another process now. The next request tries again, and is told if there is none.
-
-    def _fork_spare(self) -> Spare:
-        ours, theirs = system.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        try:
-            pid = system.fork()
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            if os.getpid() == self._pid:
+                return
+            try:
+                self._spare = Spare(self._fork(lambda: be_spare(theirs, self._host)), ours)
+            except OSError:
+                ours.close()  # No room for another process. The next command gets one of its own, or is told why not.
+            finally:
                 theirs.close()
+
+    def _fork(self, live: Callable[[], None]) -> int:
+        pid = system.fork()
         if pid == 0:
             # In the keeper. Whatever goes wrong there ends in its exit, which we see and clean up after.
-            status = 1
             try:
                 if self._plan is not None:
                     self._plan.follow("keeper")
-                be_spare(theirs, self._host)
-                status = 0
+                live()
             finally:
-                os._exit(status)
-        return Spare(pid, ours)
+                os._exit(1)
+        return pid
 
     def _dismiss_spare(self) -> None:
         if self._spare is not None:
