@@ -1,4 +1,4 @@
-"""A host in which one system call fails: `python fault_host.py SCENARIO MARKER PLAN`, prints one JSON object.
+"""A host in which one system call fails: `python fault_host.py SCENARIO MARKER PLAN…`, prints a JSON object for each.
 
 It follows the plan, runs the scenario, stops following, and then runs a plain command to show that it has recovered.
 What it prints is what a caller saw, and what is still open.
@@ -46,27 +46,38 @@ def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def main() -> None:
-    name, marker, text = sys.argv[1:]
+async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
     before = open_fds()
     plan = faults.Plan(text)
     spawner.plan_text = text
     plan.follow("host")
-    seen: dict[str, object] = {}
+    seen: dict[str, object] = {"plan": text}
     try:
         done = await asyncio.wait_for(scenario(name, marker), 40)
-        seen["finished"] = {"ended": done.ended.value, "code": done.code, "signal": done.signal}
-        seen["finished"] |= {"stdout": done.stdout.text, "survivors": len(done.survivors)}
-        if done.survivors:
-            seen["survivors"] = [str(left) for left in done.survivors]
+        seen["finished"] = {
+            **{"ended": done.ended.value, "code": done.code, "signal": done.signal},
+            **{"stdout": done.stdout.text, "survivors": [str(left) for left in done.survivors]},
+        }
     except banksman.BanksmanError as exc:
         seen["error"] = type(exc).__name__
+    except Exception as exc:
+        seen["crash"] = repr(exc)
     faults.follow_no_plan()
     spawner.plan_text = ""
     seen["has_ended"] = spawner.shutdown()
     seen["fds_more"] = open_fds() - before
-    seen["next"] = (await banksman.execute(["sh", "-c", "exit 5"])).code
-    print(json.dumps(seen))
+    return seen
+
+
+async def main() -> None:
+    name, marker, *texts = sys.argv[1:]
+    await banksman.execute(["true"])  # The loop has its fds, and the imports are done.
+    spawner.shutdown()
+    for text in texts:
+        seen = await run_plan(name, marker, text)
+        seen["next"] = (await banksman.execute(["sh", "-c", "exit 5"])).code
+        spawner.shutdown()
+        print(json.dumps(seen), flush=True)
 
 
 if __name__ == "__main__":

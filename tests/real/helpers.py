@@ -21,6 +21,8 @@ from typing import Any
 from tests.real.count import marked
 
 from banksman import Command, Finished, Host
+from banksman.run import inherited
+from banksman.run.spawner import spawner
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What has no handshake (the death of a process that is no child of ours) is looked for again and again, for so long.
@@ -202,6 +204,11 @@ def _stat(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()
+
+
+def zygote_pid() -> int:
+    """The zygote that would serve a start by this thread right now; started, if there is none."""
+    return spawner.current(inherited.take().fingerprint).pid
 
 
 @contextlib.contextmanager

@@ -31,12 +31,11 @@ from tests.real.helpers import (
     wait_none,
     wait_said,
     wait_until,
+    zygote_pid,
 )
 
 import banksman
 from banksman import Ended, Finished, Host
-from banksman.run import inherited
-from banksman.run.spawner import spawner
 
 # libuv makes a pipe for signals once per process and keeps it; made here, it is not taken for a leak of the first test.
 uvloop.new_event_loop().close()
@@ -264,7 +263,7 @@ def test_two_loops_that_take_turns_do_not_mix(marker: str) -> None:
 
 def test_many_short_loops_in_many_threads_share_the_one_zygote(marker: str) -> None:
     """Threads switch between any two bytecodes here, so that what is shared between loops is really contended."""
-    zygote = spawner.current(inherited.take().fingerprint).pid
+    zygote = zygote_pid()
     before = sys.getswitchinterval()
 
     def work() -> None:
@@ -277,7 +276,7 @@ def test_many_short_loops_in_many_threads_share_the_one_zygote(marker: str) -> N
         _in_threads(*[work] * 8)
     finally:
         sys.setswitchinterval(before)
-    assert spawner.current(inherited.take().fingerprint).pid == zygote
+    assert zygote_pid() == zygote
     assert alive(marker) == []
 
 
@@ -396,13 +395,10 @@ asyncio.run(main())
 def test_a_fork_while_starts_wait_for_a_busy_zygote_holds_none_of_their_pipes(marker: str) -> None:
     """Those that wait still have both ends of their pipes; the fork must not, or nobody would see the end of them."""
     code = """
-from banksman.run.spawner import spawner
-from tests.real.helpers import frozen
-
 async def main():
     held, hold = os.pipe()
     async with banksman.Host() as host:
-        with frozen(spawner.current(inherited.take().fingerprint).pid):
+        with frozen(zygote_pid()):
             # Somewhat more than its queue takes.
             starting = [asyncio.create_task(host.start(["true", MARKER], yield_after=50)) for _ in range(130)]
             await asyncio.sleep(0)
@@ -453,7 +449,6 @@ asyncio.run(main())
 def test_a_program_that_reaps_every_child_disturbs_nothing(marker: str, how: str) -> None:
     """The zygote is a child of the program, and may be reaped by it before we do; also one that was killed."""
     code = """
-from banksman.run.spawner import spawner
 reaped = []
 
 def reap():
@@ -473,7 +468,7 @@ async def main():
     for number in range(3):
         done = await banksman.execute(child(f"fork() or os.setsid(); sys.exit({number})", MARKER))
         assert (done.ended, done.code) == ("exited", number), done
-        zygotes.append(spawner.current(inherited.take().fingerprint).pid)
+        zygotes.append(zygote_pid())
         os.kill(zygotes[-1], signal.SIGKILL)
         while os.path.exists(f"/proc/{zygotes[-1]}"):
             await asyncio.sleep(0.001)
@@ -516,7 +511,6 @@ thread.join()
 def test_no_process_of_ours_holds_a_folder_of_the_program(marker: str, tmp_path: Path) -> None:
     """It may be on a mount that somebody wants to unmount: the program has left it, and only the command is there."""
     code = """
-from banksman.run.spawner import spawner
 os.chdir(WORDS[0])
 
 async def main():
@@ -524,7 +518,7 @@ async def main():
         command = await host.start(child("say('ready'); stay()", MARKER))
         await wait_said(command, "ready")
         os.chdir("/")
-        ours = [spawner.current(inherited.take().fingerprint).pid]
+        ours = [zygote_pid()]
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
                 if open(f"/proc/{pid}/comm").read().startswith("banksman-") and int(
@@ -542,13 +536,13 @@ async def test_a_killed_zygote_is_replaced_and_running_commands_go_on(marker: st
     async with Host() as host:
         command = await start(host, child('say("ready"); hear(); sys.exit(3)', marker), stdin="pipe")
         await wait_said(command, "ready")
-        zygote = spawner.current(inherited.take().fingerprint).pid
+        zygote = zygote_pid()
         os.kill(zygote, signal.SIGKILL)
         # While it is still dying its socket takes orders, which then fail with an error that says to try again.
         wait_until(lambda: state_of(zygote) in ("Z", ""), "the zygote's death")
         results = await asyncio.gather(*(banksman.execute(child("sys.exit(0)", marker)) for _ in range(5)))
         assert {done.code for done in results} == {0}
-        assert spawner.current(inherited.take().fingerprint).pid != zygote
+        assert zygote_pid() != zygote
         await command.write(b"go\n")
         assert (await command.wait()).code == 3
     wait_until(lambda: state_of(zygote) == "", "the dead zygote to be reaped")
@@ -578,7 +572,7 @@ async def begin():
         # Otherwise asyncio complains, with reason, about a task that was never finished.
         running._log_destroy_pending = False
 
-spawner.current(inherited.take().fingerprint)
+zygote_pid()
 before = fds()
 loop = asyncio.new_event_loop()
 loop.run_until_complete(begin())
@@ -596,7 +590,7 @@ assert alive(MARKER) == []
 assert fds() == before, (before, fds())
 assert os.listdir(WORDS[1]) == []
 # The zygote counts its commands, so that one that is replaced can leave: none is left to count.
-old = spawner.current(inherited.take().fingerprint).pid
+old = zygote_pid()
 os.nice(1)
 asyncio.run(banksman.execute(child("", MARKER)))
 while os.path.exists(f"/proc/{old}") and time.monotonic() < deadline:
@@ -760,7 +754,6 @@ def test_a_reader_of_the_programs_output_sees_its_end_when_it_goes(marker: str) 
 def test_shutdown_ends_the_commands_of_every_loop_and_waits_for_them(marker: str) -> None:
     """From any thread, more than once, and at once; a later command starts anew."""
     code = """
-from banksman.run.spawner import spawner
 results, started = [], threading.Barrier(3)
 
 async def run():
@@ -775,7 +768,7 @@ threads = [threading.Thread(target=asyncio.run, args=(run(),)) for _ in range(2)
 for thread in threads:
     thread.start()
 started.wait()
-zygote = spawner.current(inherited.take().fingerprint).pid
+zygote = zygote_pid()
 others = [threading.Thread(target=banksman.shutdown) for _ in range(3)]
 for thread in others:
     thread.start()
@@ -787,7 +780,7 @@ assert not os.path.exists(f"/proc/{zygote}")
 print(*results)
 assert banksman.shutdown()
 print(asyncio.run(banksman.execute(child("sys.exit(2)", MARKER))).code)
-assert spawner.current(inherited.take().fingerprint).pid != zygote
+assert zygote_pid() != zygote
 """
     assert_clean(run_program(code, marker), marker, "host_closed host_closed\n2\n")
 

@@ -20,12 +20,11 @@ from tests.real.helpers import (
     wait_pass,
     wait_said,
     wait_until,
+    zygote_pid,
 )
 
 import banksman
 from banksman import Command, CommandError, Ended, Finished, Host, Refused, UsageError
-from banksman.run import inherited
-from banksman.run.spawner import spawner
 
 PIPE_BYTES = 65536
 # Does not touch its stdin until it is told to by a signal, then reports what it read: how much, and whether it is the
@@ -278,7 +277,7 @@ async def test_a_signal_reaches_the_leader_alone_or_its_group(marker: str) -> No
 async def test_a_signal_before_the_command_runs_is_delivered_when_it_does(marker: str) -> None:
     """Called while the zygote still works on the start: it is not lost, and does not go to somebody else."""
     async with Host() as host:
-        with frozen(spawner.current(inherited.take().fingerprint).pid):
+        with frozen(zygote_pid()):
             starting = asyncio.create_task(start(host, child("stay()", marker)))
             await asyncio.sleep(0)
             (command,) = host.commands()
@@ -325,7 +324,7 @@ async def test_a_listing_shows_each_command_in_the_state_it_is_in(marker: str) -
         stopping = await start(host, child("be_deaf(); say('ready'); stay()", marker), grace=30)
         await wait_said(stopping, "ready")
         stopping.stop_nowait()
-        with frozen(spawner.current(inherited.take().fingerprint).pid):
+        with frozen(zygote_pid()):
             starting = asyncio.create_task(start(host, child("stay()", marker)))
             await asyncio.sleep(0)
             assert [command.state for command in host.commands()] == ["ended", "running", "stopping", "starting"]
@@ -461,7 +460,7 @@ async def test_a_host_that_closes_ends_all_its_commands_and_reports_them(marker:
 async def test_a_close_while_a_start_is_half_way_waits_for_it_and_ends_it(marker: str) -> None:
     """Scenario 18, the half-way spawn. The zygote is frozen, so the start is certainly not answered yet."""
     host = Host()
-    with frozen(spawner.current(inherited.take().fingerprint).pid):
+    with frozen(zygote_pid()):
         starting = asyncio.create_task(host.start(child("stay()", marker)))
         await asyncio.sleep(0)
         closing = asyncio.create_task(host.close())

@@ -32,15 +32,14 @@ from tests.real.helpers import (
     wait_pass,
     wait_said,
     wait_until,
+    zygote_pid,
 )
 
 import banksman
 from banksman import Command, Ended, Finished, Host
 from banksman.core.ladder import Timings
-from banksman.run import inherited
 from banksman.run.launch import prepare
 from banksman.run.options import Options
-from banksman.run.spawner import spawner
 
 # A leader that ignores TERM, with a child that has left its session and ignores TERM too: whatever ends this is a KILL
 # that reached beyond the group.
@@ -526,7 +525,7 @@ async def test_a_cancel_after_any_number_of_loop_passes_leaves_nothing(marker: s
 async def test_a_cancel_of_a_start_that_is_half_way_ends_what_comes_of_it(marker: str, times: int) -> None:
     """The zygote does not run, so the start hangs for certain; the cancel returns while it still hangs."""
     host = Host()
-    with frozen(spawner.current(inherited.take().fingerprint).pid):
+    with frozen(zygote_pid()):
         starting = asyncio.create_task(host.start(child("stay()", marker), grace=5))
         await asyncio.sleep(0)
         (command,) = host.commands()

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.real.helpers import alive, child, frozen, run_program, start, wait_said
+from tests.real.helpers import alive, child, frozen, run_program, start, wait_said, zygote_pid
 
 import banksman
 from banksman import Ended, Host, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.run import inherited
-from banksman.run.spawner import spawner
 from banksman.run.system import PASSED_FDS_MAX
 
 
@@ -147,7 +145,7 @@ async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str,
     argv, kind = OF_ARGV[case]
     if isinstance(argv, list):
         argv = [marker if word == "MARKER" else word for word in cast("list[Any]", argv)]
-    with frozen(spawner.current(inherited.take().fingerprint).pid):
+    with frozen(zygote_pid()):
         with pytest.raises(UsageError) as caught:
             await banksman.execute(argv)
         assert_says_who_and_how(caught.value, kind)
@@ -160,7 +158,7 @@ async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str,
 
 @pytest.mark.parametrize("case", OF_OPTIONS)
 async def test_a_wrong_option_is_the_callers_error_and_spawns_nothing(marker: str, case: str) -> None:
-    with frozen(spawner.current(inherited.take().fingerprint).pid):
+    with frozen(zygote_pid()):
         with pytest.raises(UsageError) as caught:
             await banksman.execute(child("stay()", marker), **OF_OPTIONS[case])
         assert_says_who_and_how(caught.value, UsageError)
@@ -170,7 +168,7 @@ async def test_a_wrong_option_is_the_callers_error_and_spawns_nothing(marker: st
 @pytest.mark.parametrize("value", WRONG_SECONDS)
 async def test_a_wrong_yield_after_is_the_callers_error_and_spawns_nothing(marker: str, value: Any) -> None:
     async with Host() as host:
-        with frozen(spawner.current(inherited.take().fingerprint).pid):
+        with frozen(zygote_pid()):
             with pytest.raises(UsageError) as caught:
                 await host.start(child("stay()", marker), yield_after=value)
             assert_says_who_and_how(caught.value, UsageError)
@@ -712,8 +710,6 @@ def test_more_starts_at_once_than_a_user_may_have_fds_in_flight_only_wait(marker
     frozen while they are all asked for, so that none is taken; then it thaws, and every one is served."""
     code = """
 import resource
-from tests.real.helpers import frozen
-from banksman.run.spawner import spawner
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -721,7 +717,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RL
 async def main():
     fds = [os.dup(1) for _ in range(20)]
     async with banksman.Host() as host:
-        with frozen(spawner.current(inherited.take().fingerprint).pid):
+        with frozen(zygote_pid()):
             starting = [
                 asyncio.create_task(host.start(["true", MARKER], pass_fds=fds, yield_after=50)) for _ in range(60)
             ]

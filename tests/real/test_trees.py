@@ -6,6 +6,7 @@ Scenarios 5, 14, 15, 21, 22, 23, and the wide cases around them; every ending ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,14 +31,13 @@ from tests.real.helpers import (
     wait_pass,
     wait_said,
     wait_until,
+    zygote_pid,
 )
 
 import banksman
 from banksman import Ended, Host
 from banksman.core import ladder
-from banksman.run import inherited
 from banksman.run.keeper.tree import descendants, open_member, read_stat
-from banksman.run.spawner import spawner
 
 
 # -- wrappers and daemons --------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ async def test_a_start_that_was_given_up_never_runs(
     monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
     argv = ["/bin/sh", "-c", 'echo ran >> "$1"', marker, str(tmp_path / "ran")]
     async with Host() as host:
-        with frozen(spawner.current(inherited.take().fingerprint).pid):
+        with frozen(zygote_pid()):
             starting = [asyncio.create_task(host.start(argv, grace=0.1)) for _ in range(20)]
             await asyncio.sleep(0)
             commands = host.commands()
@@ -528,3 +528,46 @@ stay()
     assert alive(marker) == []
     assert len({swept.pid for swept in done.swept}) == 120
     assert len(done.swept) == 120
+
+
+LEADERLESS = """
+import ctypes, threading
+be_deaf()
+if WORDS[0] == "descendant":
+    if fork(): stay()
+    os.setsid()
+def go_on():
+    while "State:\\tZ" not in open("/proc/self/status").read():
+        pass
+    say("ready")
+    time.sleep(60)
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("ending", ["stop", "keeper"])
+@pytest.mark.parametrize("role", ["leader", "descendant"])
+async def test_a_process_whose_first_thread_has_ended_is_no_zombie(marker: str, role: str, ending: str) -> None:
+    """/proc shows it as one. It lives in its other threads, ignores TERM here, and must be killed like everybody."""
+    async with Host() as host:
+        command = await host.start(child(LEADERLESS, marker, role), grace=0.2)
+        await wait_said(command, "ready")
+        if ending == "keeper":
+            assert command.pid is not None
+            os.kill(parent_of(command.pid), signal.SIGKILL)
+            done = await command.wait()
+        else:
+            done = await command.stop()
+    assert done.survivors == ()
+    assert not left_alive(marker)
+
+
+def left_alive(marker: str) -> list[int]:
+    """Also those that show no argv because their first thread is gone: by the threads that do."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/task/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parts[2]))
+    return found

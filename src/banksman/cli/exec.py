@@ -41,7 +41,11 @@ def run(words: list[str]) -> int:
 
         finished, caught = run_foreground(launch, options, is_quiet=arguments.json)
         if arguments.json:
-            print(json.dumps(as_json(finished), ensure_ascii=False), flush=True)
+            # ASCII, so that it is the same JSON in every locale.
+            print(json.dumps(as_json(finished)), flush=True)
+            # The files are named to somebody who reads them after we are gone. Only now that they have been.
+            finished.stdout.keep()
+            finished.stderr.keep()
         else:
             _say_what_matters(finished, caught)
     except BanksmanError as exc:
@@ -160,8 +164,7 @@ def as_json(finished: Finished) -> dict[str, object]:
 
 
 def _output_as_json(output: Output) -> dict[str, object]:
-    # The file is named to somebody who reads it after we are gone, so it is theirs to delete.
-    return {"text": output.text, "bytes": output.total, "dropped": output.dropped, "file": output.keep()}
+    return {"text": output.text, "bytes": output.total, "dropped": output.dropped, "file": output.file}
 
 
 def _say_what_matters(finished: Finished, caught: int | None) -> None:

@@ -166,11 +166,11 @@ class Command:
         while self.pid is None and not self.is_over:
             await self._progress.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
 
     def result(self) -> Finished:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         assert self.finished is not None
         return self.finished
 
@@ -199,7 +199,7 @@ class Command:
         while self._captures[which].total <= after and which in self._open_streams and not self.is_over:
             await self._output.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         capture = self._captures[which]
         data, begin = capture.read(min(after, capture.total), bytes_max)
         following = begin + len(data)
@@ -294,6 +294,7 @@ class Command:
                 self._climb(rungs.LeaderExited(fact.at))
             case NeverStarted(at=at):
                 # Stopped before it began: there was no exit to wait for, and no tree.
+                self._account.blame(self._account.passed_deadline(at) or Ended.HOST_CLOSED)
                 self._account.survivors = ()
                 self._settle(self._result(drained=True))
             case KeeperActed(rung=rung, at=at):

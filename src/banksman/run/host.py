@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack, overload
 
 from banksman.errors import Refused, UsageError
 from banksman.run.command import Command
@@ -26,6 +27,31 @@ from banksman.run.launch import Argv, Launch, prepare
 from banksman.run.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
 from banksman.run.output import OUTPUT_BYTES_MAX
 from banksman.run.waiters import Waiters
+
+log = logging.getLogger("banksman")
+
+# Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
+UNREPORTED_MAX = 10_000
+
+
+class How(TypedDict, total=False):
+    """The keywords of `start`, for type checkers: what it returns depends on `yield_after` alone."""
+
+    timeout: float | None
+    idle_timeout: float | None
+    grace: float
+    linger: float
+    drain: float
+    stdin: Stdin
+    cwd: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    inherit_env: bool
+    scrub: Iterable[str]
+    limits: Mapping[Any, Any] | None
+    pass_fds: Sequence[int]
+    output_bytes_max: int
+    output_total_max: int | None
+    on_output: OnOutput | None
 
 
 class Host:
@@ -61,6 +87,10 @@ class Host:
         return f"<Host {len(self._running)} running, {len(self._ended)} ended{', closing' * self._is_closing}>"
 
     # -- starting ----------------------------------------------------------------------------------------------------
+    @overload
+    async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+    @overload
+    async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
     async def start(
         self,
         argv: Argv,
@@ -163,6 +193,10 @@ class Host:
     def _owe_report(self, command: Command) -> None:
         """From here on its end is news, also if it has ended already."""
         self._unreported[command.id] = command
+        if len(self._unreported) > UNREPORTED_MAX:
+            oldest = next(iter(self._unreported))
+            del self._unreported[oldest]
+            log.warning("! nobody takes the reports of ended commands: that of %s is dropped", oldest)
         self._endings.wake()
 
     def _on_end(self, command: Command) -> None:
@@ -201,9 +235,11 @@ class Host:
         loop = None if self._loop is None else self._loop()
         if loop is not None and loop.is_closed():
             self._is_closing = True
-            for command in self._running.values():
-                command.abandon()
-            self._running.clear()
+            self.dismiss_guard()
+            # One by one: hosts of several threads may notice this at the same time.
+            with contextlib.suppress(KeyError):
+                while True:
+                    self._running.popitem()[1].abandon()
 
     def _bind(self) -> None:
         loop = asyncio.get_running_loop()
@@ -225,6 +261,8 @@ class Host:
             # Without a guard there is no loop to drain in any more: see `dismiss_guard`.
             if self._guard is not None:
                 await self._drain()
+                # The generator holds its loop, and we are found by ours: one of the two must let go.
+                self._guard = None
 
     def dismiss_guard(self) -> None:
         """At interpreter exit, with the loop left open: close the generator here, since nobody else can any more.
@@ -270,4 +308,11 @@ def _dismiss_guards() -> None:
         host.dismiss_guard()
 
 
+def _renew_lock() -> None:
+    """In a forked child: whichever thread held it is not here to release it."""
+    global _bound_lock  # noqa: PLW0603
+    _bound_lock = threading.Lock()
+
+
 atexit.register(_dismiss_guards)
+os.register_at_fork(after_in_child=_renew_lock)

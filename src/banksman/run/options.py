@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,6 +55,8 @@ class Options:
         on_output: Any = self.on_output
         if on_output is not None and not callable(on_output):
             raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
+        if inspect.iscoroutinefunction(on_output):
+            raise UsageError("on_output cannot be async", hint="a plain function; hand the data to a queue from there")
 
     @property
     def timings(self) -> Timings:

@@ -111,7 +111,7 @@ class Capture:
         self.total = 0
         self._head_max = bytes_max - bytes_max // 2
         self._tail_max = bytes_max // 2
-        self._head = bytearray()
+        self._head: bytearray | bytes = bytearray()
         self._tail: deque[bytes | bytearray] = deque()
         self._tail_bytes = 0
         self._spill: Spill | None = None
@@ -131,7 +131,10 @@ class Capture:
     def read(self, after: int, bytes_max: int) -> tuple[bytes, int]:
         """What was written from byte `after` on, and where that really begins: later, if some of it is gone."""
         if self._spill is not None and after < self._spill.size:
-            return self._spill.read(after, bytes_max), after
+            try:
+                return self._spill.read(after, bytes_max), after
+            except OSError:
+                pass  # Somebody has moved or deleted the file. Head and tail are still there, and the gap is told.
         if after < len(self._head):
             return bytes(self._head[after : after + bytes_max]), after
         begin = self.total - self._tail_bytes
@@ -141,13 +144,17 @@ class Capture:
 
     def finish(self) -> Output:
         """The result. Nothing is added after this, but `read` still works."""
-        tail = b"".join(self._tail)
+        head, tail = bytes(self._head), b"".join(self._tail)
         tail = tail[max(0, len(tail) - self._tail_max) :]
-        dropped = self.total - len(self._head) - len(tail)
+        dropped = self.total - len(head) - len(tail)
         assert dropped >= 0
+        # One copy for both of us from here on.
+        self._head, self._tail_bytes = head, len(tail)
+        self._tail.clear()
+        self._tail.append(tail)
         if self._spill is not None:
             self._spill.close()
-        return Output(bytes(self._head), tail, self.total, dropped, self._spill)
+        return Output(head, tail, self.total, dropped, self._spill)
 
     def discard(self) -> None:
         """There will be no result: delete the file."""

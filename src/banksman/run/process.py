@@ -1,8 +1,9 @@
 """The host's end of a child: its pipes, and the conversation with its keeper.
 
-It owns the fds and nothing else. It decides nothing: what happens is told as facts to `on_fact`, what is to be done is
-told to it. Nothing here awaits, so there is nothing that a cancelled task could leave half done. The host never signals
-a pid: every signal is a request to the keeper, the one that knows whether that pid is still the child.
+It owns the control socket, the streams and its use of the zygote. It decides nothing: what happens is told as facts to
+`on_fact`, what is to be done is told to it. Nothing here awaits, so there is nothing that a cancelled task could leave
+half done. The host never signals a pid: every signal is a request to the keeper, the one that knows whether that pid is
+still the child.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class Process:
         except OSError as exc:
             self.close()
             raise no_room("fds", exc) from exc
+        except BaseException:
+            self.close()  # A loop that cannot watch fds, say.
+            raise
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
     # -- the start ---------------------------------------------------------------------------------------------------
@@ -190,25 +194,25 @@ class Process:
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("started", pid, keeper, at):
+            case (wire.STARTED, pid, keeper, at):
                 self.pid, self._keeper = pid, keeper
                 self._cancel_start_timer()
                 self._on_fact(Started(pid, at))
-            case ("failed", "stopped", _):
+            case (wire.FAILED, "stopped", _):
                 self.close()
                 self._on_fact(NeverStarted(time.monotonic()))
-            case ("failed", step, number):
+            case (wire.FAILED, step, number):
                 self._fail(start_error(step, number))
-            case ("exited", code, number, at, by_itself):
+            case (wire.EXITED, code, number, at, by_itself):
                 self._on_exited(Exited(code, number, at, by_itself))
-            case ("acted", rung, at):
+            case (wire.ACTED, rung, at):
                 self._on_fact(KeeperActed(rung, at))
-            case ("lost", statuses):
+            case (wire.LOST, statuses):
                 self._on_lost(statuses)
-            case ("swept", names):
+            case (wire.SWEPT, names):
                 others = tuple(Swept(pid, command) for pid, command in names if pid != self.pid)
                 self._on_fact(ProcessesSwept(others))
-            case ("gone", survivors):
+            case (wire.GONE, survivors):
                 self._on_gone(tuple(Survivor(*survivor) for survivor in survivors))
             case _:
                 raise AssertionError(message)
@@ -223,8 +227,7 @@ class Process:
     def _on_lost(self, statuses: dict[int, int]) -> None:
         """The keeper was killed, and the zygote has ended the tree in its place."""
         if self.pid is None:
-            self._fail(MachineError("cannot start a command: its keeper died", hint="try again"))
-            return
+            return  # It may have run or not. What is left of it is told next, and then it is an error.
         code: int | None = None
         number: int | None = None
         if self.pid in statuses:
@@ -234,6 +237,11 @@ class Process:
 
     def _on_gone(self, survivors: tuple[Survivor, ...]) -> None:
         if self.pid is None:
+            left = ", ".join(str(survivor.pid) for survivor in survivors)
+            hint = (
+                f"these could not be ended: {left}" if survivors else "nothing of it is left; look before you try again"
+            )
+            self._fail(MachineError("the keeper died while it started the command, which may have run", hint=hint))
             return
         self._hang_up()
         self._on_fact(TreeEnded(survivors, time.monotonic()))
@@ -241,7 +249,8 @@ class Process:
     def _on_silence(self) -> None:
         """The socket ended without a report: keeper and zygote are both dead, which is the limit of what we promise."""
         if self.pid is None:
-            self._fail(MachineError("cannot start a command: the zygote died", hint="try again"))
+            hint = "look before you try again"
+            self._fail(MachineError("the zygote died while it started the command, which may have run", hint=hint))
             return
         self._on_exited(Exited(None, None, time.monotonic()))
         self._on_gone((Survivor(self.pid, "", "unknown: both of its guards were killed"),))
@@ -258,6 +267,7 @@ class Process:
 
     def kill_keeper(self) -> None:
         if self._zygote is not None and self._keeper is not None:
+            self._zygote.wake()
             with contextlib.suppress(OSError):
                 self._zygote.request(wire.encode(wire.KILL_KEEPER, self._keeper))
 
@@ -305,9 +315,10 @@ class Process:
 
     def let_go(self) -> None:
         """From any thread: tell the keeper that nobody will tell it anything more. What it reports is still heard."""
-        if self._control is not None:
+        control = self._control
+        if control is not None:
             with contextlib.suppress(OSError):
-                self._control.shutdown(_socket.SHUT_WR)
+                control.shutdown(_socket.SHUT_WR)
 
     def abandon(self) -> None:
         """The loop is closed, and nothing can be heard any more. Closing the socket is a stop: the keeper ends it."""
@@ -348,9 +359,8 @@ class Process:
             self._start_timer = None
 
     def _close_theirs(self) -> None:
-        for fd in self._theirs:
-            system.close(fd)
-        self._theirs.clear()
+        while self._theirs:
+            system.close(self._theirs.pop())
 
 
 def _write_order(data: bytes) -> int:

@@ -89,7 +89,12 @@ class Zygote:
     def kill(self) -> None:
         """For one that does not answer. Its keepers are guarded by themselves alone from now on."""
         with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            system.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wake(self) -> None:
+        """If somebody has stopped it, it goes on: a stopped guard guards nobody."""
+        with contextlib.suppress(OSError):
+            system.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def wait_gone(self, seconds: float) -> bool:
         """Block until the process has ended and reap it; False if it has not within `seconds`."""
@@ -108,16 +113,17 @@ class Zygote:
     def forget(self) -> None:
         """Give up the fds, without a word to anybody."""
         self.hang_up()
-        if self._pidfd >= 0:
-            system.close(self._pidfd)
-            self._pidfd = -1
+        # Taken out first: two threads may wait for the same zygote's end, and only one may close this.
+        fd, self._pidfd = self._pidfd, -1
+        if fd >= 0:
+            system.close(fd)
 
 
 class Spawner:
     """Which zygote is current. Safe from any thread; nothing here waits, but `shutdown`."""
 
     def __init__(self) -> None:
-        # Protects `_zygote`, `_retired` and `_is_over`. Held for the start of a zygote (a posix_spawn, about 1 ms) and
+        # Protects `_zygote`, `_retired` and `_children`. Held for the start of a zygote (a posix_spawn, about 1 ms) and
         # for one non-blocking send; nothing that is called while it is held takes another lock. Both locks may be taken
         # again by the thread that has them: `shutdown` is what people call in signal handlers, and signals come twice.
         self._lock = threading.RLock()
@@ -196,6 +202,7 @@ class Spawner:
         for child in children:
             child.let_go()
         for zygote in zygotes:
+            zygote.wake()
             zygote.hang_up()
         deadline = time.monotonic() + longest + SHUTDOWN_SECONDS_MAX
         left = [zygote for zygote in zygotes if not zygote.wait_gone(deadline - time.monotonic())]
@@ -240,10 +247,11 @@ class Spawner:
 
 
 def _start(fingerprint: object, plan_text: str) -> Zygote:
-    if not sys.executable:
+    if not sys.executable or getattr(sys, "frozen", False):
+        # In a program that is frozen into one file this would start that program again.
         raise UsageError(
             "Banksman cannot find a Python to run its keepers with",
-            hint="sys.executable is empty in this embedded interpreter; set it to a Python of the same version",
+            hint="sys.executable must be a Python of the same version; embedded and frozen programs have none",
         )
     # Where /proc is another namespace's, its pids are not ours, and looking for a tree there would find strangers.
     if os.readlink("/proc/self") != str(os.getpid()):

@@ -59,9 +59,8 @@ class Streams:
             reader.read_now()
 
     def close_theirs(self) -> None:
-        for fd, _target in self.theirs:
-            system.close(fd)
-        self.theirs.clear()
+        while self.theirs:
+            system.close(self.theirs.pop()[0])
 
     def close_output(self) -> None:
         for reader in self._readers:

@@ -29,8 +29,6 @@ else:
 # `waitpid` and `waitid` skip children made by clone() with another exit signal than SIGCHLD unless told __WALL, which
 # the os module does not name. A tree is only proven empty when those are counted too.
 WALL = 0x40000000
-# To the whole process group of the pidfd's process; Linux 6.9 and later, EINVAL before.
-PIDFD_SIGNAL_PROCESS_GROUP = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # A message on a control socket is small, save the list of what was swept, which is sent in pieces of this size at most.
@@ -47,7 +45,6 @@ open_fd = os.open
 read = os.read
 write = os.write
 close_fd = os.close
-closerange = os.closerange
 set_blocking = os.set_blocking
 listdir = os.listdir
 
@@ -91,28 +88,48 @@ waitpid = os.waitpid
 waitid = os.waitid
 kill = os.kill
 killpg = os.killpg
-if sys.platform == "linux":  # Elsewhere this module is imported too, for its fds.
-    memfd_create = os.memfd_create
-    pidfd_open = os.pidfd_open
+# Pythons that are built for every Linux lack what their builders' C library lacked. The kernel has it all the same.
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 
 
-def pidfd_send_signal(fd: int, signum: int, flags: int = 0) -> None:
-    signals.pidfd_send_signal(fd, signum, None, flags)
+def pidfd_open(pid: int) -> int:
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _call("syscall", _PIDFD_OPEN, pid, 0)
+
+
+def pidfd_send_signal(fd: int, signum: int) -> None:
+    if hasattr(signals, "pidfd_send_signal"):
+        signals.pidfd_send_signal(fd, signum)
+    else:
+        _call("syscall", _PIDFD_SEND_SIGNAL, fd, signum, None, 0)
+
+
+def memfd_create(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    return os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    _call("prctl", option, value, 0, 0, 0)
 
 
 _library: ctypes.CDLL | None = None
 
 
-def prctl(option: int, value: int | bytes) -> None:
-    # Only zygote and keeper call this, so the host does not pay for ctypes; and a keeper finds it loaded.
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    # Nearly only zygote and keeper come here, so the host does not pay for ctypes; and a keeper finds it loaded.
     global _library  # noqa: PLW0603
     import ctypes  # noqa: PLC0415
 
     if _library is None:
         _library = ctypes.CDLL(None, use_errno=True)
-    if _library.prctl(option, value, 0, 0, 0) != 0:
+    result: int = getattr(_library, name)(*arguments)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result
 
 
 # -- waiting and messages --------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ SWEEP_SECONDS_MAX = 5.0
 RETRY_SECONDS = 0.5
 # When all that is left is not ours to signal, waiting longer helps only if it was about to end by itself.
 DENIED_SECONDS_MAX = 1.0
-# How long a report may wait for a host that does not read.
+# How long a report may wait for a host that has closed its end and may yet read.
 FLUSH_MS_MAX = 1000
 
 # The phases, in the only order they can come.
@@ -164,7 +164,7 @@ class Keeper:
             if self._phase is KILLING:
                 self._sweep_round()
         self._report([])
-        self._flush(patience_ms=FLUSH_MS_MAX)
+        self._flush_to_the_end()
 
     def _timeout_ms(self) -> float | None:
         due = self._next_round if self._phase is KILLING else self._deadline
@@ -211,17 +211,19 @@ class Keeper:
 
     def _obey(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("term", seconds):
+            case (wire.TERM | wire.REST, _) if self._phase is KILLING:
+                pass  # From a host that was late. A frozen tree must not be continued.
+            case (wire.TERM, seconds):
                 self._term_group()
                 self._deadline = time.monotonic() + seconds + MARGIN_SECONDS
-            case ("rest", seconds):
+            case (wire.REST, seconds):
                 self._term_rest()
                 self._deadline = time.monotonic() + seconds + MARGIN_SECONDS
-            case ("kill",):
+            case (wire.KILL,):
                 self._kill()
-            case ("signal", number, to_group):
+            case (wire.SIGNAL, number, to_group):
                 self._signal(number, to_group)
-            case ("renew", seconds):
+            case (wire.RENEW, seconds):
                 if self._phase is RUNNING and not self._has_exited:
                     self._renew(seconds)
             case _:
@@ -229,7 +231,7 @@ class Keeper:
 
     def _on_host_gone(self) -> None:
         """The host was killed, closed its end, or became another program. Nobody will tell us anything any more."""
-        if self._host not in (-1,):
+        if self._host != -1:
             self._poller.unregister(self._host)
             self._poller.unregister(self._control.fileno())
             self._host = -1
@@ -353,19 +355,25 @@ class Keeper:
         self._outbox.append(wire.encode(*message))
         self._flush()
 
-    def _flush(self, patience_ms: int = 0) -> None:
-        """Send what there is to say. A host that does not read is never waited for, but at the very end, a little."""
+    def _flush_to_the_end(self) -> None:
+        """Wait for a host that does not read, as long as there is one: without the last word it must fear the worst."""
+        while self._outbox:
+            waiting = select.poll()
+            waiting.register(self._control.fileno(), select.POLLOUT)
+            if self._host != -1:
+                waiting.register(self._host, select.POLLIN)
+            ready = dict(system.poll(waiting, None if self._host != -1 else FLUSH_MS_MAX))
+            if not ready or self._host in ready:
+                return
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what there is to say, as far as it goes now: while there is a tree to see to nobody is waited for."""
         while self._outbox:
             try:
                 system.send(self._control, self._outbox[0])
             except BlockingIOError:
-                if not patience_ms:
-                    break
-                writable = select.poll()
-                writable.register(self._control.fileno(), select.POLLOUT)
-                if not system.poll(writable, patience_ms):
-                    break
-                continue
+                break
             except ConnectionError:
                 self._outbox.clear()  # Nobody is left to tell.
                 break

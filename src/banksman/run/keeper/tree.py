@@ -1,4 +1,4 @@
-"""The descendants of a process, and signals that can only reach them.
+"""The descendants of a process, and pidfds that are certainly theirs.
 
 Who belongs to the tree is read from /proc by parent pid, and from nothing else: process groups, sessions and the
 environment are the child's to change, its ancestry is not. Because zygote and keeper are subreapers, an orphan's parent
@@ -28,7 +28,7 @@ _GONE = (errno.ENOENT, errno.ESRCH)
 # Asking about every pid there can be is dear (0.1 s): only where there are few enough.
 ENUMERATE_PIDS_MAX = 65536
 # A report is one message. Whoever has more survivors than this does not need all their names.
-SURVIVORS_MAX = 100
+SURVIVORS_MAX = 50
 
 
 def read_stat(pid: int) -> tuple[int, str, int] | None:
@@ -51,7 +51,11 @@ def read_stat(pid: int) -> tuple[int, str, int] | None:
         return None  # It went while it was read.
     # The name stands in parentheses and may itself hold any byte, ")" too: the last one ends it.
     fields = data[data.rindex(b")") + 2 :].split()
-    return int(fields[1]), fields[0].decode(), int(fields[19])
+    state = fields[0].decode()
+    if state == "Z" and int(fields[17]) > 1:
+        # Its first thread has ended and others go on: the kernel shows a zombie, but it lives, and can be killed.
+        state = "R"
+    return int(fields[1]), state, int(fields[19])
 
 
 def name_of(pid: int) -> str:
@@ -154,10 +158,10 @@ def enumerate_children() -> list[int]:
 _WHY = {"D": "in uninterruptible sleep", "Z": "dead, but its tracer has not let it go"}
 
 
-def survey(root: int, denied: dict[Member, str]) -> list[tuple[int, str, str]]:
+def survey(root: int, denied: dict[Member, str], *, but: Container[int] = ()) -> list[tuple[int, str, str]]:
     """Who is left, and why: pid, command, reason. Never empty: whoever calls this has no proof that the tree is."""
     left: list[tuple[int, str, str]] = []
-    for pid, _parent, state, start in family([root], census(root, near=False))[:SURVIVORS_MAX]:
+    for pid, _parent, state, start in family([root], census(root, near=False), but=but)[:SURVIVORS_MAX]:
         if (pid, start) in denied:
             why = "not ours to signal"
         else:

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import marshal
 
+from banksman.run.system import MESSAGE_BYTES_MAX
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -37,13 +39,15 @@ STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited
 # An order longer than this goes as a memory file: a socket takes some hundred kB at most, an environment can be larger.
 ORDER_BYTES_MAX = 16384
 # A SWEPT message holds at most this many names, so that none comes near the largest message the socket takes.
-NAMES_PER_MESSAGE = 100
+NAMES_PER_MESSAGE = 50
 # A command's name is its argv, cut: enough to recognise it, and bounded whatever the process made of it.
 NAME_BYTES_MAX = 200
 
 
 def encode(*message: Any) -> bytes:
-    return marshal.dumps(message)
+    data = marshal.dumps(message)
+    assert len(data) <= MESSAGE_BYTES_MAX
+    return data
 
 
 def decode(data: bytes) -> tuple[Any, ...]:

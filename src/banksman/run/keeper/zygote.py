@@ -22,10 +22,10 @@ import time
 from banksman.run import system
 from banksman.run.keeper import wire
 from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, be_keeper, be_spare
-from banksman.run.keeper.plumbing import milliseconds_until, stay_deaf, wake_on_child
+from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, stay_deaf, wake_on_child
 from banksman.run.keeper.spawn import set_soft_nofile
 from banksman.run.keeper.sweep import SIGKILL, Sweep
-from banksman.run.keeper.tree import SURVIVORS_MAX, descendants, name_of
+from banksman.run.keeper.tree import descendants, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
         plan = Plan(plan_text)
         plan.follow("zygote")
     # Whatever the host had open and inheritable is not ours to keep open.
-    system.closerange(3, request_fd)
-    system.closerange(request_fd + 1, 0x7FFFFFFF)
+    close_all_but(0, 1, 2, request_fd)
     # The folder the program was in when it first needed us is not ours to hold either.
     os.chdir("/")
     stay_deaf()
@@ -129,9 +128,9 @@ class Zygote:
             self._take_no_more()
             return
         match wire.decode(data):
-            case ("spawn", count, _order):
+            case (wire.SPAWN, count, _order):
                 self._on_spawn(data, fds, count)
-            case ("kill-keeper", pid):
+            case (wire.KILL_KEEPER, pid):
                 # By number, which is safe: a keeper in the table is our own child and not yet reaped.
                 if pid in self._keepers:
                     system.kill(pid, SIGKILL)
@@ -205,6 +204,8 @@ class Zygote:
     def _dismiss_spare(self) -> None:
         if self._spare is not None:
             self._spare.orders.close()
+            # It holds nothing, and it may be stopped.
+            system.kill(self._spare.pid, SIGKILL)
             system.waitpid(self._spare.pid, 0)
             self._spare = None
 
@@ -231,7 +232,7 @@ class Zygote:
         if lost:
             self._orphans = self._orphans or Orphans(self._reap)
             self._orphans.controls.extend(lost)
-            self._orphans.next_round = 0.0
+            self._orphans.begin_anew()
         if self._orphans is not None:
             self._orphans.statuses.update(statuses)
             # For the leaders among them. A tree that forks and exits without end must not make this endless too.
@@ -257,9 +258,13 @@ class Orphans:
     def __init__(self, reap: Callable[[], None]) -> None:
         self.controls: list[int] = []
         self.statuses: dict[int, int] = {}
+        self.begin_anew()
+        self._sweep = Sweep(os.getpid(), reap)
+
+    def begin_anew(self) -> None:
+        """Another keeper was lost: its orphans have the whole time, whoever else is still there."""
         self.next_round = 0.0
         self._began = time.monotonic()
-        self._sweep = Sweep(os.getpid(), reap)
 
     def is_due(self) -> bool:
         return time.monotonic() >= self.next_round
@@ -278,11 +283,12 @@ class Orphans:
         if not left and not found:
             return True
         if now - self._began > SWEEP_SECONDS_MAX:
-            self.report([(pid, name_of(pid), "still dying") for pid, _start in left[:SURVIVORS_MAX]])
+            self.report(survey(os.getpid(), self._sweep.denied, but=guards))
         return False
 
     def report(self, survivors: list[tuple[int, str, str]]) -> None:
-        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()]
+        # Not more than certainly fits: a host that is busy must still hear the last word.
+        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()][: 2 * wire.NAMES_PER_MESSAGE]
         for control in self.controls:
             _tell(control, wire.LOST, self.statuses)
             for first in range(0, len(names), wire.NAMES_PER_MESSAGE):
