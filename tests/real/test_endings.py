@@ -1,7 +1,7 @@
 """How a command ends: by itself, by the clock, by a stop, by a cancel. Scenarios of `scenarios.md`, by number:
 
 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 16, 17 are here; 5, 14, 15, 21, 22, 23 in test_trees.py; 19, 27 in test_output.py;
-11, 18, 20 in test_citizen.py. Each test says in its docstring which one it stands for.
+11, 18, 20 in test_citizen.py, 18 half way in test_commands.py. Each test says in its docstring which one it stands for.
 """
 
 from __future__ import annotations

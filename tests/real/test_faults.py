@@ -129,7 +129,7 @@ asyncio.run(main())
 HARMLESS = {
     *("getpid", "getppid", "fsencode", "fsdecode", "strerror", "path", "environ", "environb", "PathLike", "defpath"),
     *("_exit", "waitstatus_to_exitcode", "fstat", "stat", "access", "lseek", "register_at_fork", "chdir"),
-    *("getresuid", "getresgid", "getgroups", "getpriority", "sched_getscheduler", "readlink", "umask"),
+    *("getresuid", "getresgid", "getgroups", "getpriority", "setpriority", "sched_getscheduler", "readlink", "umask"),
 }
 # After its fork the child of a command with limits tells every failure through its pipe, whatever failed.
 CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}

@@ -23,7 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _verb(words)
     except KeyboardInterrupt:
-        # Before a verb listens to signals, or after: there is nothing to end.
+        # Before a verb listens to signals, or after: there is nothing to end. Whoever asks twice gets no traceback.
+        import signal  # noqa: PLC0415
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return INTERRUPTED
 
 

@@ -55,7 +55,10 @@ class _Foreground:
             self._command = host.launch(self._launch, options)
             finished = await self._command.wait()
             if self._through is not None:
-                await self._through.flush()
+                # After an exit of its own a slow reader is waited for, as any program would. Whoever has set a limit,
+                # or wants it stopped, does not want to wait for that either.
+                is_patient = finished.ended is Ended.EXITED and self._caught is None
+                await self._through.flush(None if is_patient else self._options.drain)
         if self._error is not None:
             raise self._error
         return finished, self._caught

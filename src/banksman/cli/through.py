@@ -44,10 +44,10 @@ class Through:
             self._is_behind = True
             self._on_behind(True)
 
-    async def flush(self) -> None:
-        """Until everything is written, or nobody is left to write to."""
+    async def flush(self, seconds: float | None) -> None:
+        """Until everything is written, nobody is left to write to, or the time is up."""
         self._queue.put(None)
-        await self._flushed
+        await asyncio.wait([self._flushed], timeout=seconds)
 
     def give_up(self) -> None:
         """Nobody reads us, and the user does not want to wait for that to change."""

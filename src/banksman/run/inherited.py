@@ -39,8 +39,8 @@ def take() -> Inherited:
         return Inherited(umask, limits.child_nofile(), None)
     try:
         # Of the thread, not the process: capabilities and seccomp are each thread's own.
-        status = _read("/proc/thread-self/status")
-        oom = _read("/proc/self/oom_score_adj")
+        status = system.read_proc("thread-self/status", 8192)
+        oom = system.read_proc("self/oom_score_adj", 32)
     except OSError as exc:
         raise no_room("/proc", exc) from exc
     lines = status.splitlines()
@@ -50,11 +50,3 @@ def take() -> Inherited:
     rlimits = tuple(resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMITS)
     priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), oom
     return Inherited(umask, limits.child_nofile(), (ours, rlimits, priority))
-
-
-def _read(path: str) -> bytes:
-    fd = system.open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return system.read(fd, 8192)
-    finally:
-        system.close(fd)

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from banksman.errors import MachineError, UsageError, no_room
+from banksman.errors import MachineError, Refused, UsageError, no_room
 from banksman.run import inherited, system
 from banksman.run.keeper import wire
 
@@ -139,6 +139,7 @@ class Spawner:
         # this very thread holds the lock, so it only leaves a note here (appending is atomic).
         self._dropped: deque[Zygote] = deque()
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._is_over = False
         self.plan_text = ""
 
     def spawn(self, order: bytes | None, fds: list[int], fingerprint: object) -> Zygote:
@@ -175,6 +176,11 @@ class Spawner:
     def drop(self, zygote: Zygote) -> None:
         """For a finaliser: like `release`, later."""
         self._dropped.append(zygote)
+
+    def end(self) -> None:
+        """At interpreter exit: like `shutdown`, and nothing more is started, by whatever thread is still running."""
+        self._is_over = True
+        self.shutdown()
 
     def replace(self, zygote: Zygote) -> None:
         """This one does not answer: end it, and let the next spawn start another."""
@@ -229,6 +235,8 @@ class Spawner:
 
     # Those below are called with the lock held.
     def _current(self, fingerprint: object) -> Zygote:
+        if self._is_over:
+            raise Refused("the program is ending; it starts nothing more")
         if self._zygote is not None and self._zygote.fingerprint != fingerprint:
             self._retire(self._zygote)
         if self._zygote is None:
@@ -247,17 +255,17 @@ class Spawner:
 
 
 def _start(fingerprint: object, plan_text: str) -> Zygote:
-    if not sys.executable or getattr(sys, "frozen", False):
+    entry = os.path.join(os.path.dirname(__file__), "keeper", "__main__.py")
+    if not sys.executable or getattr(sys, "frozen", False) or not os.path.isfile(entry):
         # In a program that is frozen into one file this would start that program again.
         raise UsageError(
-            "Banksman cannot find a Python to run its keepers with",
-            hint="sys.executable must be a Python of the same version; embedded and frozen programs have none",
+            "Banksman cannot start a Python for its keepers",
+            hint="it needs a sys.executable that is a Python, and to be installed as files: not frozen, not in a zip",
         )
     # Where /proc is another namespace's, its pids are not ours, and looking for a tree there would find strangers.
     if os.readlink("/proc/self") != str(os.getpid()):
         hint = "mount one: mount -t proc proc /proc, or unshare --mount-proc"
         raise MachineError("/proc belongs to another pid namespace than this program", hint=hint)
-    entry = os.path.join(os.path.dirname(__file__), "keeper", "__main__.py")
     # An interpreter that finds its libraries by this variable needs it; nothing else of the environment matters.
     env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     try:
@@ -307,4 +315,4 @@ spawner = Spawner()
 os.register_at_fork(
     before=spawner.before_fork, after_in_parent=spawner.after_fork, after_in_child=spawner.forget_in_fork
 )
-atexit.register(spawner.shutdown)
+atexit.register(spawner.end)

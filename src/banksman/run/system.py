@@ -49,6 +49,38 @@ set_blocking = os.set_blocking
 listdir = os.listdir
 
 
+# /proc as it was when this process began: a command that mounts something over it does not blind us. Opened by the
+# zygote, kept by its keepers.
+proc_fd = -1
+
+
+def open_proc() -> None:
+    global proc_fd  # noqa: PLW0603
+    proc_fd = open_fd("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _open_in_proc(path: str, flags: int) -> int:
+    if proc_fd < 0:
+        return open_fd(f"/proc/{path}", flags | os.O_RDONLY | os.O_CLOEXEC)
+    return open_fd(path, flags | os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+
+
+def read_proc(path: str, size: int) -> bytes:
+    fd = _open_in_proc(path, 0)
+    try:
+        return read(fd, size)
+    finally:
+        close(fd)
+
+
+def list_proc(path: str) -> list[str]:
+    fd = _open_in_proc(path, os.O_DIRECTORY)
+    try:
+        return listdir(fd)
+    finally:
+        close(fd)
+
+
 def close(fd: int) -> None:
     """Give an fd back. An error (a full or lost network disk) changes nothing: the kernel has freed it all the same."""
     try:

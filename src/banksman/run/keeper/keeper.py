@@ -26,7 +26,7 @@ from banksman.run import system
 from banksman.run.keeper import wire
 from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, read_file, wake_on_child
 from banksman.run.keeper.spawn import SpawnFailed, spawn
-from banksman.run.keeper.sweep import SIGCONT, SIGSTOP, SIGTERM, Sweep
+from banksman.run.keeper.sweep import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Sweep
 from banksman.run.keeper.tree import survey
 
 TYPE_CHECKING = False
@@ -331,6 +331,8 @@ class Keeper:
             found = self._sweep.kill()
         except OSError:
             found = True  # No room to look. There may be in the next round, and only ECHILD ends this.
+        # By number too, which is safe until the leader is reaped: whatever /proc shows, the leader and its group go.
+        self._signal(SIGKILL, to_group=True)
         self._report_names()
         self._reap()
         now = time.monotonic()

@@ -38,8 +38,8 @@ def _nothing(_number: int, _frame: object) -> None:
 def close_all_but(*kept: int) -> None:
     # Not os.closerange: where the kernel or its sandbox has no close_range(), that calls close() for every number there
     # could be, two thousand million of them.
-    for name in system.listdir("/proc/self/fd"):
-        if int(name) not in kept:
+    for name in system.list_proc("self/fd"):
+        if int(name) not in (*kept, system.proc_fd):
             try:
                 system.close_fd(int(name))
             except OSError:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _GONE = (errno.ENOENT, errno.ESRCH)
 # Asking about every pid there can be is dear (0.1 s): only where there are few enough.
 ENUMERATE_PIDS_MAX = 65536
+PID_MAX_DEFAULT = 32768
 # A report is one message. Whoever has more survivors than this does not need all their names.
 SURVIVORS_MAX = 50
 
@@ -34,19 +35,11 @@ SURVIVORS_MAX = 50
 def read_stat(pid: int) -> tuple[int, str, int] | None:
     """Parent, state and start time of a process, or None if there is no such process."""
     try:
-        fd = system.open_fd(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        data = system.read_proc(f"{pid}/stat", 1024)
     except OSError as exc:
         if exc.errno in _GONE:
             return None
         raise
-    try:
-        data = system.read(fd, 1024)
-    except OSError as exc:
-        if exc.errno in _GONE:
-            return None
-        raise
-    finally:
-        system.close(fd)
     if not data:
         return None  # It went while it was read.
     # The name stands in parentheses and may itself hold any byte, ")" too: the last one ends it.
@@ -61,11 +54,7 @@ def read_stat(pid: int) -> tuple[int, str, int] | None:
 def name_of(pid: int) -> str:
     """The command line of a process, for people; cut, and empty if it is gone."""
     try:
-        fd = system.open_fd(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = system.read(fd, NAME_BYTES_MAX)
-        finally:
-            system.close(fd)
+        data = system.read_proc(f"{pid}/cmdline", NAME_BYTES_MAX)
     except OSError:
         return ""
     return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
@@ -78,7 +67,7 @@ def census(root: int, *, near: bool, known: Container[int] = ()) -> Iterator[Row
     thousands of older processes that is most of the cost. It can miss some (pids wrap around), so it is for finding,
     never for proving that there is nobody left. Neither is a full look: /proc may hide processes from us.
     """
-    pids = [int(entry) for entry in system.listdir("/proc") if entry.isdigit()]
+    pids = [int(entry) for entry in system.list_proc(".") if entry.isdigit()]
     for pid in sorted(pids, reverse=True):
         if near and pid <= root:
             return
@@ -138,11 +127,10 @@ def enumerate_children() -> list[int]:
     A mount with `hidepid` hides a child that changed its user or is not dumpable. This asks about every pid there can
     be: 0.1 s at the usual 32,768 pids, ten seconds at four million. Beyond the bound it is not tried.
     """
-    fd = system.open_fd("/proc/sys/kernel/pid_max", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pid_max = int(system.read(fd, 32))
-    finally:
-        system.close(fd)
+        pid_max = int(system.read_proc("sys/kernel/pid_max", 32))
+    except OSError:
+        pid_max = PID_MAX_DEFAULT
     if pid_max > ENUMERATE_PIDS_MAX:
         return []
     children: list[int] = []

@@ -45,6 +45,7 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
 
         plan = Plan(plan_text)
         plan.follow("zygote")
+    system.open_proc()
     # Whatever the host had open and inheritable is not ours to keep open.
     close_all_but(0, 1, 2, request_fd)
     # The folder the program was in when it first needed us is not ours to hold either.
