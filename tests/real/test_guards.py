@@ -88,14 +88,14 @@ print(zygote_pid() == before, state_of(before) in "SR")
 
 
 def test_a_fork_in_another_thread_in_the_middle_of_a_start_holds_none_of_its_pipes(marker: str) -> None:
-    """Half of the command's fds are open when the fork comes. Held by the fork, which lives on, its output would never
-    end and its stdin neither. The fork has to wait until all of them are known, and then closes its copies."""
+    """The command's first pipe has just been made when the fork comes. Held by the fork, which lives on, it would never
+    end. The fork has to wait until all of the command's fds are known, and then closes its copies."""
     code = """
 from banksman.run import system
 from banksman.run.spawner import spawner
 
 held, hold = os.pipe()
-has_come, pids, plain_open, plain_lock = threading.Event(), [], system.open_fd, spawner.fork_lock
+has_come, pids, plain_pipe, plain_lock = threading.Event(), [], system.pipe, spawner.fork_lock
 
 class Lock:
     def acquire(self):
@@ -117,19 +117,20 @@ def fork():
     pids.append(pid)
     has_come.set()
 
-def open_fd(path, flags, *rest):
-    # The folder of the command: its pipes and its socket are there, and nobody has been told of them.
-    if flags & os.O_PATH and not forking.ident:
+def pipe():
+    ends = plain_pipe()
+    if not forking.ident:
+        # The pipe is there, and nobody has been told of it.
         forking.start()
         assert has_come.wait(20)
-    return plain_open(path, flags, *rest)
+    return ends
 
 forking = threading.Thread(target=fork)
 
 async def main():
     async with banksman.Host() as host:
-        spawner.fork_lock, system.open_fd = Lock(), open_fd
-        command = await host.start(child("while hear(): pass\\nsay('end')", MARKER), stdin="pipe", drain=1, timeout=20)
+        spawner.fork_lock, system.pipe = Lock(), pipe
+        command = await host.start(child("while hear(): pass\\nsay('end')", MARKER), stdin="pipe", drain=1, timeout=9)
         await asyncio.to_thread(forking.join)
         await command.close_stdin()
         done = await command.wait()

@@ -84,7 +84,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class KeeperActed:
-    """The keeper took a rung by itself, because the host was silent past its deadline."""
+    """The keeper took a rung by itself: we were silent past its deadline, or had hung up."""
 
     rung: str
     at: float

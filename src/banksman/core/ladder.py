@@ -4,18 +4,20 @@ It owns the decision which rung is next and when. It performs nothing: `step(sta
 time arrives on the facts. Interrupts, timeouts, eviction, the host's close and a command's own exit all walk this one
 ladder; they differ only in where they enter it.
 
-    RUNNING ──StopAsked──► EOF ──► TERM ──► KILL ──TreeGone──► DRAIN ──► OVER
-       │                    │        │        ▲                  ▲
-       │                    └────────┴─LeaderExited─► REST ──────┤
-       └──LeaderExited──► LINGER ────────────────────►──┘        │
-                             └───────────────TreeGone────────────┘
+    RUNNING ──StopAsked──► EOF ──► TERM ──► KILL ──► KEEPER
+       │                    │        │       ▲ │       │
+       │                    └────┬───┘       │ └───┬───┘
+       │                   LeaderExited      │  TreeGone
+       │                         ▼           │     ▼
+       └─LeaderExited─► LINGER ─► REST ──────┘   DRAIN ──► OVER
+                           └───────┴──TreeGone─────▲
 
 - EOF (agents only): stdin is closed; reading goes on, so that a child blocked on a full pipe can move.
 - TERM: to the leader's group, so that it can clean up in its own order. `grace` is counted once, from here.
 - REST: the leader is gone; TERM to what is left of the tree, inside the same grace.
 - LINGER: the leader left of its own accord; the rest may finish what it is writing (`cmd > >(tee log)`).
 - KILL: the tree is frozen and killed. The keeper reports the tree gone, or who is left; if it does not report in time
-  the keeper itself is wedged and gets killed, and the zygote finishes its work.
+  the keeper itself is wedged and gets killed (KEEPER), and the zygote finishes its work.
 - DRAIN: the tree is gone; what is still in the pipes is read, for a bounded time.
 
 Each timer names the phase it was started in. One that fires in another phase is stale, and ignored.

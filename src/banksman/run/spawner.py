@@ -266,8 +266,9 @@ def _start(fingerprint: object, plan_text: str) -> Zygote:
     if os.readlink("/proc/self") != str(os.getpid()):
         hint = "mount one: mount -t proc proc /proc, or unshare --mount-proc"
         raise MachineError("/proc belongs to another pid namespace than this program", hint=hint)
-    # An interpreter that finds its libraries by this variable needs it; nothing else of the environment matters.
-    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    # An interpreter that finds its libraries by this variable needs it; nothing else of the environment matters. With
+    # its symbols bound at once no keeper writes to the pages where they are.
+    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ} | {"LD_BIND_NOW": "1"}
     try:
         ours, theirs = socketpair()
     except OSError as exc:

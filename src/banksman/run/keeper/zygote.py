@@ -21,9 +21,9 @@ import time
 
 from banksman.run import system
 from banksman.run.keeper import wire
-from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, be_keeper, be_spare
+from banksman.run.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX, be_keeper, be_spare, rehearse
 from banksman.run.keeper.plumbing import close_all_but, milliseconds_until, stay_deaf, wake_on_child
-from banksman.run.keeper.spawn import set_soft_nofile
+from banksman.run.keeper.spawn import SpawnFailed, set_soft_nofile
 from banksman.run.keeper.sweep import SIGKILL, Sweep
 from banksman.run.keeper.tree import descendants, survey
 
@@ -59,6 +59,10 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
         os._exit(0)
     system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
     system.prctl(system.PR_SET_NAME, b"banksman-zygote")
+    try:
+        rehearse(host)
+    except (OSError, SpawnFailed):
+        pass  # No such program here, or no room. It would only have made the keepers smaller.
     # A collection in a keeper would write to every page it shares with us.
     gc.collect()
     gc.disable()
