@@ -56,7 +56,7 @@ def leaves_nothing() -> Iterator[None]:
     assert not left, f"processes left behind: {left}"
     assert set(threading.enumerate()) <= threads
     more = _fds() - fds
-    assert len(_fds()) <= len(fds), f"fds left behind: {more}"
+    assert not more, f"fds left behind: {more}"
 
 
 def _fds() -> set[str]:

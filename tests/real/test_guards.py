@@ -194,3 +194,218 @@ with frozen(spare if WORDS[0] == "spare" else zygote):
 """
     )
     assert_said(run_program(code, marker, who), marker, "True True True\n")
+
+
+# -- guards that are killed ------------------------------------------------------------------------------------------
+def test_a_keeper_that_dies_while_it_starts_the_command_does_not_invite_a_blind_retry(marker: str) -> None:
+    """The command may have run, and done half of its work: only the caller can know whether twice is once too often.
+
+    Once for certain before the keeper has said that it started (it fails right after), and as a command would do it.
+    """
+    code = """
+from banksman.run.spawner import spawner
+CALL_OF_THE_KEEPER_AFTER_ITS_SPAWN = "keeper:pidfd_open:1:12:"
+
+async def attempt(*argv):
+    try:
+        done = await banksman.execute(argv, timeout=20)
+        return done.survivors == ()
+    except banksman.MachineError as exc:
+        return "may have run" in str(exc) and "look before you try again" in exc.hint
+
+async def main():
+    for _ in range(10):
+        assert await attempt("sh", "-c", "kill -9 $PPID; sleep 50", MARKER)
+        assert alive(MARKER) == [os.getpid()]
+    assert banksman.shutdown()
+    spawner.plan_text = CALL_OF_THE_KEEPER_AFTER_ITS_SPAWN
+    try:
+        await banksman.execute(child("stay()", MARKER))
+    except banksman.MachineError as exc:
+        print(exc)
+    assert alive(MARKER) == [os.getpid()]
+
+asyncio.run(main())
+"""
+    expected = "the keeper died while it started the command, which may have run"
+    hint = "nothing of it is left; look before you try again"
+    assert_said(run_program(code, marker), marker, f"{expected} ({hint})\n")
+
+
+def test_the_tree_of_a_lost_keeper_has_its_whole_time_though_an_older_orphan_cannot_be_ended(
+    marker: str, tmp_path: Path
+) -> None:
+    """The zygote has looked for the first tree's orphan until its time was up. The second tree is another matter: it
+    must be ended, seen to end, and not be reported as surviving in the very moment it was found.
+
+    The orphan is somebody else's process, and the zygote a root without CAP_KILL, whose five seconds are made one.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    python = tmp_path / "python"
+    python.write_text(f"""#!{sys.executable} -IS
+import sys
+sys.path.append(sys.argv[3].rsplit("/banksman/", 1)[0])
+from banksman.run.keeper import zygote
+zygote.SWEEP_SECONDS_MAX = 1.0
+zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
+""")
+    python.chmod(0o700)
+    code = """
+import ctypes
+argvs = [child('''
+if fork() == 0:
+    os.setresuid(65534, 65534, 65534)
+    say("ready", os.getpid())
+stay()
+''', MARKER), child("for _ in range(30): fork() or stay()\\nsay('ready')\\nstay()", MARKER)]
+sys.executable = WORDS[0]
+PR_CAPBSET_DROP, CAP_KILL = 24, 5
+assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
+
+async def main():
+    host = banksman.Host()
+    first, second = [await host.start(argv, drain=0.1) for argv in argvs]
+    orphan = int((await wait_said(first, "\\n")).split()[1])
+    await wait_said(second, "ready")
+    results = []
+    for command in (first, second):
+        os.kill(parent_of(command.pid), signal.SIGKILL)
+        done = await command.wait()
+        print(done.signal, [survivor.pid == orphan for survivor in done.survivors])
+    # We have what our zygote has not: it was taken from programs only that we start.
+    os.kill(orphan, signal.SIGKILL)
+    await host.close()
+
+asyncio.run(main())
+"""
+    assert_said(run_program(code, marker, python), marker, "9 [True]\n9 [True]\n")
+
+
+# -- guards that are late, or find the host late ---------------------------------------------------------------------
+async def test_a_sweep_of_many_is_told_whole_to_a_host_that_reads_nothing_meanwhile(
+    marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hundred names do not fit into the socket, and the loop is busy until all of them are dead. The last word
+    is behind the names; a keeper that gave it up would leave the host to fear that everybody survived."""
+
+    def narrow() -> tuple[Any, Any]:
+        ours, theirs = socketpair()
+        # Room for two of the messages at most; with the usual room it would take a thousand processes.
+        theirs.setsockopt(1, 7, 16384)
+        return ours, theirs
+
+    monkeypatch.setattr(process_module, "socketpair", narrow)
+    code = """
+for _ in range(300):
+    if fork() == 0:
+        os.setsid()
+        stay()
+say("ready")
+stay()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=0.5)
+        await wait_said(command, "ready")
+        command.stop_nowait(at_once=True)
+        wait_until(lambda: alive(marker) == [], "the end of the tree, with the loop blocked all the while")
+        done = await command.wait()
+    assert (done.ended, done.signal, done.survivors) == (Ended.STOPPED, signal.SIGKILL, ())
+    assert len({swept.pid for swept in done.swept}) == 300
+
+
+@pytest.mark.parametrize("word", [wire.TERM, wire.REST])
+def test_a_rung_that_comes_after_the_kill_does_not_continue_a_frozen_tree(word: str) -> None:
+    """A host that was late says TERM when the keeper is already killing. With TERM goes CONT, and what was frozen, so
+    that it could not run away, would run again. In the real thing that moment is too short to be hit."""
+    keeper, said = _bare_keeper()
+    keeper._phase = KILLING  # pyright: ignore[reportPrivateUsage]
+    keeper._obey((word, 5.0))  # pyright: ignore[reportPrivateUsage]
+    assert said == []
+    assert keeper._deadline is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_rung_before_the_kill_is_obeyed() -> None:
+    """Or the test above would see nothing because there is nothing to see."""
+    keeper, said = _bare_keeper()
+    keeper._obey((wire.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
+    assert said == [signal.SIGTERM, signal.SIGCONT]
+
+
+def _bare_keeper() -> tuple[Keeper, list[int]]:
+    """A keeper without a tree, and the signals it would have sent."""
+    said: list[int] = []
+
+    class Bare(Keeper):
+        _phase = "running"
+        _deadline = None
+        _is_empty = False
+
+        def __init__(self) -> None:
+            self._sweep: Any = self
+
+        def term(self) -> None:
+            said.append(signal.SIGTERM)
+
+        def _signal(self, number: int, to_group: bool) -> None:
+            said.append(number)
+
+        def _reap(self) -> None:
+            pass
+
+        def _report_names(self) -> None:
+            pass
+
+    return Bare(), said
+
+
+def test_a_process_that_is_let_go_by_another_thread_while_its_loop_closes_it() -> None:
+    """`shutdown` looks whether there is a control socket; by the time it uses it the loop has taken it away."""
+
+    class Closing(Process):
+        looks = 0
+
+        @property
+        def _control(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            self.looks += 1
+            return ours if self.looks == 1 else None
+
+    ours, theirs = socketpair()
+    closing = Closing.__new__(Closing)
+    closing.let_go()
+    assert theirs.recv(1) == b""
+    ours.close()
+    theirs.close()
+
+
+class Facts:
+    """Takes what a process tells, to be waited for."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[ProcessFact] = asyncio.Queue()
+
+    def __call__(self, fact: ProcessFact) -> None:
+        self._queue.put_nowait(fact)
+
+    async def wait(self, kind: type[Any], is_meant: Callable[[Any], bool] = lambda _fact: True) -> Any:
+        """The next fact of this kind; a keeper must not have acted before."""
+        while not (isinstance(fact := await self._queue.get(), kind) and is_meant(fact)):
+            assert not isinstance(fact, KeeperActed | Exited | TreeEnded), fact
+        return fact
+
+
+async def test_a_deadline_that_is_renewed_does_not_come_and_one_that_is_not_makes_the_keeper_act(marker: str) -> None:
+    """The keeper ends a command whose host falls silent; a host that lives tells it so before the deadline."""
+    facts = Facts()
+    code = "time.sleep(2); say('past'); stay()"
+    process = Process(prepare(child(code, marker)), stdin="null", grace=5, linger=0, deadline=1.0, on_fact=facts)
+    try:
+        await facts.wait(Started)
+        process.renew(30.0)
+        await facts.wait(BytesRead, lambda fact: b"past" in fact.data)
+        process.renew(0.1)
+        assert (await facts.wait(KeeperActed)).rung == "term"
+        assert (await facts.wait(Exited)).signal == signal.SIGTERM
+        assert (await facts.wait(TreeEnded)).survivors == ()
+    finally:
+        process.close()

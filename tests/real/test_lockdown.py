@@ -6,6 +6,7 @@ Each of these was a bug once. They change a whole process, so each is a program 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.real.helpers import REPOSITORY, alive, program, run_program
+from tests.real.helpers import REPOSITORY, alive, child, program, run_program, start
+
+import banksman
+from banksman import Host
+from banksman.run import host as host_module
 
 # A kernel that answers ENOSYS to close_range(), as those before 5.9 do and as some sandboxes do.
 NO_CLOSE_RANGE = """
@@ -305,3 +310,49 @@ def test_json_to_a_reader_that_is_gone_ends_in_silence_and_leaves_no_file(tmp_pa
         os.close(write_end)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
     assert list(tmp_path.iterdir()) == []
+
+
+# -- callers that do not do their part -------------------------------------------------------------------------------
+async def test_reports_that_nobody_takes_are_kept_up_to_a_bound_and_the_oldest_goes_first(
+    marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_module, "UNREPORTED_MAX", 3)
+    async with Host() as host:
+        commands = [await start(host, child("", marker)) for _ in range(3)]
+        assert caplog.records == []
+        commands.append(await start(host, child("", marker)))
+        for command in commands:
+            await command.wait()
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert commands[0].id in record.getMessage()
+        assert host.take_ended() == commands[1:]
+        assert host.take_ended() == []
+
+
+async def test_a_spill_file_that_somebody_deleted_is_a_gap_and_no_error(
+    marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever cleans up /tmp must not make `read` fail: head and tail are there, and what is not is counted."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "os.write(1, b'a' * 1000 + b'b' * 50_000 + b'c' * 1000)"
+    async with Host() as host:
+        command = await start(host, child(code, marker), output_bytes_max=2000)
+        done = await command.wait()
+        (file,) = tmp_path.iterdir()
+        assert done.stdout.file == str(file)
+        file.unlink()
+        head = await command.read()
+        tail = await command.read(after=head.next)
+    assert (head.data, head.next, head.missed, head.is_end) == (b"a" * 1000, 1000, 0, False)
+    assert (tail.data, tail.next, tail.missed, tail.is_end) == (b"c" * 1000, 52_000, 50_000, True)
+
+
+async def test_an_async_on_output_is_the_callers_error(marker: str) -> None:
+    """It would be called and never awaited: every piece of output lost, with no more than a warning."""
+
+    async def on_output(_stream: str, _data: bytes) -> None:
+        pass
+
+    with pytest.raises(banksman.UsageError, match="async"):
+        await banksman.execute(child("say('x')", marker), on_output=on_output)  # pyright: ignore[reportArgumentType]
