@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.real.helpers import REPOSITORY, alive, child, program, run_program, start
@@ -19,6 +22,8 @@ from tests.real.helpers import REPOSITORY, alive, child, program, run_program, s
 import banksman
 from banksman import Host
 from banksman.run import host as host_module
+from banksman.run.process import Process
+from banksman.run.spawner import socketpair
 
 # A kernel that answers ENOSYS to close_range(), as those before 5.9 do and as some sandboxes do.
 NO_CLOSE_RANGE = """
@@ -111,6 +116,31 @@ asyncio.run(main())
 """
     done = in_pid_namespace(program(code, marker), "--mount-proc")
     assert_said(done, marker, "['above was asked', 'below was asked', 'ready'] ['term', 'rest']\n")
+
+
+def test_a_command_that_mounts_something_over_proc_is_ended_like_any_other(marker: str) -> None:
+    """As a clean-up script does that believes to be in its chroot. Its guards must not lose sight of its tree."""
+    code = """
+COVER = '''
+import subprocess
+subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+assert os.listdir("/proc") == []
+be_deaf()
+fork() or os.setsid()
+say("ready")
+stay()
+'''
+
+async def main():
+    async with banksman.Host() as host:
+        command = await host.start(child(COVER, MARKER), grace=0.2)
+        await wait_said(command, "ready")
+        done = await command.stop()
+        print(done.signal, [MARKER in swept.command for swept in done.swept], done.survivors)
+
+asyncio.run(main())
+"""
+    assert_said(in_pid_namespace(program(code, marker), "--mount-proc"), marker, "9 [True] ()\n")
 
 
 # -- a program that locks itself down --------------------------------------------------------------------------------
@@ -220,6 +250,18 @@ asyncio.run(main())
     assert_said(done, marker, "0 50000\n9 1 ()\nTrue\n")
 
 
+def test_from_a_zip_it_says_what_it_needs_and_starts_nothing(tmp_path: Path) -> None:
+    """The zygote is started from a file. In a zip there is none, and "the zygote died, try again" would be no help."""
+    (tmp_path / "program").mkdir()
+    shutil.copytree(Path(banksman.__file__).parent, tmp_path / "program" / "banksman")
+    zipapp.create_archive(tmp_path / "program", tmp_path / "zipped", main="banksman.cli:main")
+    argv = [sys.executable, "-I", "-S", str(tmp_path / "zipped"), "exec", "--", "touch", str(tmp_path / "ran")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert "installed as files" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 # -- forks and loops -------------------------------------------------------------------------------------------------
 def test_a_fork_while_another_thread_takes_a_host_into_use_can_run_commands(marker: str) -> None:
     """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
@@ -286,6 +328,45 @@ hosts = [thing for thing in gc.get_objects() if isinstance(thing, banksman.Host)
 print(len(left) >= 5, [ref() for ref in left if ref() is not None], hosts)
 """
     assert_said(run_program(code, marker, whose, end), marker, "True [] []\n")
+
+
+def test_a_program_that_is_ending_starts_nothing_more(marker: str) -> None:
+    """A thread that is still at work would get a new zygote after the old one was ended and waited for, and its command
+    would outlive the program. Here it is an exit handler that comes after ours."""
+    early = "import atexit\natexit.register(lambda: late())\n"
+    code = """
+def late():
+    try:
+        asyncio.run(banksman.execute(child("stay()", MARKER), timeout=1))
+    except banksman.Refused as exc:
+        print(exc)
+
+asyncio.run(banksman.execute(child("", MARKER)))
+"""
+    interpreter, dash_c, source, *rest = program(code, marker)
+    argv = [interpreter, dash_c, early + source, *rest]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=90, check=False)
+    assert_said(done, marker, "the program is ending; it starts nothing more\n")
+
+
+def test_a_process_that_is_let_go_by_another_thread_while_its_loop_closes_it() -> None:
+    """`shutdown` looks whether there is a control socket; by the time it uses it the loop has taken it away."""
+
+    class Closing(Process):
+        looks = 0
+
+        @property
+        def _control(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            self.looks += 1
+            return ours if self.looks == 1 else None
+
+    ours, theirs = socketpair()
+    try:
+        Closing.__new__(Closing).let_go()
+        assert theirs.recv(1) == b""
+    finally:
+        ours.close()
+        theirs.close()
 
 
 # -- the command line ------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class Zygote:
         self._keepers: dict[int, int] = {}
         self._spare: Spare | None = None
         self._orphans: Orphans | None = None
+        self._orphans_reaped = 0
         self._poller = select.poll()
         for fd in (requests.fileno(), host, self._woken):
             self._poller.register(fd, select.POLLIN)
@@ -103,11 +104,16 @@ class Zygote:
         self._dismiss_spare()
 
     def _sweep_orphans(self, orphans: Orphans) -> None:
+        self._reap()
+        reaped_before = self._orphans_reaped
         if orphans.sweep(self._guards()):
-            # Whoever died last may have died after we last reaped, and its end is part of the report. If that shows
-            # another keeper lost, its orphans come first.
+            # There is no proof by ECHILD here, since the keepers are our children as well. But this is one too: whoever
+            # escaped the look was born during it, and had a parent that ended during it, which is then a zombie of ours
+            # (or had such a parent itself). So if nobody is left to reap after a look that saw nobody, there is nobody.
             self._reap()
-            if not orphans.is_due():
+            is_proven = self._orphans_reaped == reaped_before
+            # Due again at once: another keeper was lost meanwhile, and its orphans come first.
+            if is_proven and not orphans.is_due():
                 orphans.report([])
                 self._orphans = None
 
@@ -229,6 +235,7 @@ class Zygote:
                 self._spare.orders.close()
                 self._spare = None
             elif control is None:
+                self._orphans_reaped += 1
                 statuses[pid] = status
             elif status == 0:
                 system.close(control)
@@ -280,8 +287,6 @@ class Orphans:
         self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
         try:
             found = self._sweep.kill(but=guards)
-            # There is no proof by ECHILD here, since the keepers are our children as well. A look at all of /proc that
-            # finds nobody is the best there is; it is taken after the last death was seen.
             left = descendants(os.getpid(), near=False, but=guards)
         except OSError:
             return False  # No room to look; there may be in the next round.
