@@ -80,10 +80,11 @@ class Process:
         self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
         try:
-            # No fork of the program may fall between the making of an fd and its being known.
+            # No fork of the program may fall between the making of an fd and its being known, nor between its being
+            # forgotten and its being closed.
             with spawner.fork_lock:
                 self._open(launch, stdin, grace, linger, deadline)
-            self._ask()
+                self._ask()
         except BanksmanError:
             self.close()
             raise
@@ -151,7 +152,8 @@ class Process:
         if self._is_over:
             return
         try:
-            self._ask()
+            with spawner.fork_lock:
+                self._ask()
         except BanksmanError as exc:
             self._fail(exc)
         except OSError as exc:
@@ -307,11 +309,12 @@ class Process:
             return
         self._is_over = True
         self._cancel_start_timer()
-        self._stop_waiting()
-        self._hang_up()
-        if self._streams is not None:
-            self._streams.close()
-        self._close_theirs()
+        with spawner.fork_lock:
+            self._stop_waiting()
+            self._hang_up()
+            if self._streams is not None:
+                self._streams.close()
+            self._close_theirs()
 
     def let_go(self) -> None:
         """From any thread: tell the keeper that nobody will tell it anything more. What it reports is still heard."""

@@ -130,8 +130,8 @@ class Spawner:
         # Serialises `shutdown`, and is held while it waits: whoever comes second must not be told that all is gone
         # while the first is still seeing to it. Taken before `_lock`, never inside it.
         self._shutdown_lock = threading.RLock()
-        # Held while a process makes its fds, and by a fork of the program: whoever forks finds all of them known. Taken
-        # before any other.
+        # Held while fds are made or closed, and by a fork of the program, which thus finds all of them known and open.
+        # Taken before any other.
         self.fork_lock = threading.RLock()
         self._zygote: Zygote | None = None
         self._retired: list[Zygote] = []
@@ -144,7 +144,7 @@ class Spawner:
 
     def spawn(self, order: bytes | None, fds: list[int], fingerprint: object) -> Zygote:
         """Hand an order to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
-        with self._lock:
+        with self.fork_lock, self._lock:
             self._reap_retired()
             message = wire.encode(wire.SPAWN, len(fds), order)
             zygote = self._current(fingerprint)
@@ -164,7 +164,7 @@ class Spawner:
             self._children.add(child)
 
     def current(self, fingerprint: object) -> Zygote:
-        with self._lock:
+        with self.fork_lock, self._lock:
             return self._current(fingerprint)
 
     def release(self, child: Child, zygote: Zygote | None) -> None:
