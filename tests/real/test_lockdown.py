@@ -266,8 +266,10 @@ def test_from_a_zip_it_says_what_it_needs_and_starts_nothing(tmp_path: Path) -> 
 def test_a_fork_while_another_thread_takes_a_host_into_use_can_run_commands(marker: str) -> None:
     """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
     code = """
+import warnings
 from banksman.run import host
 
+warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 holds, may_go = threading.Event(), threading.Event()
 
 def hold():
