@@ -118,6 +118,28 @@ asyncio.run(main())
     assert_said(done, marker, "['above was asked', 'below was asked', 'ready'] ['term', 'rest']\n")
 
 
+def test_after_pids_have_wrapped_around_every_one_of_the_tree_is_named(marker: str) -> None:
+    """The leader and its child have pids below their keeper's, and are in one group: killed by group before anybody has
+    looked there, the child would go unnamed."""
+    code = """
+async def main():
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write("20000")
+    await banksman.execute(["true"])  # Its keeper is gone; the one in reserve has a pid above 20000.
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write("500")
+    async with banksman.Host() as host:
+        command = await host.start(child("pid = fork()\\nif pid: say(pid)\\nstay()", MARKER))
+        pid = int((await command.read()).text)
+        assert parent_of(command.pid) > 20000 > command.pid
+        done = await command.stop(at_once=True)
+        print([process.pid for process in done.swept] == [pid], done.survivors)
+
+asyncio.run(main())
+"""
+    assert_said(in_pid_namespace(program(code, marker), "--mount-proc"), marker, "True ()\n")
+
+
 def test_a_command_that_mounts_something_over_proc_is_ended_like_any_other(marker: str) -> None:
     """As a clean-up script does that believes to be in its chroot. Its guards must not lose sight of its tree."""
     code = """

@@ -352,12 +352,16 @@ class Keeper:
         now = time.monotonic()
         if self._is_empty or now < self._next_round:
             return
+        can_look = True
         try:
             found = self._sweep.kill()
         except OSError:
-            found = True  # No room to look. There may be in the next round, and only ECHILD ends this.
-        # By number too, which is safe until the leader is reaped: whatever /proc shows, the leader and its group go.
-        self._signal(SIGKILL, to_group=True)
+            # No room to look, or nothing to look at. There may be in the next round, and only ECHILD ends this.
+            found, can_look = True, False
+        if not (found and can_look):
+            # By number, which is safe until the leader is reaped: whatever /proc shows, the leader and its group go.
+            # Only after a look, or those in the group would go unnamed.
+            self._signal(SIGKILL, to_group=True)
         self._report_names()
         self._reap()
         now = time.monotonic()

@@ -72,6 +72,10 @@ class Sweep:
         self.denied = {}
         try:
             self._freeze(held, but)
+            if not held and self._near:
+                # Nothing near: whatever is left has a pid below ours, so from now on look everywhere.
+                self._near = False
+                self._freeze(held, but)
         except OSError as exc:
             # Out of fds, most likely. Those that are held get killed below and give their fds back; the next round
             # finds the others.
@@ -84,12 +88,9 @@ class Sweep:
                 except OSError:
                     pass  # Gone between the two signals.
                 system.close(fd)
-        if not held:
-            if not self._near and not self.denied and not but and time.monotonic() >= self._ask_all_at:
-                self._ask_all_at = time.monotonic() + ENUMERATE_SECONDS_BETWEEN
-                return self._kill_unseen()
-            # Nothing near: whatever is left has a pid below ours, so from now on look everywhere.
-            self._near = False
+        if not held and not self.denied and not but and time.monotonic() >= self._ask_all_at:
+            self._ask_all_at = time.monotonic() + ENUMERATE_SECONDS_BETWEEN
+            return self._kill_unseen()
         return bool(held)
 
     def _freeze(self, held: dict[int, int], but: Container[int]) -> None:

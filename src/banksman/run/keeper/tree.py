@@ -149,10 +149,14 @@ _WHY = {"D": "in uninterruptible sleep", "Z": "dead, but its tracer has not let 
 def survey(root: int, denied: dict[Member, str], *, but: Container[int] = ()) -> list[tuple[int, str, str]]:
     """Who is left, and why: pid, command, reason. Never empty: whoever calls this has no proof that the tree is."""
     left: list[tuple[int, str, str]] = []
-    for pid, _parent, state, start in family([root], census(root, near=False), but=but)[:SURVIVORS_MAX]:
+    try:
+        rows = family([root], census(root, near=False), but=but)[:SURVIVORS_MAX]
+    except OSError:
+        rows = []  # No room to look: somebody is there, and that is all we know.
+    for pid, _parent, state, start in rows:
         if (pid, start) in denied:
             why = "not ours to signal"
         else:
             why = _WHY.get(state, "still dying")
         left.append((pid, name_of(pid), why))
-    return left or [(0, "", "hidden from /proc")]
+    return left or [(0, "", "not to be seen in /proc")]
