@@ -109,6 +109,17 @@ def above_stdio(fd: int) -> int:
         close(fd)
 
 
+def has_memory(pid: int) -> bool:
+    """False for one that is ending: what it ran is not known any more."""
+    try:
+        os.readlink(f"{pid}/exe" if proc_fd >= 0 else f"/proc/{pid}/exe", dir_fd=proc_fd if proc_fd >= 0 else None)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # Somebody else's, whose link we may not read.
+    return True
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 fork = os.fork
 posix_spawn = os.posix_spawn

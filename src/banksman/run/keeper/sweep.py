@@ -135,7 +135,7 @@ class Sweep:
         # A child that /proc shows as a zombie is dead; its tracer has it. One that it does not show at all is meant.
         children = [pid for pid in enumerate_children() if read_stat(pid) is None]
         for pid in children:
-            self._name((pid, 0))
+            self.names[pid, 0] = "(hidden)"
             try:
                 system.kill(pid, SIGKILL)
             except OSError:
@@ -144,4 +144,6 @@ class Sweep:
 
     def _name(self, member: Member) -> None:
         if member not in self.names and len(self.names) < NAMES_MAX:
-            self.names[member] = name_of(member[0])
+            name = name_of(member[0])
+            if name:  # Else it was ending by itself when we met it.
+                self.names[member] = name

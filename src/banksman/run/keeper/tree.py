@@ -52,9 +52,12 @@ def read_stat(pid: int) -> tuple[int, str, int] | None:
 
 
 def name_of(pid: int) -> str:
-    """The command line of a process, for people; cut, and empty if it is gone."""
+    """The command line of a process, for people; cut. Empty if it is gone, or ending: it has no memory any more."""
     try:
         data = system.read_proc(f"{pid}/cmdline", NAME_BYTES_MAX)
+        if not data and system.has_memory(pid):
+            # It has made its argv empty. It still has a name.
+            return f"[{system.read_proc(f'{pid}/comm', 64).decode('utf-8', 'replace').strip()}]"
     except OSError:
         return ""
     return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
