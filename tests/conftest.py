@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 import threading
 import time
 import uuid
@@ -18,6 +19,14 @@ from banksman.run.spawner import spawner
 GONE_SECONDS_MAX = 10.0
 # The zygote and the keeper it has in reserve are there as long as the program is.
 KNOWN = ("banksman-zygote", "banksman-spare")
+
+
+def pytest_configure() -> None:
+    """Hear every signal: run in the background (nohup, a shell's &) we are started with some of them ignored, and so
+    would be every program that a test starts and signals."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)
