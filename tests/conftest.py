@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -45,6 +45,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(run())
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI nothing is skipped: what this machine cannot show is a failure there, and not a line nobody reads."""
+    report = yield
+    if report.skipped and "CI" in os.environ:
+        report.outcome = "failed"
+    return report
 
 
 @pytest.fixture
