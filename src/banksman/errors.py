@@ -1,8 +1,9 @@
 """The errors, by who must act.
 
-`UsageError`: you, the caller. `CommandError`: the command that was run. `Refused`: Banksman, on purpose.
-`MachineError`: whoever runs the machine (no fds, no memory, no room for another process). Each carries a `hint` that
-says what to do. An expected ending of a command (a non-zero code, a timeout) is a value and never one of these.
+`UsageError`: you, the caller. `CommandError`: the command that was run; `AgentError`: the agent. `Refused`: Banksman, on
+purpose. `StoreError`: whoever keeps the log. `MachineError`: whoever runs the machine (no fds, no memory, no room for
+another process). Each carries a `hint` that says what to do. An expected ending (a non-zero code, a timeout, a turn that
+was interrupted) is a value and never one of these.
 """
 
 from __future__ import annotations
@@ -42,6 +43,30 @@ class CommandError(BanksmanError):
 
 class Refused(BanksmanError):
     """Banksman declined, on purpose: the host is closing, a write's deadline has passed."""
+
+
+class QueueFull(Refused):
+    """So many asks are waiting in this session already."""
+
+
+class Busy(Refused):
+    """The session is at work, and the ask said `on_busy="reject"`."""
+
+
+class NotOwner(Refused):
+    """Another writer has the session: a newer claim, or another host."""
+
+
+class Closed(Refused):
+    """The session or its host is closed, or is being closed."""
+
+
+class AgentError(BanksmanError):
+    """The agent failed: it could not be started, it died, it said so."""
+
+
+class StoreError(BanksmanError):
+    """The log could not be written: the disk, or the cluster."""
 
 
 class MachineError(BanksmanError, OSError):

@@ -1,0 +1,1 @@
+"""How each family of agents speaks: line ↔ meaning, as pure functions."""

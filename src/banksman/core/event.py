@@ -1,0 +1,74 @@
+"""What a session's log holds: entries as they are written, events as they are read.
+
+An entry is one durable line: the turn it belongs to, its kind, and its data. For the agent's own frames the data is the
+line itself, byte for byte; for our own kinds it is a JSON object. Entries are plain tuples and are written in chunks
+that share session, epoch and time, because this is the one path that every token of every agent takes. An event is an
+entry with its place; it is made when somebody reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+# turn id or None, kind, data
+Entry = tuple[str | None, str, bytes]
+
+UPDATE = "update"  # a frame from the agent
+SENT = "sent"  # a frame to the agent
+TURN_QUEUED = "turn.queued"
+TURN_STARTED = "turn.started"
+TURN_INTERRUPTED = "turn.interrupted"
+TURN_REQUEUED = "turn.requeued"
+TURN_ENDED = "turn.ended"
+QUEUE_CHANGED = "queue.changed"
+PROCESS_STARTED = "process.started"
+PROCESS_EXITED = "process.exited"
+PROCESS_SWEPT = "process.swept"
+QUESTION_ASKED = "question.asked"
+QUESTION_ANSWERED = "question.answered"
+SESSION_OPENED = "session.opened"
+SESSION_CONTEXT_LOST = "session.context_lost"
+SESSION_CLOSED = "session.closed"
+CLOCK_WARNING = "clock.warning"
+# Made for one reader, never stored: it says which events are no longer there.
+STREAM_GAP = "stream.gap"
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event of one session. `seq` counts from 1, dense, across epochs; a `stream.gap` has none (0)."""
+
+    session: str
+    epoch: int
+    seq: int
+    at: float
+    turn: str | None
+    kind: str
+    data: bytes
+
+    @property
+    def cursor(self) -> str:
+        return f"{self.epoch}.{self.seq}"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Our own kinds, decoded. The agent's frames are not JSON objects of ours: see `frame`."""
+        return {} if self.is_frame else cast("dict[str, Any]", _decoder.decode(self.data))
+
+    @property
+    def frame(self) -> bytes | None:
+        """The line that the agent said, or was told; None for our own kinds."""
+        return self.data if self.is_frame else None
+
+    @property
+    def is_frame(self) -> bool:
+        return self.kind in (UPDATE, SENT)
+
+
+def entry(turn: str | None, kind: str, /, **body: object) -> Entry:
+    """An entry of one of our own kinds."""
+    return turn, kind, _encoder.encode(body)

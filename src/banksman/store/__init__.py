@@ -1,0 +1,1 @@
+"""Where the log of a session is kept: one protocol, several engines."""
