@@ -1,9 +1,9 @@
 """The errors, by who must act.
 
-`UsageError`: you, the caller. `CommandError`: the command that was run; `AgentError`: the agent. `Refused`: Banksman, on
-purpose. `StoreError`: whoever keeps the log. `MachineError`: whoever runs the machine (no fds, no memory, no room for
-another process). Each carries a `hint` that says what to do. An expected ending (a non-zero code, a timeout, a turn that
-was interrupted) is a value and never one of these.
+`UsageError`: you, the caller. `CommandError`: the command that was run; `AgentError`: the agent. `Refused`: Banksman,
+on purpose. `StoreError`: whoever keeps the log. `MachineError`: whoever runs the machine (no fds, no memory, no room
+for another process). Each carries a `hint` that says what to do. An expected ending (a non-zero code, a timeout, a turn
+that was interrupted) is a value and never one of these.
 """
 
 from __future__ import annotations

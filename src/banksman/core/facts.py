@@ -1,6 +1,7 @@
 """What the world tells the core about a process: frozen values, past tense.
 
-Times (`at`) are seconds of the machine's monotonic clock. A fact names its subject where there could be two.
+Times (`at`) are seconds of the machine's monotonic clock. A fact names its subject where there could be two. What it
+tells about a session is in `session_facts`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Log(Protocol):
         """Become the writer: the new epoch. What the writer before still appends is refused from here on."""
         ...
 
-    def append(
+    def append(  # noqa: PLR0917
         self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
     ) -> None:
         """Write `entries` as the events after `expected_seq`, at wall time `at`. See the module."""

@@ -1,0 +1,207 @@
+"""What callers want of a session: to ask, to withdraw, to interrupt, to reorder, to hold, to answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from banksman.core import arbiter, ending
+from banksman.core import event as kinds
+from banksman.core.arbiter import Hold
+from banksman.core.outcome import By, Kind, Receipt
+from banksman.core.session_facts import (
+    Accept,
+    EndHold,
+    GiveReceipt,
+    QuestionAnswered,
+    Reject,
+    Timer,
+)
+from banksman.core.state import Mode, ProcessPhase, Session, Store
+from banksman.core.turn import Ask, Cause, Phase, Turn, queued
+from banksman.core.work import Work
+from banksman.errors import BanksmanError, Busy, Closed, QueueFull
+
+
+def ask(work: Work, ask: Ask) -> None:
+    state = work.state
+    refusal = _refusal(state, ask)
+    if refusal is not None:
+        work.do(Reject(ask.id, refusal))
+        return
+    if ask.hold is not None:
+        # Inside a hold an ask has the hold's class. A hold that has ended no longer lends it.
+        if state.hold is not None and state.hold.id == ask.hold:
+            ask = replace(ask, priority=state.hold.priority)
+            work.watch_hold()
+        else:
+            ask = replace(ask, hold=None)
+    if ask.on_busy == "steer" and _steer(work, ask):
+        return
+    _log_queued(work, ask)
+    joined = arbiter.collect(state.queue, ask) if ask.on_busy == "collect" else None
+    if joined is not None:
+        work.set(queue=joined)
+    else:
+        work.set(queue=arbiter.enqueue(state.queue, queued(ask)))
+        if ask.on_busy == "collect":
+            work.set(collecting=(*state.collecting, ask.id))
+            work.start_timer(state.config.collect_seconds, Timer.COLLECT, ask.id)
+    work.after_commit(Accept(ask.id))
+    _make_room_for(work, ask.priority, is_interrupting=ask.on_busy == "interrupt")
+
+
+def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
+    if state.store is not Store.WORKING:
+        assert state.store_error is not None
+        return state.store_error
+    if state.mode is not Mode.OPEN:
+        return Closed("the session is being closed and takes nothing new", hint="open another", turn=ask.id)
+    if ask.on_busy == "reject" and state.is_busy and (state.hold is None or ask.hold != state.hold.id):
+        return Busy("the session is busy", hint='on_busy="enqueue" waits', turn=ask.id)
+    if ask.on_busy == "steer" and not state.config.dialect.can_steer:
+        raise AssertionError("the shell refuses to steer an agent that cannot")
+    if arbiter.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:
+        return QueueFull(f"{state.config.queue_max} asks are waiting", hint="try again later", turn=ask.id)
+    return None
+
+
+def _dispensable(state: Session, ask: Ask) -> Turn | None:
+    return arbiter.dispensable(state.queue, ask.priority) if state.config.when_full == "drop" else None
+
+
+def _log_queued(work: Work, ask: Ask) -> None:
+    state = work.state
+    if arbiter.count(state.queue) >= state.config.queue_max:
+        dropped = _dispensable(state, ask)
+        assert dropped is not None
+        drop(work, dropped, Kind.REFUSED, QueueFull("its place was needed for a more urgent ask"))
+    work.log(
+        ask.id,
+        kinds.TURN_QUEUED,
+        ref=ask.ref,
+        prompt=ask.prompt,
+        priority=ask.priority,
+        on_busy=ask.on_busy,
+        on_preempt=ask.on_preempt,
+        key=ask.key,
+    )
+
+
+def _steer(work: Work, ask: Ask) -> bool:
+    """Add a prompt to the open turn, if there is one that can take it."""
+    state = work.state
+    turn = state.turn
+    if turn is None or turn.phase is not Phase.RUNNING or turn.boundary is not None or turn.settled is not None:
+        return False
+    if state.own is not None or state.process.phase is not ProcessPhase.READY:
+        return False
+    _log_queued(work, ask)
+    work.log(ask.id, kinds.TURN_STARTED, into=turn.id, attempt=1)
+    work.set_turn(replace(turn, steered=(*turn.steered, ask)))
+    work.send(turn.id, state.config.dialect.prompt(ask.ref, ask.prompt))
+    work.after_commit(Accept(ask.id))
+    return True
+
+
+def _make_room_for(work: Work, priority: int, *, is_interrupting: bool = False) -> None:
+    """Interrupt what runs if it is less urgent; `is_interrupting`: or equally urgent, because the ask says so."""
+    for turn in (work.state.own, work.state.turn):
+        if turn is None:
+            continue
+        if is_interrupting and arbiter.may_interrupt(priority, turn.priority):
+            ending.stop(work, turn, Cause.INTERRUPT)
+        elif arbiter.preempts(priority, turn.priority):
+            ending.stop(work, turn, Cause.PREEMPT)
+
+
+def withdraw(work: Work, id: str) -> None:
+    if _withdraw_queued(work, id):
+        return
+    turn = work.state.turn
+    if turn is not None and any(ask.id == id for ask in turn.asks):
+        if turn.phase is Phase.STARTING and len(turn.asks) == 1:
+            ending.end(work, turn, Kind.WITHDRAWN, By.WITHDRAWN)  # The grant passes on.
+        elif len(turn.asks) == 1:
+            ending.stop(work, turn, Cause.INTERRUPT)
+        # One of several that share a turn vanished: the others still want it, and its outcome is theirs.
+
+
+def _withdraw_queued(work: Work, id: str) -> bool:
+    turn = arbiter.find(work.state.queue, id)
+    if turn is None:
+        return False
+    ask = next(ask for ask in turn.asks if ask.id == id)
+    rest = tuple(other for other in turn.asks if other is not ask)
+    if rest:
+        # One of several that were collected: the turn is the others', under the first one's name.
+        first, *others = rest
+        kept = replace(turn, id=first.id, ask=first, joined=tuple(others))
+        work.set(
+            queue=tuple(kept if waiting is turn else waiting for waiting in work.state.queue),
+            collecting=tuple(first.id if other == turn.id else other for other in work.state.collecting),
+        )
+        if first.id in work.state.collecting:
+            work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
+    else:
+        take_out(work, turn)
+    ending.end_queued(work, ask, Kind.WITHDRAWN)
+    return True
+
+
+def take_out(work: Work, turn: Turn | Hold) -> None:
+    work.set(
+        queue=arbiter.remove(work.state.queue, turn.id),
+        collecting=tuple(other for other in work.state.collecting if other != turn.id),
+    )
+
+
+def drop(work: Work, turn: Turn, kind: Kind, error: BanksmanError) -> None:
+    take_out(work, turn)
+    for ask in turn.asks:
+        ending.end_queued(work, ask, kind, error=error)
+
+
+def interrupt(work: Work, id: str, interrupt: str) -> None:
+    state = work.state
+    if _withdraw_queued(work, id):
+        ids = tuple(ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
+        receipt = Receipt(stopped=True, by=By.WITHDRAWN, queued=tuple(other for other in ids if other != id))
+        work.after_commit(GiveReceipt(interrupt, receipt))
+        return
+    for turn in (state.own, state.turn):
+        if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
+            noted = replace(turn, interrupts=(*turn.interrupts, interrupt))
+            work.set_turn(noted)
+            ending.stop(work, noted, Cause.INTERRUPT)
+            return
+    work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
+
+
+def move(work: Work, id: str, before: str | None) -> None:
+    queue = arbiter.move(work.state.queue, id, before)
+    if queue != work.state.queue:
+        work.set(queue=queue)
+        work.log(id, kinds.QUEUE_CHANGED, before=before)
+
+
+def hold(work: Work, hold: Hold) -> None:
+    if not work.is_open:
+        work.do(EndHold(hold.id, Closed("the session is being closed", hint="open another")))
+        return
+    work.set(queue=arbiter.enqueue(work.state.queue, hold))
+    _make_room_for(work, hold.priority)
+
+
+def release(work: Work, id: str) -> None:
+    if work.state.hold is not None and work.state.hold.id == id:
+        work.cancel_timer(Timer.HOLD, f"{id}#{work.state.hold_asks}")
+        work.set(hold=None)
+    else:
+        work.set(queue=arbiter.remove(work.state.queue, id))
+
+
+def answer(work: Work, fact: QuestionAnswered) -> None:
+    question = next((q for q in work.state.questions if q.id == fact.question), None)
+    if question is not None:
+        work.send(question.turn, work.state.config.dialect.answer(question.id, fact.decision))
+        work.forget_question(question.id, "answered")

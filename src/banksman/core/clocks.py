@@ -1,0 +1,124 @@
+"""The named watchdogs of a turn, as values. Each says what it watches, and ends the turn when that is missing too long.
+
+- `bytes`: no output at all. Stands still while a tool runs or a question waits.
+- `progress`: no meaningful frame. Stands still while a tool runs or a question waits.
+- `tool`: a tool runs. Stands still while a question waits.
+- `human`: a question waits. All others stand still then.
+- `overall`: the whole turn, but for the time in which a question waits.
+
+`start` watches a process and not a turn; the session arms it. A clock that has seen half its time warns once; what it
+watches for, when it happens, winds it up again. Nothing is armed per frame: one timer per turn fires when the next
+clock could be due, and looks again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+class Name(enum.StrEnum):
+    START = "start"
+    BYTES = "bytes"
+    PROGRESS = "progress"
+    TOOL = "tool"
+    HUMAN = "human"
+    OVERALL = "overall"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    name: Name
+    seconds: float
+    # When it was wound up. While it stands still, the time that had passed is kept instead.
+    since: float
+    passed: float | None = None
+    has_warned: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.passed is None
+
+    def elapsed(self, at: float) -> float:
+        return at - self.since if self.passed is None else self.passed
+
+    # Both compare with the very number that the timer is set to: a difference could round to just before it, for ever.
+    def is_half_through(self, at: float) -> bool:
+        return self.is_running and at >= self.since + self.seconds / 2
+
+    def has_run_out(self, at: float) -> bool:
+        return self.is_running and at >= self.since + self.seconds
+
+    def next_at(self) -> float | None:
+        """When it could next have something to say."""
+        if not self.is_running:
+            return None
+        return self.since + (self.seconds if self.has_warned else self.seconds / 2)
+
+
+Clocks = tuple[Clock, ...]
+
+
+def wound(limits: Mapping[str, float | None], at: float) -> Clocks:
+    """The clocks of a turn that starts now; the ones that watch a tool or a question stand still."""
+    return tuple(
+        Clock(name, seconds, at, passed=0.0 if name in (Name.TOOL, Name.HUMAN) else None)
+        for name in Name
+        if name is not Name.START and (seconds := limits.get(name)) is not None
+    )
+
+
+def wind(clocks: Clocks, at: float, *names: Name) -> Clocks:
+    """What these watch for has happened."""
+    if not any(clock.name in names for clock in clocks):
+        return clocks
+    return tuple(
+        replace(clock, since=at, passed=None if clock.is_running else 0.0, has_warned=False)
+        if clock.name in names
+        else clock
+        for clock in clocks
+    )
+
+
+def attend(clocks: Clocks, at: float, *, has_tool: bool, has_question: bool) -> Clocks:
+    """Let those run that may, and the others stand still."""
+    return tuple(_set_running(clock, at, _may_run(clock.name, has_tool, has_question)) for clock in clocks)
+
+
+def _may_run(name: Name, has_tool: bool, has_question: bool) -> bool:
+    match name:
+        case Name.HUMAN:
+            return has_question
+        case Name.TOOL:
+            return has_tool and not has_question
+        case Name.OVERALL:
+            return not has_question
+        case _:
+            return not has_tool and not has_question
+
+
+def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
+    if is_running == clock.is_running:
+        return clock
+    if is_running:
+        assert clock.passed is not None
+        # A clock that watches one tool or one question begins anew with each.
+        passed = 0.0 if clock.name in (Name.TOOL, Name.HUMAN) else clock.passed
+        return replace(clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0)
+    return replace(clock, passed=at - clock.since)
+
+
+def next_at(clocks: Clocks) -> float | None:
+    return min((at for clock in clocks if (at := clock.next_at()) is not None), default=None)
+
+
+def expired(clocks: Clocks, at: float) -> Clock | None:
+    """The first that has run out."""
+    return next((clock for clock in clocks if clock.has_run_out(at)), None)
+
+
+def warn(clocks: Clocks, at: float) -> tuple[Clocks, list[Clock]]:
+    """Those that are past half their time and have not said so."""
+    due = [clock for clock in clocks if not clock.has_warned and clock.is_half_through(at)]
+    return tuple(replace(clock, has_warned=True) if clock in due else clock for clock in clocks), due

@@ -1,0 +1,196 @@
+"""Claude Code's frames as ACP session updates: the projection that readers see.
+
+**Text is told once, by the frame that has all of it.** The agent says everything twice: in deltas, as the model
+speaks, and in an `assistant` frame when a block is complete. A projection has no memory, so it must choose one kind of
+frame for good, and the complete ones are the only ones that always come: what was answered from a cache, over a gateway
+that does not stream, by a subagent or by the agent itself ("API Error: …") has no deltas. So deltas project to nothing.
+They are in the log all the same: `said` reads them, for a turn that was cut off in the middle of a block.
+
+Updates have what ACP gives them (`sessionUpdate`, `toolCallId`, …). A message's chunks carry its `messageId`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from banksman.core.dialects.members import decoded
+
+Update = dict[str, Any]
+
+# The kinds of ACP by the agent's tool names. Any other tool is "other".
+_KINDS = {
+    **dict.fromkeys(("Read", "NotebookRead", "LS"), "read"),
+    **dict.fromkeys(("Edit", "MultiEdit", "Write", "NotebookEdit"), "edit"),
+    **dict.fromkeys(("Glob", "Grep", "ToolSearch"), "search"),
+    **dict.fromkeys(("Bash", "BashOutput", "KillShell"), "execute"),
+    **dict.fromkeys(("WebFetch", "WebSearch"), "fetch"),
+    **dict.fromkeys(("Task", "Agent"), "think"),
+    "ExitPlanMode": "switch_mode",
+}
+# What a tool is about, by the name of its input that says so best.
+_TITLES = ("description", "command", "file_path", "notebook_path", "pattern", "path", "url", "query", "prompt")
+TITLE_CHARS_MAX = 200
+
+
+def project(line: bytes) -> list[Update]:
+    """A frame as session updates: none, one or several. Never raises."""
+    frame = _dict(decoded(line))
+    match frame.get("type"):
+        case "assistant":
+            message = _dict(frame.get("message"))
+            content = message.get("content")
+            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _dicts(content)
+            message_id = message.get("id")
+            return [update for block in blocks for update in _spoken(block, message_id)]
+        case "user":
+            blocks = _dicts(_dict(frame.get("message")).get("content"))
+            return [update for block in blocks for update in _tool_ended(block)]
+        case "result":
+            return _usage(frame)
+        case _:
+            return []
+
+
+def said(lines: Iterable[bytes]) -> str | None:
+    """The text in these frames of a turn, with the deltas of a block that was never completed. None: there is none."""
+    whole: list[str] = []
+    partial: list[str] = []
+    for line in lines:
+        # Nearly every frame of a turn that is worth this call is a delta, and most frames of any turn are not text.
+        frame = _dict(decoded(line))
+        if frame.get("parent_tool_use_id") is not None:
+            continue
+        match frame.get("type"):
+            case "stream_event":
+                event = _dict(frame.get("event"))
+                if event.get("type") == "content_block_start":
+                    partial = []
+                delta = _dict(event.get("delta"))
+                text = delta.get("text")
+                if delta.get("type") == "text_delta" and isinstance(text, str):
+                    partial.append(text)
+            case "assistant":
+                updates = project(line)
+                whole += [
+                    update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"
+                ]
+                partial = []
+            case _:
+                pass
+    return "".join((*whole, *partial)) or None
+
+
+def _spoken(block: dict[str, Any], message_id: Any) -> list[Update]:
+    match block.get("type"):
+        case "text":
+            return _chunk("agent_message_chunk", block.get("text"), message_id)
+        case "thinking":
+            return _chunk("agent_thought_chunk", block.get("thinking"), message_id)
+        case "tool_use" | "server_tool_use" | "mcp_tool_use":
+            return _tool_began(block)
+        case _:
+            return []
+
+
+def _chunk(kind: str, text: Any, message_id: Any) -> list[Update]:
+    # Thinking comes without its text when the model keeps it to itself.
+    if not isinstance(text, str) or not text:
+        return []
+    update: Update = {"sessionUpdate": kind, "content": {"type": "text", "text": text}}
+    if isinstance(message_id, str):
+        update["messageId"] = message_id
+    return [update]
+
+
+def _tool_began(block: dict[str, Any]) -> list[Update]:
+    call, name = block.get("id"), block.get("name")
+    if not isinstance(call, str) or not isinstance(name, str):
+        return []
+    given = _dict(block.get("input"))
+    began: Update = {
+        "sessionUpdate": "tool_call",
+        "toolCallId": call,
+        "title": _title(name, given),
+        "kind": _KINDS.get(name, "other"),
+        "status": "in_progress",
+        "rawInput": given,
+    }
+    # The plan is shown beside the call and not instead of it: the call's end will come, and must have a beginning.
+    return [began, *_plan(given)] if name == "TodoWrite" else [began]
+
+
+def _title(name: str, given: dict[str, Any]) -> str:
+    about = next((given[key] for key in _TITLES if isinstance(given.get(key), str) and given[key]), None)
+    return name if about is None else f"{name}: {about}"[:TITLE_CHARS_MAX]
+
+
+def _plan(given: dict[str, Any]) -> list[Update]:
+    entries = [
+        {
+            "content": todo["content"],
+            "priority": "medium",
+            "status": todo["status"] if todo.get("status") in ("in_progress", "completed") else "pending",
+        }
+        for todo in _dicts(given.get("todos"))
+        if isinstance(todo.get("content"), str)
+    ]
+    return [{"sessionUpdate": "plan", "entries": entries}]
+
+
+def _tool_ended(block: dict[str, Any]) -> list[Update]:
+    call = block.get("tool_use_id")
+    if block.get("type") != "tool_result" or not isinstance(call, str):
+        return []
+    update: Update = {
+        "sessionUpdate": "tool_call_update",
+        "toolCallId": call,
+        "status": "failed" if block.get("is_error") is True else "completed",
+    }
+    output = block.get("content")
+    parts = [{"type": "text", "text": output}] if isinstance(output, str) else _dicts(output)
+    content = [{"type": "content", "content": shown} for part in parts if (shown := _shown(part)) is not None]
+    if content:
+        update["content"] = content
+    return [update]
+
+
+def _shown(part: dict[str, Any]) -> dict[str, Any] | None:
+    """A part of a tool's output as an ACP content block; None: of a kind that ACP lacks."""
+    text = part.get("text")
+    if part.get("type") == "text" and isinstance(text, str):
+        return {"type": "text", "text": text}
+    source = _dict(part.get("source"))
+    data, media_type = source.get("data"), source.get("media_type")
+    if part.get("type") == "image" and isinstance(data, str) and isinstance(media_type, str):
+        return {"type": "image", "data": data, "mimeType": media_type}
+    return None
+
+
+def _usage(frame: dict[str, Any]) -> list[Update]:
+    """What the turn used of the model's window, and what the conversation has cost since the process began."""
+    usage = _dict(frame.get("usage"))
+    names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    windows = [_count(_dict(model).get("contextWindow")) for model in _dict(frame.get("modelUsage")).values()]
+    update: Update = {
+        "sessionUpdate": "usage_update",
+        "used": sum(_count(usage.get(name)) for name in names),
+        "size": max(windows, default=0),
+    }
+    cost = frame.get("total_cost_usd")
+    if isinstance(cost, int | float) and not isinstance(cost, bool):
+        update["cost"] = {"amount": cost, "currency": "USD"}
+    return [update]
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    items = cast(list[Any], value) if isinstance(value, list) else []
+    return [cast(dict[str, Any], item) for item in items if isinstance(item, dict)]

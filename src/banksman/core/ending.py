@@ -1,0 +1,174 @@
+"""How a turn is stopped, and how it ends: with one outcome for each of its asks, whatever ended it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from banksman.core import arbiter
+from banksman.core import event as kinds
+from banksman.core.meaning import TurnOver
+from banksman.core.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session_facts import GiveReceipt, Resolve, Timer
+from banksman.core.state import ProcessPhase
+from banksman.core.turn import Ask, Cause, Move, Phase, Turn
+from banksman.core.work import Work
+from banksman.errors import AgentError, BanksmanError
+
+# What a turn that was to end is called, by why.
+KIND_OF = {
+    Cause.INTERRUPT: Kind.INTERRUPTED,
+    Cause.PREEMPT: Kind.PREEMPTED,
+    Cause.CLOCK: Kind.INTERRUPTED,
+    Cause.CLOSE: Kind.INTERRUPTED,
+    Cause.REPLACE: Kind.FAILED,
+}
+
+
+def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None:
+    """Ask a turn to end. It ends by its boundary, or by the ladder when the drain is over; or at once, if not one byte
+    of it was sent."""
+    match turn.phase:
+        case Phase.STARTING:
+            end(work, replace(turn, cause=cause, clock=clock), KIND_OF[cause], By.WITHDRAWN)
+        case Phase.RUNNING if turn.boundary is None:
+            work.log(turn.id, kinds.TURN_INTERRUPTED, cause=cause.value, clock=clock)
+            work.set_turn(replace(turn.moved(Move.STOP), cause=cause, clock=clock))
+            work.close_questions(turn.id)
+            interrupt(work, turn)
+            work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
+        case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
+            # Somebody wants it to end, and not only to give way: it is not to come back.
+            work.set_turn(replace(turn, cause=cause, clock=clock))
+        case _:
+            pass  # It is ending already.
+
+
+def interrupt(work: Work, turn: Turn) -> None:
+    """Tell the agent. It acts on whatever the agent is doing, so it is only sent while that is this turn, and the next
+    prompt is not sent before it is acknowledged."""
+    process = work.state.process
+    if process.phase is not ProcessPhase.READY:
+        return
+    request = f"interrupt-{turn.key}-{process.requests + 1}"
+    unacknowledged = process.unacknowledged
+    if work.state.config.dialect.acknowledges_interrupts:
+        unacknowledged = (*unacknowledged, (request, turn.key))
+    work.set_process(requests=process.requests + 1, unacknowledged=unacknowledged)
+    work.send(turn.id, work.state.config.dialect.interrupt(request))
+
+
+def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
+    """The agent says that it is over. Whether it was stopped or finished is told by its flags and by the order of the
+    acknowledgement, never by what it wrote."""
+    was_stopped = turn.cause is not None and (boundary.is_aborted or boundary.is_error or turn.is_acknowledged)
+    if was_stopped:
+        assert turn.cause is not None
+        # A process that was given up and still came to a boundary was interrupted as far as its turn can tell.
+        kind = KIND_OF[turn.cause]
+    else:
+        kind = Kind.FAILED if boundary.is_aborted or boundary.is_error else Kind.DONE
+    error = None
+    if kind is Kind.FAILED:
+        error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+    end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
+
+
+def end_by_exit(work: Work, turn: Turn, error: BanksmanError) -> None:
+    """The process is gone, and everything it wrote was heard."""
+    if turn.boundary is not None:
+        end_by_boundary(work, turn, turn.boundary)
+        return
+    process = work.state.process
+    by = By.LADDER if process.was_told_to_stop and not process.exited_by_itself else By.EXIT
+    kind = Kind.FAILED if turn.cause is None else KIND_OF[turn.cause]
+    end(work, turn, kind, by, error=error if kind is Kind.FAILED else None)
+
+
+def end(
+    work: Work,
+    turn: Turn,
+    kind: Kind,
+    by: By,
+    *,
+    boundary: TurnOver | None = None,
+    error: BanksmanError | None = None,
+) -> None:
+    """Settle a turn that was granted. Nothing of it is left in the state afterwards."""
+    boundary = boundary or TurnOver()
+    for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
+        if turn.phase is not Phase.STARTING:
+            work.cancel_timer(timer, turn.key)
+    work.close_questions(turn.id)
+    is_stopped = kind in (Kind.INTERRUPTED, Kind.PREEMPTED)
+    outcome = Outcome(
+        kind=kind,
+        stop_reason=boundary.stop_reason,
+        text=boundary.text,
+        usage=boundary.usage,
+        cost=boundary.cost,
+        error=error,
+        clock=turn.clock if is_stopped else None,
+    )
+    if turn.is_own:
+        work.set(own=None)
+        log_ended(work, turn.id, outcome, by)
+    else:
+        _end_ours(work, turn, outcome, by, boundary)
+    queued = tuple(ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
+    for id in turn.interrupts:
+        work.after_commit(GiveReceipt(id, Receipt(stopped=is_stopped, by=by, queued=queued)))
+
+
+def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOver) -> None:
+    assert turn.ask is not None
+    state = work.state
+    work.set(turn=None, clocks=())
+    if state.hold is not None and turn.ask.hold == state.hold.id:
+        work.watch_hold()
+    # A prompt that was added, and of which the agent has said nothing since, is still before it: it will come to it by
+    # itself, and that is then the open turn.
+    coming: tuple[Ask, ...] = ()
+    if by is By.BOUNDARY and turn.names_prompts:
+        coming = tuple(a for a in turn.steered if a.ref not in (*turn.heard, *boundary.refs))
+    is_requeued = (
+        outcome.kind is Kind.PREEMPTED
+        and turn.ask.on_preempt == "requeue"
+        and turn.attempt < state.config.attempts_max
+        and work.is_open
+    )
+    steered = tuple(ask for ask in turn.steered if ask not in coming)
+    for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
+        log_ended(work, ask.id, outcome, by)
+        work.after_commit(Resolve(ask.id, outcome))
+    if is_requeued:
+        again = turn.requeued()
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+        work.set(queue=arbiter.requeue(work.state.queue, again))
+    if coming:
+        first, *others = coming
+        work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
+        following = Turn(id=first.id, ask=first, priority=first.priority, phase=Phase.RUNNING, steered=tuple(others))
+        # The agent has it already, and names what it does: nothing else could be begun before it anyway.
+        work.set(turn=replace(following, names_prompts=True))
+
+
+def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:
+    """Settle an ask that was never granted. The caller has taken it out of the queue."""
+    outcome = Outcome(kind=kind, error=error)
+    log_ended(work, ask.id, outcome, By.WITHDRAWN)
+    work.after_commit(Resolve(ask.id, outcome))
+
+
+def log_ended(work: Work, id: str, outcome: Outcome, by: By) -> None:
+    work.log(
+        id,
+        kinds.TURN_ENDED,
+        outcome=outcome.kind,
+        by=by,
+        stop_reason=outcome.stop_reason,
+        text=outcome.text,
+        usage=outcome.usage,
+        cost=outcome.cost,
+        error=None if outcome.error is None else str(outcome.error),
+        clock=outcome.clock,
+    )

@@ -1,0 +1,90 @@
+"""Who is served next: the only place where a turn is granted, a prompt is sent, a process is started.
+
+It is looked at after every fact that could have made it possible, so no path can forget it.
+"""
+
+from __future__ import annotations
+
+from banksman.core import arbiter, asking, clocks, closing
+from banksman.core import event as kinds
+from banksman.core.arbiter import Hold, Queue, Waiting
+from banksman.core.session_facts import (
+    GrantHold,
+)
+from banksman.core.state import MayWrite, Mode, ProcessPhase, Session, Stdin, Store
+from banksman.core.turn import Move, Phase, Turn
+from banksman.core.work import Work
+
+
+def advance(work: Work) -> None:
+    """Whatever has become possible now."""
+    state = work.state
+    if state.mode is Mode.DRAINING and state.turn is None and state.own is None:
+        closing.close(work)
+    if work.state.mode is Mode.CLOSING:
+        closing.finish(work)
+        return
+    if state.store is not Store.WORKING:
+        return
+    _write_prompt(work)
+    if work.state.mode is Mode.OPEN:
+        _grant(work)
+
+
+def _write_prompt(work: Work) -> None:
+    """Send the prompt of the granted turn, once the log has the intent. If the agent has opened a turn of its own in
+    the meantime, it waits for that."""
+    state = work.state
+    turn = state.turn
+    if turn is None or turn.phase is not Phase.STARTING or not turn.may_write or not _is_free(state):
+        return
+    assert turn.ask is not None
+    turn = turn.moved(Move.WRITE)
+    work.set(turn=turn, clocks=clocks.wound(state.config.clocks, work.at))
+    work.send(turn.id, state.config.dialect.prompt(turn.ref, turn.prompt))
+    work.arm_clocks(turn)
+
+
+def _is_free(state: Session) -> bool:
+    """Nobody speaks, and the agent would hear: a prompt that is written now opens a turn."""
+    process = state.process
+    return (
+        process.phase is ProcessPhase.READY
+        and process.stdin is Stdin.FREE
+        and not process.unacknowledged
+        and state.own is None
+    )
+
+
+def choose(work: Work, queue: Queue) -> Waiting | None:
+    state = work.state
+    seconds = state.config.ageing_seconds
+    return arbiter.choose(queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting)
+
+
+def _grant(work: Work) -> None:
+    while work.state.turn is None and work.state.own is None and work.state.queue:
+        state = work.state
+        chosen = choose(work, state.queue)
+        match chosen:
+            case None:
+                return
+            case Hold():
+                asking.take_out(work, chosen)
+                if state.hold is not None:
+                    # Preempted by a more urgent one: it is next in its class again.
+                    work.set(queue=arbiter.requeue(work.state.queue, state.hold))
+                work.set(hold=chosen)
+                work.do(GrantHold(chosen.id))
+                work.watch_hold()
+            case Turn():
+                if state.process.phase is ProcessPhase.NONE:
+                    work.start_process()
+                    return
+                if not _is_free(state):
+                    return
+                asking.take_out(work, chosen)
+                turn = chosen.moved(Move.GRANT)
+                work.set(turn=turn)
+                work.log(turn.id, kinds.TURN_STARTED, attempt=turn.attempt, joined=[ask.id for ask in turn.joined])
+                work.after_commit(MayWrite(turn.key))

@@ -1,0 +1,267 @@
+"""What the agent says, and whose it is.
+
+Frames are tagged with the turn that is speaking; a few of them say something about turns, and are taken here. The one
+question that matters is whether a boundary is the boundary of *our* turn. Agents finish a turn of their own while our
+prompt is on its way, say a boundary twice, or late; none of these may answer an ask.
+
+An agent that names prompts settles it: a boundary belongs to our turn if it names our prompt, or if the agent has said
+that it began with it. One that does not (yet) is believed after a moment in which it could have contradicted: if our
+prompt is announced after "its" boundary, that boundary was the agent's own. Once it has shown that it names none, its
+boundaries are taken at their word, as far as it announces turns at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from banksman.core import arbiter, clocks, ending
+from banksman.core import event as kinds
+from banksman.core import turn as turns
+from banksman.core.clocks import Name
+from banksman.core.meaning import (
+    Meaning,
+    Noise,
+    PromptSettled,
+    PromptTaken,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    TurnOpened,
+    TurnOver,
+)
+from banksman.core.session_facts import AskHuman, FramesRead, Timer
+from banksman.core.state import Naming, ProcessPhase, Question, Store
+from banksman.core.turn import Phase, Turn
+from banksman.core.work import Work
+from banksman.errors import AgentError
+
+HANDSHAKE = "handshake"
+
+
+def read_frames(work: Work, fact: FramesRead) -> None:
+    begin = 0
+    # An entry is tagged with the turn that was speaking when its frame was said. A frame that opens a turn is that
+    # turn's first; the boundary is its last.
+    for index, meaning in fact.meanings:
+        _keep(work, fact.lines[begin:index])
+        if isinstance(meaning, TurnOpened):
+            hear(work, meaning)
+            _keep(work, fact.lines[index : index + 1])
+        else:
+            _keep(work, fact.lines[index : index + 1])
+            hear(work, meaning)
+        begin = index + 1
+    _keep(work, fact.lines[begin:])
+    if work.state.clocks:
+        has_progress = len(fact.lines) > sum(isinstance(meaning, Noise) for _, meaning in fact.meanings)
+        names = (Name.BYTES, Name.PROGRESS) if has_progress else (Name.BYTES,)
+        work.set(clocks=clocks.wind(work.state.clocks, work.at, *names))
+
+
+def _keep(work: Work, lines: Sequence[bytes]) -> None:
+    if lines and work.state.store is Store.WORKING:
+        speaking = work.state.speaking
+        tag = None if speaking is None else speaking.id
+        work.entries += [(tag, kinds.UPDATE, line) for line in lines]
+
+
+def hear(work: Work, meaning: Meaning) -> None:
+    match meaning:
+        case Noise():
+            pass
+        case Replied():
+            _on_reply(work, meaning)
+        case PromptTaken(ref=ref):
+            work.set_process(naming=Naming.PRESENT)
+            _our_prompt_was_named(work, (ref,), is_opened=False)
+        case TurnOpened():
+            _on_opened(work, meaning)
+        case PromptSettled():
+            work.set_process(naming=Naming.PRESENT)
+            _on_settled(work, meaning)
+        case TurnOver():
+            _on_over(work, meaning)
+        case Requested():
+            _on_request(work, meaning)
+        case RequestWithdrawn(request=request):
+            if any(question.id == request for question in work.state.questions):
+                work.forget_question(request, "withdrawn")
+
+
+# -- replies ---------------------------------------------------------------------------------------------------------
+def _on_reply(work: Work, reply: Replied) -> None:
+    process = work.state.process
+    if reply.request == f"{HANDSHAKE}-{process.number}":
+        if process.phase is ProcessPhase.STARTING:
+            work.cancel_timer(Timer.START, str(process.number))
+            if reply.error is None:
+                work.set_process(phase=ProcessPhase.READY, was_ready=True)
+            else:
+                work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
+        return
+    key = dict(process.unacknowledged).get(reply.request)
+    if key is None:
+        return  # Late, or not ours: a reply acts on nothing but the request it names.
+    work.set_process(unacknowledged=tuple(pair for pair in process.unacknowledged if pair[0] != reply.request))
+    for turn in (work.state.own, work.state.turn):
+        # An agent acknowledges an interrupt that came before it could take one, and goes on. Such an answer proves
+        # nothing about the turn; the interrupt is sent again when it can.
+        if turn is not None and turn.key == key and (turn.can_interrupt or not process.announces):
+            work.set_turn(replace(turn, is_acknowledged=True))
+
+
+# -- the turn opens --------------------------------------------------------------------------------------------------
+def _on_opened(work: Work, opened: TurnOpened) -> None:
+    if opened.conversation is not None:
+        _know_conversation(work, opened.conversation)
+    if opened.can_interrupt:
+        work.set_process(announces=True)
+    turn = work.state.turn
+    if opened.refs:
+        work.set_process(naming=Naming.PRESENT)
+        is_ours = _our_prompt_was_named(work, opened.refs, is_opened=True)
+    else:
+        # It does not say what it works on. Where prompts are named, ours has not begun before it was named.
+        is_ours = (
+            turn is not None
+            and turn.is_open
+            and opened.origin is None
+            and work.state.own is None
+            and (turn.is_opened or work.state.process.naming is not Naming.PRESENT)
+        )
+    if not is_ours:
+        if work.state.own is None:
+            _open_own(work, opened.origin)
+        return
+    if opened.can_interrupt:
+        turn = work.state.turn
+        assert turn is not None
+        work.set_turn(replace(turn, can_interrupt=True))
+        if turn.phase is Phase.INTERRUPTING:
+            ending.interrupt(work, turn)
+
+
+def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool) -> bool:
+    """Whether one of these is a prompt of the open turn; if so, what that proves is noted."""
+    turn = work.state.turn
+    if turn is None or not turn.is_open or not set(refs) & set(turn.refs):
+        return False
+    if is_opened and work.state.own is not None:
+        # The agent has come to our prompt, so its own turn is over, whether it said so or not.
+        ending.end_by_boundary(work, work.state.own, TurnOver())
+    turn = replace(turn, names_prompts=True, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
+    if is_opened:
+        turn = replace(turn, heard=(*turn.heard, *refs))
+    boundary = turn.boundary
+    if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
+        # "Its" boundary came before the agent had even begun: it was the end of something else.
+        turn = replace(turn, boundary=None)
+        work.cancel_timer(Timer.SETTLE, turn.key)
+        work.set_turn(turn)
+        _log_own_episode(work, boundary)
+        return True
+    work.set_turn(turn)
+    return True
+
+
+def _open_own(work: Work, origin: str | None) -> None:
+    count = work.state.own_count + 1
+    turn = turns.own(f"own-{count}", origin or "agent", arbiter.OWN_PRIORITY)
+    work.set(own=turn, own_count=count)
+    work.log(turn.id, kinds.TURN_STARTED, origin=turn.origin, attempt=1)
+    # Whoever is more urgent waits already, or comes later: both are looked at where the next turn is chosen.
+
+
+def _log_own_episode(work: Work, boundary: TurnOver) -> None:
+    """A boundary with no turn of its own that we know: a turn that we hear of only when it is over."""
+    if work.state.own is None:
+        _open_own(work, boundary.origin)
+    assert work.state.own is not None
+    ending.end_by_boundary(work, work.state.own, boundary)
+
+
+def _know_conversation(work: Work, conversation: str) -> None:
+    if work.state.conversation != conversation:
+        work.set(conversation=conversation)
+        work.log(None, kinds.SESSION_CONVERSATION, conversation=conversation)
+
+
+# -- the turn ends ---------------------------------------------------------------------------------------------------
+def _on_over(work: Work, over: TurnOver) -> None:
+    state = work.state
+    turn = state.turn
+    if over.conversation is not None and not over.is_error:
+        _know_conversation(work, over.conversation)
+    if turn is None or not turn.is_open or turn.boundary is not None or not _may_be_of(work, turn, over):
+        _log_own_episode(work, over)
+        return
+    is_certain = bool(over.refs) or turn.is_opened or state.process.naming is Naming.ABSENT
+    if is_certain and (turn.settled is not None or not turn.names_prompts):
+        _end_ours(work, turn, over)
+        return
+    # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
+    work.set_turn(replace(turn, boundary=over))
+    work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+
+
+def _may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
+    if over.origin is not None:
+        return False
+    if over.refs:
+        return bool(set(over.refs) & set(turn.refs))
+    if turn.is_opened:
+        return True
+    process = work.state.process
+    if process.naming is Naming.PRESENT or work.state.own is not None:
+        return False
+    return turn.can_interrupt or not process.announces
+
+
+def _on_settled(work: Work, settled: PromptSettled) -> None:
+    turn = work.state.turn
+    if turn is None or not turn.is_open or settled.ref not in turn.refs:
+        return
+    turn = replace(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
+    work.set_turn(turn)
+    if settled.ref != turn.ref:
+        return
+    turn = replace(turn, settled=settled)
+    work.set_turn(turn)
+    if turn.boundary is not None:
+        _end_ours(work, turn, turn.boundary)
+    else:
+        # Done with the prompt, and no boundary: it may be late, but not for ever.
+        work.start_timer(work.state.config.settle_seconds, Timer.SETTLE, turn.key)
+
+
+def settle(work: Work, turn: Turn) -> None:
+    """The time to confirm or to contradict is over."""
+    if turn.boundary is None and turn.settled is None:
+        return
+    if work.state.process.naming is Naming.UNKNOWN:
+        work.set_process(naming=Naming.ABSENT)
+    _end_ours(work, turn, turn.boundary or TurnOver())
+
+
+def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
+    if turn.settled is not None and turn.settled.is_cancelled:
+        boundary = replace(boundary, is_aborted=True)
+    ending.end_by_boundary(work, turn, boundary)
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+def _on_request(work: Work, request: Requested) -> None:
+    state = work.state
+    if request.tool is None:
+        work.send(None, state.config.dialect.refuse(request.request, f"Banksman does not answer {request.subtype!r}"))
+        return
+    speaking = state.speaking
+    tag = None if speaking is None else speaking.id
+    if speaking is not None and speaking.phase is Phase.INTERRUPTING:
+        work.send(tag, state.config.dialect.refuse(request.request, "cancelled"))
+        return
+    work.set(questions=(*state.questions, Question(request.request, tag)))
+    work.log(tag, kinds.QUESTION_ASKED, question=request.request, tool=request.tool, input=request.input)
+    work.do(AskHuman(request.request, tag, request.tool, request.input or {}))
+    work.attend_clocks()

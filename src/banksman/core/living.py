@@ -1,0 +1,88 @@
+"""The lives of the agent's processes: an exit, the end of a tree, a start that failed."""
+
+from __future__ import annotations
+
+from banksman.core import arbiter, asking, ending, granting, hearing
+from banksman.core import event as kinds
+from banksman.core.outcome import By, Kind
+from banksman.core.session_facts import (
+    ProcessExited,
+    ProcessGone,
+    ProcessStarted,
+)
+from banksman.core.state import Mode, Process, ProcessPhase
+from banksman.core.turn import Phase, Turn
+from banksman.core.work import Work
+from banksman.errors import AgentError, BanksmanError
+
+
+def started(work: Work, fact: ProcessStarted) -> None:
+    if work.state.process.phase is ProcessPhase.STARTING:
+        work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
+        work.send(None, work.state.config.dialect.handshake(f"{hearing.HANDSHAKE}-{fact.process}"))
+
+
+def exited(work: Work, fact: ProcessExited) -> None:
+    how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
+    work.log(None, kinds.PROCESS_EXITED, process=fact.process, code=fact.code, signal=fact.signal)
+    by_itself = not work.state.process.was_told_to_stop
+    work.set_process(phase=ProcessPhase.STOPPING, exit=how, exited_by_itself=by_itself, outbox=())
+
+
+def gone(work: Work, fact: ProcessGone) -> None:
+    process = work.state.process
+    if fact.swept or fact.survivors or not fact.drained:
+        work.log(
+            None,
+            kinds.PROCESS_SWEPT,
+            process=fact.process,
+            swept=[{"pid": swept.pid, "command": swept.command} for swept in fact.swept],
+            survivors=[{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors],
+            drained=fact.drained,
+        )
+    error = process.error
+    if error is None:
+        message = f"the agent exited ({process.exit or 'nobody saw how'})"
+        error = AgentError(message, hint=fact.stderr[-4096:].strip(), process=process.number)
+    lost(work, error)
+
+
+def lost(work: Work, error: BanksmanError) -> None:
+    """Nothing of the process is left. What rested on it ends, and what comes next gets a new one."""
+    state = work.state
+    process = state.process
+    for question in state.questions:
+        work.forget_question(question.id, "withdrawn")
+    for turn in (state.own, state.turn):
+        if turn is None:
+            continue
+        if turn.phase is Phase.STARTING:
+            _begin_again(work, turn, error)
+        else:
+            ending.end_by_exit(work, turn, error)
+    work.set(process=Process(number=process.number))
+    if process.was_ready or state.mode is not Mode.OPEN:
+        return
+    if process.is_resuming and process.error is None:
+        # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
+        work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation, error=str(error))
+        work.set(conversation=None)
+        return
+    # Each failing start costs the ask that it was made for, so there are never more starts than asks.
+    chosen = granting.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
+    if isinstance(chosen, Turn):
+        asking.drop(work, chosen, Kind.FAILED, error)
+
+
+def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
+    """The process died between the grant and the first byte: the ask was not touched, and may have another."""
+    if turn.attempt >= START_ATTEMPTS_MAX:
+        ending.end(work, turn, Kind.FAILED, By.EXIT, error=error)
+        return
+    again = turn.requeued()
+    work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+    work.set(turn=None, queue=arbiter.requeue(work.state.queue, again))
+
+
+# An agent that dies each time before it is sent anything is not going to answer.
+START_ATTEMPTS_MAX = 3

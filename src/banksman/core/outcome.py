@@ -1,0 +1,80 @@
+"""How a turn ended, and what became of an interrupt: the values that callers get."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from banksman.errors import BanksmanError
+
+
+class Kind(enum.StrEnum):
+    """How an ask ended. Never inferred from what the agent wrote."""
+
+    # The boundary came, without an error.
+    DONE = "done"
+    # It was asked to stop, and ended by the boundary or by the ladder.
+    INTERRUPTED = "interrupted"
+    # It was stopped for a more urgent ask.
+    PREEMPTED = "preempted"
+    # It ended while it was queued.
+    WITHDRAWN = "withdrawn"
+    # The agent said so, or exited under a living host.
+    FAILED = "failed"
+    # We declined it before any byte was sent: the session is drained or closed, or its place was needed.
+    REFUSED = "refused"
+    # The host died while the turn was open.
+    UNKNOWN = "unknown"
+
+
+class By(enum.StrEnum):
+    """What ended the turn that was to be interrupted."""
+
+    BOUNDARY = "boundary"
+    LADDER = "ladder"
+    EXIT = "exit"
+    WITHDRAWN = "withdrawn"
+    ALREADY_OVER = "already_over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The one outcome of an ask. `text`: the final answer, else what was said so far.
+
+    `clock` names the watchdog that ended it, if one did. `durable` False: the log could not be written.
+    """
+
+    DONE: ClassVar[Kind] = Kind.DONE
+    INTERRUPTED: ClassVar[Kind] = Kind.INTERRUPTED
+    PREEMPTED: ClassVar[Kind] = Kind.PREEMPTED
+    WITHDRAWN: ClassVar[Kind] = Kind.WITHDRAWN
+    FAILED: ClassVar[Kind] = Kind.FAILED
+    REFUSED: ClassVar[Kind] = Kind.REFUSED
+    UNKNOWN: ClassVar[Kind] = Kind.UNKNOWN
+
+    kind: Kind
+    stop_reason: str | None = None
+    text: str | None = None
+    usage: Mapping[str, Any] | None = None
+    cost: float | None = None
+    error: BanksmanError | None = None
+    clock: str | None = None
+    durable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What an interrupt did. `kept`: what the turn had said. `queued`: the asks that were still waiting, by turn id."""
+
+    BOUNDARY: ClassVar[By] = By.BOUNDARY
+    LADDER: ClassVar[By] = By.LADDER
+    EXIT: ClassVar[By] = By.EXIT
+    WITHDRAWN: ClassVar[By] = By.WITHDRAWN
+    ALREADY_OVER: ClassVar[By] = By.ALREADY_OVER
+
+    stopped: bool
+    by: By
+    kept: str | None = None
+    queued: tuple[str, ...] = ()

@@ -1,0 +1,132 @@
+"""A session's log, folded to what the session was: `replay(events)`, pure, with no effects.
+
+Only what is durable comes back: who waits and in which order, which turn was open, the agent's own name for the
+conversation. Who held the session, what was written but not committed, and every clock died with the process that knew
+them. What to do about a turn that was open is the caller's to decide: it may have been done or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from banksman.core import arbiter
+from banksman.core import event as kinds
+from banksman.core.event import Event
+from banksman.core.state import Config, Mode, Process, Session
+from banksman.core.turn import Ask, Phase, Turn, queued
+
+
+def replay(events: Iterable[Event], config: Config) -> Session:
+    """The state after these events, as the one who wrote them had it."""
+    state = Session(config=config)
+    for event in events:
+        assert event.seq == state.head + 1, f"event {event.seq} does not follow {state.head}"
+        state = replace(_fold(state, event), head=event.seq, committed=event.seq)
+    return state
+
+
+def _fold(state: Session, event: Event) -> Session:
+    if event.is_frame:
+        return state
+    turn = event.turn
+    match event.kind:
+        case kinds.TURN_QUEUED:
+            assert turn is not None
+            return _queue(state, turn, event.body)
+        case kinds.TURN_STARTED:
+            assert turn is not None
+            return _start(state, turn, event.body)
+        case kinds.TURN_REQUEUED:
+            assert state.turn is not None
+            again = replace(state.turn.requeued(), attempt=event.body["attempt"])
+            return replace(state, turn=None, queue=arbiter.requeue(state.queue, again))
+        case kinds.TURN_INTERRUPTED:
+            for name in ("turn", "own"):
+                open_turn: Turn | None = getattr(state, name)
+                if open_turn is not None and open_turn.id == turn:
+                    return replace(state, **{name: replace(open_turn, phase=Phase.INTERRUPTING)})
+            return state
+        case kinds.TURN_ENDED:
+            assert turn is not None
+            return _end(state, turn)
+        case kinds.QUEUE_CHANGED:
+            assert turn is not None
+            return replace(state, queue=arbiter.move(state.queue, turn, event.body["before"]))
+        case kinds.PROCESS_STARTED:
+            return replace(state, process=Process(number=event.body["process"]))
+        case kinds.SESSION_CONVERSATION:
+            return replace(state, conversation=event.body["conversation"])
+        case kinds.SESSION_CONTEXT_LOST:
+            return replace(state, conversation=None)
+        case kinds.SESSION_CLOSED:
+            return replace(state, mode=Mode.CLOSED)
+        case _:
+            return state
+
+
+def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
+    prompt: Any = body["prompt"]
+    ask = Ask(
+        id=id,
+        ref=body["ref"],
+        prompt=prompt,
+        priority=body["priority"],
+        on_busy=body["on_busy"],
+        on_preempt=body["on_preempt"],
+        key=body["key"],
+    )
+    joined = arbiter.collect(state.queue, ask) if ask.on_busy == "collect" else None
+    return replace(state, queue=joined or arbiter.enqueue(state.queue, queued(ask)))
+
+
+def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
+    if "origin" in body:
+        own = Turn(id=id, ask=None, priority=arbiter.OWN_PRIORITY, origin=body["origin"], phase=Phase.RUNNING)
+        return replace(state, own=own, own_count=state.own_count + 1)
+    if state.turn is not None and any(ask.id == id for ask in state.turn.steered):
+        return state
+    waiting = arbiter.find(state.queue, id)
+    assert waiting is not None, f"turn {id} was never queued"
+    queue = arbiter.remove(state.queue, waiting.id)
+    if "into" in body:
+        assert state.turn is not None
+        assert waiting.ask is not None
+        return replace(state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask)))
+    return replace(state, queue=queue, turn=replace(waiting, phase=Phase.STARTING, attempt=body["attempt"]))
+
+
+def _end(state: Session, id: str) -> Session:
+    if state.own is not None and state.own.id == id:
+        return replace(state, own=None)
+    turn = state.turn
+    if turn is not None and any(ask.id == id for ask in turn.asks):
+        return replace(state, turn=_without(turn, id))
+    waiting = arbiter.find(state.queue, id)
+    assert waiting is not None, f"turn {id} ended twice, or was never queued"
+    rest = _without(waiting, id)
+    kept = () if rest is None else (rest,)
+    index = state.queue.index(waiting)
+    return replace(state, queue=(*state.queue[:index], *kept, *state.queue[index + 1 :]))
+
+
+def _without(turn: Turn, id: str) -> Turn | None:
+    """A turn after one of its asks has ended: the others', under the first one's name; None if there are none."""
+    if turn.ask is None:
+        return None
+    if turn.id != id:
+        joined = tuple(ask for ask in turn.joined if ask.id != id)
+        return replace(turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id))
+    rest = (*turn.joined, *turn.steered)
+    if not rest:
+        return None
+    first, *others = rest
+    # A turn that had begun is over as a whole: its other endings follow. Prompts that were added to it live on.
+    return replace(
+        turn,
+        id=first.id,
+        ask=first,
+        joined=tuple(a for a in others if a in turn.joined),
+        steered=tuple(a for a in others if a in turn.steered),
+    )

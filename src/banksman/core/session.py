@@ -1,0 +1,141 @@
+"""A session: `step(state, fact) -> (state, effects)`, pure and total.
+
+It composes the turn machine, the arbiter, the clocks and the ladder. Every fact in every state has an answer; one that
+comes late has the answer "nothing", because it names a process, a turn or a timer that is no longer there. After each
+fact the session looks whether somebody can be served now (`granting.advance`): that is the only place where a turn is
+granted, a process started, a session finished, so no path can forget it.
+
+The order of things, for one ask: `turn.queued` is appended; once durable, the ask is accepted. When nobody else speaks
+and the agent is ready, `turn.started` is appended; once durable, the prompt is written, whole. The boundary, or the end
+of the process, ends the turn: `turn.ended` is appended; once durable, the ask has its outcome.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from banksman.core import asking, closing, granting, hearing, living, storing, timing
+from banksman.core.arbiter import Hold
+from banksman.core.outcome import By, Receipt
+from banksman.core.replay import replay
+from banksman.core.session_facts import (
+    AppendFailed,
+    Asked,
+    AskMoved,
+    AskWithdrawn,
+    CallerFact,
+    CloseAsked,
+    Committed,
+    DrainAsked,
+    Effect,
+    EndHold,
+    Fact,
+    FramesRead,
+    FrameWritten,
+    GiveReceipt,
+    HoldAsked,
+    HoldReleased,
+    InterruptAsked,
+    ProcessExited,
+    ProcessFact,
+    ProcessFailed,
+    ProcessGone,
+    ProcessStarted,
+    QuestionAnswered,
+    Reject,
+    TimerFired,
+    WriteFailed,
+)
+from banksman.core.state import Mode, ProcessPhase, Session
+from banksman.core.work import Work
+from banksman.errors import Closed
+
+__all__ = ["replay", "step"]
+
+
+def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
+    """Take one fact. Total: there is no fact that a state does not know, and none that is an error."""
+    work = Work(state, fact.at)
+    match fact:
+        case FramesRead():
+            if _is_current(state, fact):
+                hearing.read_frames(work, fact)
+            if not fact.meanings:
+                return work.done()  # The path of every token: nothing was said that could let somebody else speak.
+        case Committed(seq=seq):
+            storing.commit(work, seq)
+        case AppendFailed():
+            storing.fail(work, fact)
+        case TimerFired(subject=(timer, subject)):
+            timing.fire(work, timer, subject)
+        case ProcessStarted() | ProcessFailed() | FrameWritten() | WriteFailed() | ProcessExited() | ProcessGone():
+            if _is_current(state, fact):
+                _from_process(work, fact)
+        case _ if state.mode is Mode.CLOSED:
+            _from_late_caller(work, fact)
+        case _:
+            _from_caller(work, fact)
+    granting.advance(work)
+    return work.done()
+
+
+def _is_current(state: Session, fact: ProcessFact) -> bool:
+    """A process that was given up and replaced is dead to us, whatever is still heard of it."""
+    return fact.process == state.process.number and state.process.phase is not ProcessPhase.NONE
+
+
+def _from_process(work: Work, fact: ProcessFact) -> None:
+    match fact:
+        case ProcessStarted():
+            living.started(work, fact)
+        case ProcessFailed(error=error):
+            living.lost(work, error)
+        case FrameWritten():
+            work.send_next()
+        case WriteFailed(error=error):
+            work.break_stdin(error)
+        case ProcessExited():
+            living.exited(work, fact)
+        case ProcessGone():
+            living.gone(work, fact)
+        case FramesRead():
+            hearing.read_frames(work, fact)
+        case _:
+            assert_never(fact)
+
+
+def _from_caller(work: Work, fact: CallerFact) -> None:
+    match fact:
+        case Asked(ask=ask):
+            asking.ask(work, ask)
+        case AskWithdrawn(turn=turn):
+            asking.withdraw(work, turn)
+        case InterruptAsked(turn=turn, interrupt=interrupt):
+            asking.interrupt(work, turn, interrupt)
+        case AskMoved(turn=turn, before=before):
+            asking.move(work, turn, before)
+        case HoldAsked(hold=hold, priority=priority):
+            asking.hold(work, Hold(hold, priority, fact.at))
+        case HoldReleased(hold=hold):
+            asking.release(work, hold)
+        case QuestionAnswered():
+            asking.answer(work, fact)
+        case DrainAsked():
+            closing.drain(work)
+        case CloseAsked():
+            closing.close(work)
+        case _:
+            assert_never(fact)
+
+
+def _from_late_caller(work: Work, fact: CallerFact) -> None:
+    """Nothing happens any more in a closed session, but whoever asks is answered."""
+    match fact:
+        case Asked(ask=ask):
+            work.do(Reject(ask.id, Closed("the session is closed", hint="open another")))
+        case InterruptAsked(interrupt=interrupt):
+            work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
+        case HoldAsked(hold=hold):
+            work.do(EndHold(hold, Closed("the session is closed", hint="open another")))
+        case _:
+            pass

@@ -1,0 +1,334 @@
+"""What happens to a session: facts in, past tense; and what is to be done about it: effects out, imperative.
+
+Both are frozen values. Times (`at`) are seconds of a monotonic clock. Everything that can arrive late names its
+subject: a process by its number, a turn by its key (id and attempt), so that a late one is known for what it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from banksman.core.event import Entry
+from banksman.core.facts import Survivor, Swept
+from banksman.core.meaning import Meaning
+from banksman.core.outcome import Outcome, Receipt
+from banksman.core.turn import Ask
+from banksman.errors import BanksmanError
+
+
+class Timer(enum.Enum):
+    """What a timer is for. Together with its subject it names one wait, once."""
+
+    DRAIN = "drain"  # an interrupted turn (key): its boundary and the acknowledgement are due
+    SETTLE = "settle"  # a turn (key): its boundary was seen, what confirms it is due
+    CLOCKS = "clocks"  # a turn (key): one of its watchdogs may have something to say
+    START = "start"  # a process (number): it should be ready
+    WRITE = "write"  # a frame (process and count): the agent should have taken it
+    COLLECT = "collect"  # a turn (id): its window closes
+    HOLD = "hold"  # a hold (id and count of its asks): it has been idle
+    STORE = "store"  # a retry (count): the log may be back
+
+
+Subject = tuple[Timer, str]
+
+
+# -- from callers ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Asked:
+    at: float
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
+class AskWithdrawn:
+    """The caller no longer wants it: it vanished while it waited to be accepted, or said so."""
+
+    at: float
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptAsked:
+    """Somebody wants this turn to stop, and a receipt. `interrupt` names the receipt."""
+
+    at: float
+    turn: str
+    interrupt: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskMoved:
+    """Somebody wants a queued ask before another of its class; None: at the head of its class."""
+
+    at: float
+    turn: str
+    before: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    at: float
+    hold: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldReleased:
+    """The holder is done, or no longer wants it."""
+
+    at: float
+    hold: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    at: float
+    question: str
+    decision: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Take nothing new, finish what runs, then close."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAsked:
+    at: float
+
+
+# -- from the log ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Everything up to this seq is durable."""
+
+    at: float
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFailed:
+    """Nothing after the last `Committed` was written. `is_final`: another writer has the session."""
+
+    at: float
+    error: BanksmanError
+    is_final: bool = False
+
+
+# -- from the process ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    at: float
+    process: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFailed:
+    """It could not be started: nothing runs."""
+
+    at: float
+    process: int
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
+class FramesRead:
+    """Lines from the agent, in order, and what some of them mean, by index, in order."""
+
+    at: float
+    process: int
+    lines: Sequence[bytes]
+    meanings: Sequence[tuple[int, Meaning]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWritten:
+    """The pipe has taken the whole frame."""
+
+    at: float
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """The agent takes no more. What it had of the frame is unknown."""
+
+    at: float
+    process: int
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """The leader has ended; its tree and its output may not have."""
+
+    at: float
+    process: int
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGone:
+    """Its tree is gone or named, and everything it wrote has been told."""
+
+    at: float
+    process: int
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+    drained: bool = True
+    stderr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    at: float
+    subject: Subject
+
+
+CallerFact = (
+    Asked
+    | AskWithdrawn
+    | InterruptAsked
+    | AskMoved
+    | HoldAsked
+    | HoldReleased
+    | QuestionAnswered
+    | DrainAsked
+    | CloseAsked
+)
+ProcessFact = ProcessStarted | ProcessFailed | FramesRead | FrameWritten | WriteFailed | ProcessExited | ProcessGone
+Fact = CallerFact | ProcessFact | Committed | AppendFailed | TimerFired
+
+
+# -- effects ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write these to the log, whole or not at all."""
+
+    entries: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start the agent, as this number of process; `conversation`: resume it."""
+
+    process: int
+    conversation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopProcess:
+    """Walk the ladder."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFrame:
+    """One whole frame. The next one is not given before this one is taken."""
+
+    process: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    at: float
+    subject: Subject
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """It will not be missed: for tidiness only, a late one is harmless."""
+
+    subject: Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The ask is durable: it has its turn id, and will get an outcome."""
+
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The ask was not accepted, and nothing is left of it."""
+
+    turn: str
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """The one outcome of an ask."""
+
+    turn: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class GiveReceipt:
+    interrupt: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class GrantHold:
+    hold: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndHold:
+    """The hold is over: it was idle too long, or the session is closing."""
+
+    hold: str
+    error: BanksmanError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskHuman:
+    """The agent has a question."""
+
+    question: str
+    turn: str | None
+    tool: str
+    input: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseQuestion:
+    """It needs no answer any more."""
+
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The session is closed: nothing of it is left."""
+
+
+Effect = (
+    Append
+    | StartProcess
+    | StopProcess
+    | WriteFrame
+    | StartTimer
+    | CancelTimer
+    | Accept
+    | Reject
+    | Resolve
+    | GiveReceipt
+    | GrantHold
+    | EndHold
+    | AskHuman
+    | CloseQuestion
+    | Finish
+)

@@ -1,0 +1,102 @@
+"""What the log says: what is durable now, and that it can no longer be written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from banksman.core import ending
+from banksman.core import event as kinds
+from banksman.core.arbiter import Hold
+from banksman.core.event import entry
+from banksman.core.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session_facts import (
+    Accept,
+    Append,
+    AppendFailed,
+    EndHold,
+    Finish,
+    GiveReceipt,
+    Reject,
+    Resolve,
+    Timer,
+)
+from banksman.core.state import MayWrite, Store
+from banksman.core.turn import Phase, Turn
+from banksman.core.work import Work
+from banksman.errors import BanksmanError
+
+
+def commit(work: Work, seq: int) -> None:
+    state = work.state
+    if seq <= state.committed:
+        return
+    released = [deferred for at, deferred in state.deferred if at <= seq]
+    work.set(committed=seq, deferred=tuple(pair for pair in state.deferred if pair[0] > seq))
+    if state.store is Store.BROKEN:
+        # The endings that were owed are written: it is back, and we are still its writer.
+        work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
+    for deferred in released:
+        match deferred:
+            case MayWrite(key=key):
+                turn = work.state.turn
+                if turn is not None and turn.key == key and turn.phase is Phase.STARTING:
+                    work.set_turn(replace(turn, may_write=True))
+            case _:
+                work.do(deferred)
+
+
+def fail(work: Work, fact: AppendFailed) -> None:
+    state = work.state
+    error = fact.error
+    if state.store is Store.WORKING:
+        _lose_store(work, error)
+    if fact.is_final:
+        work.set(store=Store.LOST, store_error=error, unwritten=())
+        return
+    retries = work.state.store_retries + 1
+    limit = state.config.store_retry_seconds_max
+    seconds = min(state.config.store_retry_seconds * 2.0 ** min(retries - 1, 16), limit)
+    # The retry that failed had put the endings behind what is durable; they are not there.
+    work.set(store_retries=retries, head=work.state.committed)
+    work.start_timer(seconds, Timer.STORE, str(retries))
+
+
+def _lose_store(work: Work, error: BanksmanError) -> None:
+    """Nothing more is durable. Every open ask ends now, and so does the agent: nobody could prove what it did."""
+    state = work.state
+    work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
+    outcome = Outcome(kind=Kind.FAILED, error=error, durable=False)
+    unaccepted = {deferred.turn for _, deferred in state.deferred if isinstance(deferred, Accept)}
+    ended = [deferred for _, deferred in state.deferred if isinstance(deferred, Resolve)]
+    for turn in unaccepted:
+        work.do(Reject(turn, error))
+    for resolve in ended:
+        if resolve.turn not in unaccepted:
+            ending.log_ended(work, resolve.turn, outcome, By.EXIT)
+            work.do(Resolve(resolve.turn, replace(resolve.outcome, kind=Kind.FAILED, error=error, durable=False)))
+    for _, deferred in state.deferred:
+        if isinstance(deferred, GiveReceipt | Finish):
+            work.do(deferred)
+    turns = [*(waiting for waiting in state.queue if isinstance(waiting, Turn)), *([state.turn] if state.turn else [])]
+    for turn in turns:
+        for ask in turn.asks:
+            if ask.id not in unaccepted:
+                ending.log_ended(work, ask.id, outcome, By.EXIT)
+                work.do(Resolve(ask.id, outcome))
+    for turn in (state.turn, state.own):
+        for interrupt in () if turn is None else turn.interrupts:
+            work.do(GiveReceipt(interrupt, Receipt(stopped=True, by=By.LADDER)))
+    for hold in (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold))):
+        if hold is not None:
+            work.do(EndHold(hold.id, error))
+    work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
+    work.stop_process()
+
+
+def retry(work: Work) -> None:
+    state = work.state
+    # There is always something to write: that the store was away is itself worth a line.
+    note = entry(None, kinds.SESSION_STORE_RETURNED, retries=state.store_retries)
+    entries = (*state.unwritten, note)
+    work.set(head=state.committed + len(entries))
+    work.do(Append(entries))

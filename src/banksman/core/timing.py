@@ -1,0 +1,78 @@
+"""What happens when a timer fires. Each names its subject; if that has moved on, nothing does."""
+
+from __future__ import annotations
+
+from banksman.core import clocks, ending, hearing, storing
+from banksman.core import event as kinds
+from banksman.core.arbiter import Hold
+from banksman.core.session_facts import (
+    EndHold,
+    Timer,
+)
+from banksman.core.state import ProcessPhase, Session, Stdin, Store
+from banksman.core.turn import Cause, Phase, Turn
+from banksman.core.work import Work
+from banksman.errors import AgentError
+
+
+def fire(work: Work, timer: Timer, subject: str) -> None:
+    """Each names its subject. If that is no longer what it was, the timer is late, and nothing happens."""
+    state = work.state
+    process = state.process
+    turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == subject), None)
+    match timer:
+        case Timer.DRAIN:
+            is_due = turn is not None and turn.phase is Phase.INTERRUPTING
+            if is_due or any(key == subject for _, key in process.unacknowledged):
+                work.stop_process()
+        case Timer.SETTLE:
+            if turn is not None and not turn.is_own:
+                hearing.settle(work, turn)
+        case Timer.CLOCKS:
+            if turn is not None and turn.is_open:
+                _look_at_clocks(work, turn)
+        case Timer.START:
+            if subject == str(process.number) and process.phase is ProcessPhase.STARTING:
+                seconds = state.config.start_seconds
+                work.stop_process(AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)"))
+        case Timer.WRITE:
+            if subject == f"{process.number}.{process.frames_sent}" and process.stdin is Stdin.BUSY:
+                seconds = state.config.write_seconds
+                work.break_stdin(AgentError(f"the agent did not take its stdin for {seconds:g} s"))
+        case Timer.COLLECT:
+            work.set(collecting=tuple(id for id in state.collecting if id != subject))
+        case Timer.HOLD:
+            _on_hold_idle(work, subject)
+        case Timer.STORE:
+            if state.store is Store.BROKEN and subject == str(state.store_retries):
+                storing.retry(work)
+
+
+def _look_at_clocks(work: Work, turn: Turn) -> None:
+    ran_out = clocks.expired(work.state.clocks, work.at)
+    if ran_out is not None and turn.phase is Phase.RUNNING:
+        ending.stop(work, turn, Cause.CLOCK, ran_out.name)
+        return
+    wound, warnings = clocks.warn(work.state.clocks, work.at)
+    work.set(clocks=wound)
+    for clock in warnings:
+        left = clock.seconds - clock.elapsed(work.at)
+        work.log(turn.id, kinds.CLOCK_WARNING, clock=clock.name, seconds=clock.seconds, left=left)
+    work.arm_clocks(turn)
+
+
+def _on_hold_idle(work: Work, subject: str) -> None:
+    state = work.state
+    hold = state.hold
+    if hold is None or subject != f"{hold.id}#{state.hold_asks}":
+        return
+    if _is_in_use(state, hold):
+        work.watch_hold()
+        return
+    work.set(hold=None)
+    work.do(EndHold(hold.id))
+
+
+def _is_in_use(state: Session, hold: Hold) -> bool:
+    turns = [state.turn, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
+    return any(turn is not None and turn.ask is not None and turn.ask.hold == hold.id for turn in turns)

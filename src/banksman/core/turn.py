@@ -1,0 +1,177 @@
+"""The turn: one ask on its way through the agent, as a value, and the table of its phases.
+
+    QUEUED ──grant──► STARTING ──write──► RUNNING ──stop──► INTERRUPTING
+      ▲  │               │ │                 │                  │ │
+      │  │               │ │                 │                  │ │
+      │  └──end──┐   ┌end┘ └──requeue──┐  ┌end┘             end─┘ └─requeue─┐
+      │          ▼   ▼                 │  ▼                  ▼              │
+      │          ENDED ◄───────────────┼──┴──────────────────┘              │
+      └────────────────────────────────┴─────────────────────────────────────┘
+
+- QUEUED: accepted; somebody else speaks, or nobody can yet.
+- STARTING: granted; the intent is on its way to the log, and not one byte on its way to the agent. A stop here sends
+  nothing at all.
+- RUNNING: the prompt is handed to the pipe. Only a boundary or the end of the process ends it from here on.
+- INTERRUPTING: it was asked to stop. What it still says is still its own.
+
+A turn that is requeued is the same ask with another `attempt`. Everything deferred names both (`key`), so that a late
+timer or reply of one attempt cannot act on the next.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from banksman.core.dialects.dialect import Prompt
+from banksman.core.meaning import PromptSettled, TurnOver
+
+
+class Phase(enum.StrEnum):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    INTERRUPTING = "interrupting"
+    ENDED = "ended"
+
+
+class Move(enum.Enum):
+    GRANT = enum.auto()
+    WRITE = enum.auto()
+    STOP = enum.auto()
+    REQUEUE = enum.auto()
+    END = enum.auto()
+
+
+TABLE: dict[Phase, dict[Move, Phase]] = {
+    Phase.QUEUED: {Move.GRANT: Phase.STARTING, Move.END: Phase.ENDED},
+    Phase.STARTING: {Move.WRITE: Phase.RUNNING, Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
+    Phase.RUNNING: {Move.STOP: Phase.INTERRUPTING, Move.END: Phase.ENDED},
+    Phase.INTERRUPTING: {Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
+    Phase.ENDED: {},
+}
+
+
+class Cause(enum.Enum):
+    """Why a turn is to end before its time."""
+
+    INTERRUPT = "interrupt"
+    PREEMPT = "preempt"
+    CLOCK = "clock"
+    CLOSE = "close"
+    # The process is being replaced for a reason of ours: a frame that it does not take, say.
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A caller's wish for one turn. Its id is the turn's id; `ref` names its prompt to the agent."""
+
+    id: str
+    ref: str
+    prompt: Prompt
+    priority: int
+    on_busy: str = "enqueue"
+    on_preempt: str = "end"
+    key: str | None = None
+    hold: str | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """`ask` None: the agent opened it by itself, for the reason `origin`."""
+
+    id: str
+    ask: Ask | None
+    priority: int
+    origin: str | None = None
+    phase: Phase = Phase.QUEUED
+    attempt: int = 1
+    # Asks that end with this turn: collected before it began, or added to it while it ran.
+    joined: tuple[Ask, ...] = ()
+    steered: tuple[Ask, ...] = ()
+    # Why it is to end, and the clock that said so.
+    cause: Cause | None = None
+    clock: str | None = None
+    # Interrupts that wait for their receipt.
+    interrupts: tuple[str, ...] = ()
+    # The intent to send its prompt is in the log.
+    may_write: bool = False
+    # What the agent has said about it so far: that it began, that it names what it works on, and what it has named;
+    # that it takes interrupts, that it took ours; that it is done with the prompt; and the boundary, while it is not
+    # yet certain that it is this turn's.
+    is_opened: bool = False
+    names_prompts: bool = False
+    heard: tuple[str, ...] = ()
+    can_interrupt: bool = False
+    is_acknowledged: bool = False
+    settled: PromptSettled | None = None
+    boundary: TurnOver | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.id}#{self.attempt}"
+
+    @property
+    def ref(self) -> str:
+        """The prompt's name to the agent. Another attempt is another prompt: an agent may drop one it has seen."""
+        if self.ask is None:
+            return ""
+        return self.ask.ref if self.attempt == 1 else f"{self.ask.ref[:-4]}{self.attempt % 0x10000:04x}"
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        return (self.ref, *(ask.ref for ask in self.steered))
+
+    @property
+    def asks(self) -> tuple[Ask, ...]:
+        return (*((self.ask,) if self.ask else ()), *self.joined, *self.steered)
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is sent: the prompts that were collected, in order, as one."""
+        asks = (*((self.ask,) if self.ask else ()), *self.joined)
+        texts = [ask.prompt for ask in asks if isinstance(ask.prompt, str)]
+        if len(texts) == len(asks):
+            return "\n\n".join(texts)
+        blocks = ([{"type": "text", "text": p}] if isinstance(p := ask.prompt, str) else p for ask in asks)
+        return [block for some in blocks for block in some]
+
+    @property
+    def is_own(self) -> bool:
+        return self.ask is None
+
+    @property
+    def is_open(self) -> bool:
+        """Between the prompt and the boundary."""
+        return self.phase in (Phase.RUNNING, Phase.INTERRUPTING)
+
+    def moved(self, move: Move) -> Turn:
+        following = TABLE[self.phase].get(move)
+        assert following is not None, f"{move} in {self.phase}: {self.id}"
+        return replace(self, phase=following)
+
+    def requeued(self) -> Turn:
+        """The same ask, as if it had never begun, but for the count. Those steered into it do not come back with it."""
+        assert self.ask is not None
+        again = self.moved(Move.REQUEUE)
+        return Turn(
+            id=again.id,
+            ask=again.ask,
+            priority=again.priority,
+            phase=again.phase,
+            attempt=self.attempt + 1,
+            joined=self.joined,
+        )
+
+
+def queued(ask: Ask) -> Turn:
+    return Turn(id=ask.id, ask=ask, priority=ask.priority)
+
+
+def own(id: str, origin: str, priority: int) -> Turn:
+    """A turn that the agent opened by itself: it runs from the moment we hear of it."""
+    return Turn(
+        id=id, ask=None, priority=priority, origin=origin, phase=Phase.RUNNING, is_opened=True, can_interrupt=True
+    )

@@ -1,0 +1,56 @@
+"""A scripted agent that misbehaves: a real process that speaks Claude's stream-json, and does what a test tells it.
+
+    command = fake_agent.command({"prompt 1": ["say hello", "at result exit 3"]}, evidence=folder, memory=other)
+    session = await host.open("claude", command=command)
+    turn = await session.ask("@@stream 3 0.01\\n@@touch /tmp/…/reached\\n@@hang")
+
+What a script looks like is in `script.py`; the words it may use are `VERBS` and `POINTS`, each with a line that says
+what it means. A word that is not there ends the agent with code 64, loudly. `Evidence` reads what the processes left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from banksman.testing.fake_agent.script import POINTS, Script, ScriptError, sections_of
+from banksman.testing.fake_agent.verbs import VERBS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from banksman.testing.fake_agent.evidence import Evidence, Process, unused_verbs
+
+__all__ = ["POINTS", "VERBS", "Evidence", "Process", "ScriptError", "command", "unused_verbs"]
+
+
+def command(
+    script: Mapping[str, Sequence[str]] | Sequence[str] = (),
+    *,
+    evidence: str | os.PathLike[str] | None = None,
+    memory: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """The words that start a fake agent with this script; what is added to them is recorded, and ignored.
+
+    `evidence`: a folder where each process leaves what it was given. `memory`: a folder that keeps conversations, for
+    `--resume` to find. Raises `ScriptError` if the script cannot be meant.
+    """
+    Script(script)
+    words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")]
+    words.append(f"--fake-script={json.dumps(sections_of(script))}")
+    if evidence is not None:
+        words.append(f"--fake-evidence={os.path.abspath(evidence)}")
+    if memory is not None:
+        words.append(f"--fake-memory={os.path.abspath(memory)}")
+    return words
+
+
+def __getattr__(name: str) -> object:
+    # Loaded when first used: the agent imports this package at its start, and needs none of it.
+    if name not in ("Evidence", "Process", "unused_verbs"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from banksman.testing.fake_agent import evidence  # noqa: PLC0415
+
+    return getattr(evidence, name)

@@ -1,0 +1,383 @@
+"""The fake agent as a process: what it reads, how it answers, and when it ends.
+
+One thread and one `select`, so it reads while it streams. Prompts go through one task in the order they were read, and
+another runs the turns: it takes all that is queued at once, as Claude merges what it was sent while busy. Control
+requests are answered beside both.
+
+It ends by itself in any case: soon after its stdin, later when something keeps it, and by an alarm at the very last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from banksman.testing.fake_agent import frames, verbs
+from banksman.testing.fake_agent.loop import Loop, Wait
+from banksman.testing.fake_agent.record import Memory, Record
+from banksman.testing.fake_agent.script import Plan, Script, ScriptError, directives, echo
+from banksman.testing.fake_agent.turn import CutShort, Phase, Prompt, Question, Settings, Turn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+    from banksman.testing.fake_agent.frames import Frame
+    from banksman.testing.fake_agent.loop import Act
+    from banksman.testing.fake_agent.script import Step
+
+LIFE_SECONDS_MAX = 120
+# A real agent that is busy outlives its stdin and its parent, and so do we, long enough for a test to see who is left.
+EOF_SECONDS_MAX = 30.0
+ORPHAN_SECONDS_MAX = 20.0
+READ_BYTES_MAX = 65536
+LINE_BYTES_MAX = 64 * 1024 * 1024
+EXIT_USAGE = 64
+
+
+class Agent(Loop):
+    """One process of the fake agent."""
+
+    def __init__(self, script: Script, memory: Memory, record: Record, argv: Sequence[str]) -> None:
+        super().__init__()
+        self.script = script
+        self.memory = memory
+        self.record = record
+        self.session_id = memory.id
+        self.is_replaying = "--replay-user-messages" in argv
+        self.model, self.mode = frames.MODEL, "default"
+        self.process = Turn(self, Plan(script.of_process(memory.processes)), Settings())
+        self.turn: Turn | None = None
+        self.inbox: list[Frame] = []  # User frames that were read and not looked at.
+        self.queue: list[Prompt] = []
+        self.is_taking_in = False
+        self.has_started = False
+        self.results = 0
+        self.ignored: set[str] = set()
+        self.questions: dict[str, Question] = {}
+        self.input = bytearray()
+        self.is_reading, self.read_bytes, self.read_seconds, self.next_read_at = True, READ_BYTES_MAX, 0.0, 0.0
+        self.eof_at: float | None = None
+        self.orphan_at: float | None = None
+        self.holding = 0  # Tasks that must be over before EOF may end us.
+        self.parent = os.getppid()
+        self.wakeup = -1
+
+    # ── The loop ──
+
+    def run(self, missing: str) -> None:
+        """Serve until there is a reason to end. `missing`: the conversation to resume, which nobody knows."""
+        self._hear_signals()
+        self.spawn(self._start(missing))
+        while True:
+            self.settle()
+            self._end_if_over()
+            sources = [self.wakeup]
+            if self._may_read():
+                sources.append(0)
+            readable = self.select(sources, not_before=self.next_read_at)
+            self.settle(readable)
+            if self.wakeup in readable:
+                os.read(self.wakeup, READ_BYTES_MAX)
+                self.spawn(self._interrupted_by_signal())
+            if 0 in readable and self._may_read():
+                self._read()
+
+    def _start(self, missing: str) -> Act:
+        if missing:
+            text = f"No conversation found with session ID: {missing}"
+            self.err.put(text.encode() + b"\n")
+            index = self.count_result()
+            frame = frames.result("error_during_execution", is_error=True, terminal_reason=None, index=index)
+            self.write({**frame, "num_turns": 0, "errors": [text], "session_id": missing})
+            yield from self.leave(1)
+        for step in (*self.process.plan.settings, *self.process.plan.content, *self.process.plan.take("start")):
+            yield from self.perform(step, self.process)
+        self.has_started = True
+        self.spawn(self._take_in())
+        self.spawn(self._run_turns())
+
+    def _may_read(self) -> bool:
+        return self.has_started and self.is_reading and self.eof_at is None and time.monotonic() >= self.next_read_at
+
+    def _read(self) -> None:
+        data = os.read(0, self.read_bytes)
+        self.record.stdin(data)
+        self.next_read_at = time.monotonic() + self.read_seconds if self.read_seconds else 0.0
+        self.input += data
+        # An unterminated last line is a line.
+        if not data and self.input:
+            self.input += b"\n"
+        while True:
+            line, newline, _ = self.input.partition(b"\n")
+            if not newline:
+                break
+            del self.input[: len(line) + 1]
+            self._understand(bytes(line))
+            self.settle()
+        assert len(self.input) <= LINE_BYTES_MAX
+        if not data:
+            self.eof_at = time.monotonic()
+            self.spawn(self._at_eof())
+
+    def _at_eof(self) -> Act:
+        self.holding += 1
+        yield from self.process.pass_point("eof")
+        self.holding -= 1
+
+    def _end_if_over(self) -> None:
+        now = time.monotonic()
+        if "eof" in self.ignored:
+            return
+        if self.eof_at is not None:
+            is_busy = self.turn or self.queue or self.inbox or self.is_taking_in or self.holding
+            if not is_busy and not self.out.buffer and not self.err.buffer:
+                os._exit(0)
+            if now > self.eof_at + EOF_SECONDS_MAX:
+                self.fail("stdin ended long ago", 75)
+        if os.getppid() != self.parent:
+            self.orphan_at = self.orphan_at or now
+            if now > self.orphan_at + ORPHAN_SECONDS_MAX:
+                self.fail("the parent went long ago", 75)
+
+    def _hear_signals(self) -> None:
+        """Claude ends on TERM and HUP without a word, and on INT as if interrupted."""
+        # Its default action is the kernel's, so it ends us in whatever we are stuck.
+        signal.alarm(LIFE_SECONDS_MAX)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(143))
+        signal.signal(signal.SIGHUP, lambda _number, _frame: os._exit(129))
+        self.wakeup, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end)
+        signal.signal(signal.SIGINT, lambda _number, _frame: None)
+
+    def _interrupted_by_signal(self) -> Act:
+        if "int" in self.ignored:
+            return
+        self.holding += 1
+        if self.turn is not None:
+            turn = self.turn
+            self.cut(turn, "aborted")
+            yield Wait(when=lambda: turn.phase is Phase.OVER)
+        yield from self.leave(0)
+
+    # ── What is read ──
+
+    def _understand(self, line: bytes) -> None:
+        """One line. Claude ends at one that is no JSON, and takes no notice of one that is no object."""
+        if not line.strip():
+            return
+        try:
+            frame: object = json.loads(line.decode(errors="replace"))
+        except ValueError:
+            self.fail(f"Error parsing streaming input line: {line[:100]!r}", 1)
+        if not isinstance(frame, dict):
+            return
+        self._dispatch(frame)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _dispatch(self, frame: Frame) -> None:
+        match frame.get("type"):
+            case "user":
+                if not isinstance(frame.get("message"), dict):
+                    self.fail("Error: Expected message in a user frame", 1)
+                self.inbox.append(frame)
+            case "control_request":
+                self.spawn(self._answer(str(frame.get("request_id")), frame.get("request") or {}))
+            case "control_response":
+                response: Frame = frame.get("response") or {}
+                question = self.questions.get(str(response.get("request_id")))
+                if question is not None:
+                    question.answer = response.get("response") or {}
+            case "control_cancel_request":
+                question = self.questions.get(str(frame.get("request_id")))
+                if question is not None:
+                    question.answer = {"behavior": "deny", "message": "cancelled"}
+            case _:
+                pass
+
+    def _take_in(self) -> Act:
+        """Each prompt in the order they came: read, then `queued`, then in the queue."""
+        while True:
+            yield Wait(when=lambda: bool(self.inbox))
+            frame = self.inbox.pop(0)
+            self.is_taking_in = True
+            text = _text_of(frame["message"].get("content"))
+            self.memory.append("read", text)
+            words, steps = directives(text)
+            plan = Plan([*self.script.of_prompt(self.memory.reads, text), *steps])
+            plan.content = plan.content or [echo(words)]
+            uuid = frame.get("uuid")
+            settings = Settings([self.process.settings])
+            prompt = Prompt(text, uuid if isinstance(uuid, str) else None, plan, settings)
+            waiting = Turn(self, plan, prompt.settings, prompts=[prompt])
+            for step in plan.settings:
+                yield from self.perform(step, waiting)
+            yield from waiting.pass_point("read")
+            waiting.lifecycle("queued")
+            self.queue.append(prompt)
+            yield from waiting.pass_point("queued")
+            self.is_taking_in = False
+
+    def _run_turns(self) -> Act:
+        """One turn after the other. All that is queued when one begins is one turn."""
+        while True:
+            yield Wait(when=lambda: bool(self.queue) and self.turn is None and not self.is_taking_in)
+            prompts, self.queue = self.queue, []
+            plan = Plan.joined([prompt.plan for prompt in prompts])
+            settings = Settings([prompt.settings for prompt in prompts])
+            yield from Turn(self, plan, settings, prompts=prompts).run()
+
+    def become_idle(self, turn: Turn) -> None:
+        steps = [*turn.plan.take("idle"), *self.process.plan.take("idle")]
+
+        def act() -> Act:
+            self.signal("idle")
+            for step in steps:
+                yield from self.perform(step, turn)
+
+        self.spawn(act())
+
+    # ── Control requests ──
+
+    def _answer(self, request_id: str, request: Frame) -> Act:
+        match request.get("subtype"):
+            case "initialize":
+                yield from self.process.pass_point("initialize")
+                if not self.process.is_omitted("initialize"):
+                    self.write(frames.initialized(request_id, self.mode))
+                    self.become_idle(self.process)
+            case "interrupt":
+                yield from self._interrupt(request_id, is_dropping=bool(request.get("cancel_queued")))
+            case "set_model":
+                self.model = str(request.get("model") or frames.MODEL)
+                self.write(frames.answered(request_id, {"model": self.model}))
+            case "set_permission_mode":
+                self.mode = str(request.get("mode"))
+                self.write(frames.answered(request_id, {"mode": self.mode}))
+            case "mcp_status":
+                self.write(frames.answered(request_id, {"mcpServers": []}))
+            case subtype:
+                self.write(frames.unsupported(request_id, str(subtype)))
+
+    def _interrupt(self, request_id: str, *, is_dropping: bool) -> Act:
+        """Ack, then boundary: or whichever of the two the script wants, in the order it wants them."""
+        yield from (self.turn or self.process).pass_point("interrupt")
+        turn = self.turn
+        how = (turn or self.process).settings.on_interrupt
+        if how == "unanswered":
+            return
+        is_open = turn is not None and turn.phase < Phase.CUT
+        if how == "ignored" or (how == "ignored_early" and turn is not None and turn.phase < Phase.OPEN):
+            is_open = False
+        if turn is None or not is_open:
+            yield from self._ack(request_id, turn, is_dropping=is_dropping)
+            return
+        for question in turn.questions:
+            self.write({"type": "control_cancel_request", "request_id": question.id})
+        match how:
+            case "unacked":
+                self.cut(turn, "aborted")
+            case "late_ack" | "finished":
+                self.cut(turn, "aborted" if how == "late_ack" else "finished")
+                yield Wait(when=lambda: turn.phase is Phase.OVER)
+                yield from self._ack(request_id, turn, is_dropping=is_dropping)
+            case _:
+                yield from self._ack(request_id, turn, is_dropping=is_dropping)
+                self.cut(turn, "silence" if how == "ack_only" else "aborted")
+
+    def _ack(self, request_id: str, turn: Turn | None, *, is_dropping: bool) -> Act:
+        dropped: list[Prompt] = []
+        if is_dropping:
+            dropped = [prompt for prompt in self.queue if prompt.uuid]
+            self.queue = [prompt for prompt in self.queue if not prompt.uuid]
+        still_queued = [prompt.uuid for prompt in self.queue if prompt.uuid]
+        self.write(frames.answered(request_id, {"still_queued": still_queued}))
+        for prompt in dropped:
+            Turn(self, Plan(), prompt.settings, prompts=[prompt]).lifecycle("cancelled")
+        yield from (turn or self.process).pass_point("acked")
+
+    def cut(self, turn: Turn, how: str) -> None:
+        """End the content of a turn where it waits; it may have ended by itself meanwhile."""
+        if turn is self.turn and turn.phase < Phase.CUT and turn.task is not None and turn.task.wait is not None:
+            self.advance(turn.task, CutShort(how))
+
+    # ── What is done ──
+
+    def perform(self, step: Step, turn: Turn) -> Act:
+        """Do one step. That it was reached is on record before it is done: it may be our last."""
+        self.record.step(step)
+        yield from step.verb.perform(turn, step)
+
+    def write(self, frame: Frame) -> None:
+        text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
+        self.out.put(text.encode(errors="replace") + b"\n")
+
+    def count_result(self) -> int:
+        self.results += 1
+        return self.results - 1
+
+    def leave(self, code: int) -> Act:
+        """End the process when all that was said is written."""
+        yield self.drained()
+        os._exit(code)
+
+    def fail(self, why: str, code: int = EXIT_USAGE) -> NoReturn:
+        """End the process loudly and at once."""
+        os.write(2, f"fake_agent: {why}\n".encode(errors="replace"))
+        os._exit(code)
+
+
+def _text_of(content: object) -> str:
+    """The text of a message: it is one string, or blocks of which some are text."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for block in content if isinstance(content, list) else ():  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(block, dict) and block.get("type") == "text":  # pyright: ignore[reportUnknownMemberType]
+            texts.append(str(block.get("text")))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # noqa: PERF401
+    return "\n".join(texts)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run as the process that `argv` describes. Flags that are not ours are kept in the record and mean nothing."""
+    assert verbs.VERBS
+    options = _options(argv)
+    record = Record(options.get("--fake-evidence"), argv)
+    memory = Memory(options.get("--fake-memory"), options.get("--resume") or options.get("--session-id") or "")
+    try:
+        script = Script(_mapping(options.get("--fake-script", "{}")))
+    except ScriptError as error:
+        _refuse(f"fake_agent: {error}", EXIT_USAGE)
+    if options.get("--session-id") and not options.get("--resume") and memory.is_known:
+        _refuse(f"Error: Session ID {memory.id} is already in use.", 1)
+    missing = memory.id if options.get("--resume") and not memory.is_known else ""
+    if not missing:
+        memory.append("process", str(os.getpid()))
+    agent = Agent(script, memory, record, argv)
+    try:
+        agent.run(missing)
+    except ScriptError as error:
+        agent.fail(str(error))
+
+
+def _refuse(why: str, code: int) -> NoReturn:
+    os.write(2, f"{why}\n".encode())
+    os._exit(code)
+
+
+def _mapping(text: str) -> Mapping[str, Sequence[str]]:
+    return json.loads(text)
+
+
+def _options(argv: Sequence[str]) -> dict[str, str]:
+    """The flags that mean something to us, as `--flag=value` or `--flag value`."""
+    ours = ("--fake-script", "--fake-evidence", "--fake-memory", "--resume", "--session-id")
+    found: dict[str, str] = {}
+    for index, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag in ours:
+            found[flag] = value if equals else "".join(argv[index + 1 : index + 2])
+    return found

@@ -1,0 +1,258 @@
+"""One turn of the fake agent: who asked for it, what it has said, and how it ends.
+
+    read → queued → started → init → content → result → completed
+
+A turn of the agent's own has no prompts, and so neither lifecycle nor user_message_uuids. Frames that belong to no turn
+(a script may want some) are those of the process's own `Turn`, which is never run; its settings are what every turn
+begins with.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from banksman.testing.fake_agent import frames
+from banksman.testing.fake_agent.loop import NEVER, Task
+from banksman.testing.fake_agent.script import Plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from banksman.testing.fake_agent.agent import Agent
+    from banksman.testing.fake_agent.frames import Frame
+    from banksman.testing.fake_agent.loop import Act
+    from banksman.testing.fake_agent.script import Step
+
+
+class Phase(enum.IntEnum):
+    """How far a turn has come. CUT: an interrupt has ended its content, and the boundary is still to be written."""
+
+    NEW, STARTED, OPEN, CUT, ENDED, OVER = range(6)
+
+
+class CutShort(Exception):
+    """Raised inside a turn where it waits: its content ends here, `aborted`, `finished` early, or in `silence`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+class Prompt:
+    """A user frame that was read."""
+
+    __slots__ = ("plan", "settings", "text", "uuid")
+
+    def __init__(self, text: str, uuid: str | None, plan: Plan, settings: Settings) -> None:
+        self.text = text
+        self.uuid = uuid
+        self.plan = plan
+        self.settings = settings
+
+
+class Settings:
+    """What a turn leaves out, and what it does when it is interrupted."""
+
+    __slots__ = ("omitted", "on_interrupt")
+
+    def __init__(self, before: Sequence[Settings] = ()) -> None:
+        self.omitted: set[str] = set()
+        self.on_interrupt = "boundary"
+        for settings in before:
+            self.omitted |= settings.omitted
+            if settings.on_interrupt != "boundary":
+                self.on_interrupt = settings.on_interrupt
+
+
+class Question:
+    """A permission that was asked for, and its answer when there is one."""
+
+    __slots__ = ("answer", "id")
+
+    def __init__(self) -> None:
+        self.id = frames.new_id()
+        self.answer: Frame | None = None
+
+
+class Turn:
+    """The state of a turn, and the only place where its frames are written."""
+
+    def __init__(
+        self, agent: Agent, plan: Plan, settings: Settings, *, prompts: Sequence[Prompt] = (), origin: str = ""
+    ) -> None:
+        self.agent = agent
+        self.plan = plan
+        self.settings = settings
+        self.prompts = prompts
+        self.origin = origin
+        self.phase = Phase.NEW
+        self.task: Task | None = None
+        self.remaining: list[Step] = [*plan.content]
+        self.answer = ""
+        self.streamed = ""  # What was streamed of a message that is not yet complete.
+        self.message_id = f"msg_{frames.new_id()}"
+        self.is_streaming = False
+        self.tool_use_id = ""
+        self.questions: list[Question] = []
+        self.denials: list[Frame] = []
+        self.last_state = ""
+
+    # ── The course of a turn ──
+
+    def run(self) -> Act:
+        """The whole turn. Only the agent's runner, or a verb that opens a turn of the agent's own, does this."""
+        agent = self.agent
+        assert agent.turn is None
+        agent.turn, self.task = self, agent.current
+        try:
+            yield from self._begin()
+            yield from self.perform()
+        except CutShort as cut:
+            self.phase = Phase.CUT
+            self.remaining = []
+            if cut.how == "silence":
+                while True:
+                    yield NEVER
+            if cut.how == "aborted":
+                yield from self._abort()
+        if self.phase < Phase.ENDED and not self.is_omitted("result"):
+            yield from self.succeed(self.answer)
+        if not self.last_state:
+            self.lifecycle("completed")
+        yield from self.pass_point("completed")
+        self.phase = Phase.OVER
+        assert agent.turn is self
+        agent.turn = None
+        agent.become_idle(self)
+
+    def _begin(self) -> Act:
+        for prompt in self.prompts:
+            self.agent.memory.append("prompt", prompt.text)
+            self._emit_lifecycle(prompt, "started")
+        self.phase = Phase.STARTED
+        yield from self.pass_point("started")
+        if not self.is_omitted("init"):
+            self.emit(frames.init(self.agent.model, self.agent.mode), uuids=True)
+        self.phase = Phase.OPEN
+        yield from self.pass_point("init")
+        if not self.is_omitted("init"):
+            self.emit(frames.status(), uuids=True)
+        if self.agent.is_replaying:
+            for prompt in self.prompts:
+                replay: Frame = {"type": "user", "message": {"role": "user", "content": prompt.text}}
+                self.emit({**replay, "parent_tool_use_id": None, "uuid": prompt.uuid, "isReplay": True})
+
+    def perform(self) -> Act:
+        """The content: each step in turn, as long as none takes the rest away."""
+        while self.remaining:
+            yield from self.agent.perform(self.remaining.pop(0), self)
+
+    def pass_point(self, point: str) -> Act:
+        """Let those run who wait for this point, then do what is hooked to it."""
+        self.agent.signal(point)
+        for step in (*self.plan.take(point), *self.agent.process.plan.take(point)):
+            yield from self.agent.perform(step, self)
+
+    def _abort(self) -> Act:
+        """The end of an interrupted turn, frame by frame as recorded."""
+        suffix = ""
+        if self.is_streaming and self.streamed:
+            self.assistant({"type": "text", "text": self.streamed})
+        if self.tool_use_id:
+            suffix = " for tool use"
+            self.emit(frames.tool_result(self.tool_use_id, frames.REJECTED, is_error=True))
+        self.emit(frames.user([{"type": "text", "text": f"[Request interrupted by user{suffix}]"}]))
+        self.stream_end(None)
+        if not self.is_omitted("result"):
+            reason = "aborted_tools" if self.tool_use_id else "aborted_streaming"
+            diagnostic = "[ede_diagnostic] result_type=user last_content_type=n/a stop_reason=null"
+            yield from self.fail(diagnostic, reason)
+        self.lifecycle("cancelled")
+
+    # ── What a turn says ──
+
+    def emit(self, frame: Frame, *, uuids: bool = False) -> None:
+        """Write a frame, with the ids that the agent gives it: the session's, and those of the prompts it answers."""
+        frame["session_id"] = self.agent.session_id
+        known = [prompt.uuid for prompt in self.prompts if prompt.uuid]
+        if uuids and known and not self.is_omitted("uuids"):
+            if frame["type"] != "system":
+                frame["user_message_uuid"] = known[-1]
+            frame["user_message_uuids"] = known
+        self.agent.write(frame)
+
+    def is_omitted(self, what: str) -> bool:
+        return what in self.settings.omitted
+
+    def lifecycle(self, state: str) -> None:
+        """What became of the prompts of this turn."""
+        for prompt in self.prompts:
+            if state != "completed" or not self.is_omitted("completed"):
+                self._emit_lifecycle(prompt, state)
+        if state in ("completed", "cancelled"):
+            self.last_state = state
+
+    def _emit_lifecycle(self, prompt: Prompt, state: str) -> None:
+        if prompt.uuid and not self.is_omitted("lifecycle"):
+            self.emit(frames.lifecycle(prompt.uuid, state))
+
+    def assistant(self, block: Frame) -> None:
+        self.emit(frames.assistant(self.message_id, block, self.agent.model), uuids=True)
+
+    def say(self, text: str) -> None:
+        self.assistant({"type": "text", "text": text})
+        self.answer = text
+
+    def stream_event(self, event: Frame) -> None:
+        self.emit(frames.stream_event(self.message_id, event))
+
+    def stream_begin(self) -> None:
+        self.is_streaming, self.streamed, self.message_id = True, "", f"msg_{frames.new_id()}"
+        self.stream_event({"type": "message_start", "message": frames.message(self.message_id, [], self.agent.model)})
+        self.stream_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+
+    def stream_chunk(self, text: str) -> None:
+        self.streamed += text
+        self.stream_event(
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
+        )
+
+    def stream_end(self, stop_reason: str | None) -> None:
+        if not self.is_streaming:
+            return
+        self.is_streaming = False
+        self.stream_event({"type": "content_block_stop", "index": 0})
+        delta = {"stop_reason": stop_reason, "stop_sequence": None}
+        self.stream_event({"type": "message_delta", "delta": delta, "usage": frames.USAGE})
+        self.stream_event({"type": "message_stop"})
+
+    def tool_use(self, name: str, arguments: Frame) -> None:
+        self.tool_use_id = f"toolu_{frames.new_id()}"
+        self.assistant({"type": "tool_use", "id": self.tool_use_id, "name": name, "input": arguments})
+
+    def tool_result(self, text: str, *, is_error: bool = False) -> None:
+        self.emit(frames.tool_result(self.tool_use_id, text, is_error=is_error))
+        self.tool_use_id = ""
+
+    def succeed(self, text: str, *, api_error_status: int | None = None) -> Act:
+        """The boundary of a turn that went well, or of one whose model call failed: that too is called a success."""
+        is_error = api_error_status is not None
+        reason = "api_error" if is_error else "completed"
+        frame = frames.result("success", is_error=is_error, terminal_reason=reason, index=self.agent.count_result())
+        yield from self._bound({**frame, "api_error_status": api_error_status, "result": text})
+
+    def fail(self, text: str, terminal_reason: str | None = None) -> Act:
+        """The boundary of a turn that did not run to its end. It has errors and no text."""
+        index = self.agent.count_result()
+        frame = frames.result("error_during_execution", is_error=True, terminal_reason=terminal_reason, index=index)
+        yield from self._bound({**frame, "errors": [text]})
+
+    def _bound(self, frame: Frame) -> Act:
+        if self.origin not in ("", "none"):
+            frame["origin"] = {"kind": self.origin}
+        frame["permission_denials"] = self.denials
+        self.emit(frame, uuids=True)
+        if self.phase < Phase.ENDED:
+            self.phase = Phase.ENDED
+            yield from self.pass_point("result")

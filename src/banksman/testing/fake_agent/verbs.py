@@ -1,0 +1,444 @@
+"""The verbs of the script language: what each one does.
+
+A verb is done by a generator that is given its turn and its step. It yields while it waits, so that the agent can read
+and answer meanwhile; a turn that is interrupted ends inside that yield.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+
+from banksman.testing.fake_agent import frames
+from banksman.testing.fake_agent.loop import NEVER, Wait, pause
+from banksman.testing.fake_agent.script import VERBS, Plan, ScriptError, Step, verb
+from banksman.testing.fake_agent.turn import CutShort, Question, Settings, Turn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from banksman.testing.fake_agent.frames import Frame
+    from banksman.testing.fake_agent.loop import Act
+
+__all__ = ["VERBS"]
+
+# What a verb makes much of waits for the reader from here on.
+AHEAD_BYTES_MAX = 256 * 1024
+HOLD_SECONDS_MAX = 120.0
+
+
+def _room(turn: Turn) -> Act:
+    """Do not run ahead of the reader."""
+    sinks = (turn.agent.out, turn.agent.err)
+    if any(len(sink.buffer) > AHEAD_BYTES_MAX for sink in sinks):
+        yield Wait(when=lambda: all(len(sink.buffer) <= AHEAD_BYTES_MAX for sink in sinks))
+
+
+def _arguments(text: str) -> Frame:
+    try:
+        value: object = json.loads(text or "{}")
+    except ValueError as error:
+        raise ScriptError(f"no JSON: {text!r}") from error
+    return value  # pyright: ignore[reportReturnType]
+
+
+# ── Saying ──
+
+
+@verb("say", "TEXT")
+def say(turn: Turn, step: Step) -> Act:
+    """One assistant frame with this text; the last one said is the result."""
+    turn.say(step.word(0))
+    yield from _room(turn)
+
+
+@verb("think", "TEXT")
+def think(turn: Turn, step: Step) -> Act:
+    """A thinking_tokens frame and an assistant frame with a thinking block."""
+    turn.emit(frames.thinking_tokens())
+    turn.assistant({"type": "thinking", "thinking": step.word(0), "signature": "ZmFrZQ=="})
+    yield from _room(turn)
+
+
+@verb("stream", "COUNT SECONDS [TEXT]")
+def stream(turn: Turn, step: Step) -> Act:
+    """So many stream_event deltas, each so long after the last, then the assistant frame."""
+    turn.stream_begin()
+    for number in range(step.integer(0)):
+        if number and step.seconds(1):
+            yield pause(step.seconds(1))
+        turn.stream_chunk(f"{step.word(2, 'tick')}{number} ")
+        yield from _room(turn)
+    turn.say(turn.streamed)
+    turn.stream_end("end_turn")
+
+
+@verb("tool_use", "NAME [JSON]")
+def tool_use(turn: Turn, step: Step) -> Act:
+    """An assistant frame that calls a tool; the tool runs until `tool_result`."""
+    turn.tool_use(step.word(0), _arguments(step.word(1)))
+    yield from _room(turn)
+
+
+@verb("tool_result", "[TEXT]")
+def tool_result(turn: Turn, step: Step) -> Act:
+    """The user frame with the result of the tool that runs."""
+    turn.tool_result(step.word(0))
+    yield from _room(turn)
+
+
+@verb("recall")
+def recall(turn: Turn, step: Step) -> Act:
+    """Say all prompts of the conversation that began a turn, as a JSON list."""
+    turn.say(json.dumps(turn.agent.memory.prompts))
+    yield from _room(turn)
+
+
+@verb("ask", "NAME [JSON]")
+def ask(turn: Turn, step: Step) -> Act:
+    """Call a tool that needs a permission, and wait for the answer."""
+    name, arguments = step.word(0), _arguments(step.word(1))
+    question = _question(turn, name, arguments)
+    yield Wait(when=lambda: question.answer is not None or turn.agent.eof_at is not None)
+    _settled(turn, question)
+    match question.answer:
+        case {"behavior": "allow"}:
+            turn.tool_result(f"({name} completed with no output)")
+        case {"behavior": "deny", "interrupt": True}:
+            raise CutShort("aborted")
+        case {"behavior": "deny", "message": message}:
+            turn.denials.append({"tool_name": name, "tool_use_id": turn.tool_use_id, "tool_input": arguments})
+            turn.tool_result(str(message), is_error=True)
+        case None:
+            turn.tool_result("Tool permission request failed: AbortError: stream closed", is_error=True)
+        case _:
+            turn.tool_result("The canUseTool callback returned an invalid permission result", is_error=True)
+
+
+@verb("ask_withdrawn", "NAME PATH")
+def ask_withdrawn(turn: Turn, step: Step) -> Act:
+    """Ask for a permission, and withdraw the question when the path exists."""
+    question = _question(turn, step.word(0), {})
+    yield from _exists(step.word(1))
+    turn.agent.write({"type": "control_cancel_request", "request_id": question.id})
+    _settled(turn, question)
+    turn.tool_result("withdrawn", is_error=True)
+
+
+def _question(turn: Turn, name: str, arguments: Frame) -> Question:
+    question = Question()
+    turn.tool_use(name, arguments)
+    turn.questions.append(question)
+    turn.agent.questions[question.id] = question
+    turn.agent.write(frames.can_use_tool(question.id, turn.tool_use_id, name, arguments))
+    return question
+
+
+def _settled(turn: Turn, question: Question) -> None:
+    turn.questions.remove(question)
+    del turn.agent.questions[question.id]
+
+
+# ── Ending a turn ──
+
+
+@verb("result", "TEXT")
+def result(turn: Turn, step: Step) -> Act:
+    """The boundary, now; a second one is a second boundary."""
+    yield from turn.succeed(step.word(0))
+
+
+@verb("error", "TEXT")
+def error(turn: Turn, step: Step) -> Act:
+    """The boundary after a failed model call: subtype success with is_error."""
+    yield from turn.succeed(step.word(0), api_error_status=400)
+
+
+@verb("failure", "TEXT")
+def failure(turn: Turn, step: Step) -> Act:
+    """The boundary error_during_execution, with errors and without a text."""
+    yield from turn.fail(step.word(0))
+
+
+@verb("huge_result", "BYTES")
+def huge_result(turn: Turn, step: Step) -> Act:
+    """The boundary, whose text alone has so many bytes."""
+    yield from turn.succeed("x" * step.integer(0))
+
+
+@verb("lifecycle", "queued|started|completed|cancelled")
+def lifecycle(turn: Turn, step: Step) -> Act:
+    """A command_lifecycle frame for each prompt of the turn, now."""
+    turn.lifecycle(step.word(0))
+    yield from _room(turn)
+
+
+@verb("hang")
+def hang(turn: Turn, step: Step) -> Act:
+    """Nothing more, until an interrupt."""
+    while True:
+        yield NEVER
+
+
+@verb("detach")
+def detach(turn: Turn, step: Step) -> Act:
+    """The turn is over here, unsaid; the steps that follow are done beside the next ones."""
+    rest, turn.remaining = turn.remaining, []
+    turn.settings.omitted.update(("result", "completed"))
+
+    def act() -> Act:
+        for later in rest:
+            yield from turn.agent.perform(later, turn)
+
+    turn.agent.spawn(act())
+    yield from _room(turn)
+
+
+@verb("omit", "init|lifecycle|completed|result|uuids|initialize", is_setting=True)
+def omit(turn: Turn, step: Step) -> Act:
+    """Never write this: in this turn, or in this process."""
+    turn.settings.omitted.add(step.word(0))
+    yield from _room(turn)
+
+
+@verb(
+    "on_interrupt",
+    "boundary|unacked|late_ack|ack_only|ignored|ignored_early|finished|unanswered",
+    is_setting=True,
+)
+def on_interrupt(turn: Turn, step: Step) -> Act:
+    """What an interrupt does: ack and boundary; or without the ack, with it last, without the boundary, …"""
+    turn.settings.on_interrupt = step.word(0)
+    yield from _room(turn)
+
+
+@verb("own", "task-notification|auto-continuation|none STEPS")
+def own(turn: Turn, step: Step) -> Act:
+    """A turn of the agent's own with these steps and this origin, as soon as no other is open."""
+    agent = turn.agent
+    if agent.turn is turn:
+        raise ScriptError(f"{step!r}: no turn can be opened inside another")
+    yield Wait(when=lambda: agent.turn is None)
+    settings = Settings([agent.process.settings])
+    mine = Turn(agent, Plan(step.nested), settings, origin=step.word(0))
+    for setting in mine.plan.settings:
+        yield from agent.perform(setting, mine)
+    yield from mine.run()
+
+
+# ── Waiting ──
+
+
+@verb("wait", "PATH")
+def wait(turn: Turn, step: Step) -> Act:
+    """Until the path exists; if it is a fifo, until somebody writes to it or closes it."""
+    yield from _exists(step.word(0))
+
+
+def _exists(path: str) -> Act:
+    yield Wait(when=lambda: os.path.exists(path), is_polled=True)
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            yield Wait(fd=fd)
+            os.read(fd, 1)
+        finally:
+            os.close(fd)
+
+
+@verb("touch", "PATH")
+def touch(turn: Turn, step: Step) -> Act:
+    """Make a file, when all said before is written; if it is a fifo, write a line to who reads it."""
+    yield turn.agent.drained()
+    path = step.word(0)
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        opened: list[int] = []
+        yield Wait(when=lambda: _opens(path, opened), is_polled=True)
+        os.write(opened[0], b"\n")
+        os.close(opened[0])
+        return
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _opens(path: str, opened: list[int]) -> bool:
+    """Open a fifo to write, which is refused as long as nobody reads."""
+    try:
+        opened.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+@verb("pause", "SECONDS")
+def pause_for(turn: Turn, step: Step) -> Act:
+    """So long nothing; a handshake by `wait` is better wherever it can be had."""
+    yield pause(step.seconds(0))
+
+
+@verb("await", "POINT")
+def await_point(turn: Turn, step: Step) -> Act:
+    """Until this point is next passed, by whichever turn; what follows happens at that point."""
+    yield Wait(point=step.word(0))
+
+
+# ── Misbehaving on the wire ──
+
+
+@verb("junk", "text|blank|unknown|not_utf8|not_object")
+def junk(turn: Turn, step: Step) -> Act:
+    """A line that is no frame of the dialect."""
+    lines = {
+        "text": b"Info: this is not for you\n",
+        "blank": b"\n  \n\r\n",
+        "unknown": b'{"type":"keep_alive"}\n{"type":"from_the_future","result":"no","is_error":false}\n{"no":"type"}\n',
+        "not_utf8": b"\xff\xfe\x80 neither text nor JSON\n",
+        "not_object": b'[1,2]\n42\nnull\n"text"\n',
+    }
+    turn.agent.out.put(lines[step.word(0)])
+    yield from _room(turn)
+
+
+@verb("raw", "TEXT")
+def raw(turn: Turn, step: Step) -> Act:
+    """This text as a line."""
+    turn.agent.out.put(step.word(0).encode() + b"\n")
+    yield from _room(turn)
+
+
+@verb("half", "TEXT")
+def half(turn: Turn, step: Step) -> Act:
+    """The first half of an assistant frame; whatever is said next is in the same line."""
+    before = len(turn.agent.out.buffer)
+    turn.say(step.word(0))
+    buffer = turn.agent.out.buffer
+    del buffer[before + (len(buffer) - before) // 2 :]
+    yield from _room(turn)
+
+
+@verb("flood", "COUNT BYTES")
+def flood(turn: Turn, step: Step) -> Act:
+    """So many deltas with so many bytes of text each, as fast as they are read."""
+    turn.stream_begin()
+    event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * step.integer(1)}}
+    for _ in range(step.integer(0)):
+        turn.stream_event(event)
+        yield from _room(turn)
+    turn.stream_end("end_turn")
+
+
+@verb("huge", "BYTES")
+def huge(turn: Turn, step: Step) -> Act:
+    """One assistant frame with so many bytes of text."""
+    turn.assistant({"type": "text", "text": "x" * step.integer(0)})
+    yield from _room(turn)
+
+
+@verb("split", "BYTES [SECONDS]")
+def split(turn: Turn, step: Step) -> Act:
+    """From now on write so many bytes at once, and each so long after the last."""
+    if not 0 < step.integer(0) <= 4096:
+        raise ScriptError(f"{step!r}: pieces are of 1 to 4096 bytes")
+    turn.agent.out.piece_bytes, turn.agent.out.pause_seconds = step.integer(0), step.seconds(1)
+    yield from _room(turn)
+
+
+@verb("stderr", "TEXT")
+def stderr(turn: Turn, step: Step) -> Act:
+    """A line on stderr."""
+    turn.agent.err.put(step.word(0).encode() + b"\n")
+    yield from _room(turn)
+
+
+@verb("stderr_flood", "BYTES")
+def stderr_flood(turn: Turn, step: Step) -> Act:
+    """So many bytes on stderr, in lines of 100, as fast as they are read."""
+    left = step.integer(0)
+    while left > 0:
+        turn.agent.err.put((b"e" * 99 + b"\n")[-left:])
+        left -= 100
+        yield from _room(turn)
+
+
+# ── Misbehaving as a process ──
+
+
+@verb("ignore", "term|int|eof")
+def ignore(turn: Turn, step: Step) -> Act:
+    """Take no notice of this; with eof ignored only the alarm is left."""
+    if step.word(0) == "term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    turn.agent.ignored.add(step.word(0))
+    yield from _room(turn)
+
+
+@verb("stop_reading", "[PATH]")
+def stop_reading(turn: Turn, step: Step) -> Act:
+    """Read nothing more from stdin, or nothing until the path exists."""
+    agent = turn.agent
+    agent.is_reading = False
+
+    def act() -> Act:
+        yield from _exists(step.word(0))
+        agent.is_reading = True
+
+    if step.word(0):
+        agent.spawn(act())
+    yield from _room(turn)
+
+
+@verb("read_slowly", "BYTES SECONDS")
+def read_slowly(turn: Turn, step: Step) -> Act:
+    """From now on read so many bytes at once, and each so long after the last."""
+    turn.agent.read_bytes, turn.agent.read_seconds = max(1, step.integer(0)), step.seconds(1)
+    yield from _room(turn)
+
+
+@verb("close_stdin")
+def close_stdin(turn: Turn, step: Step) -> Act:
+    """Close our end of stdin and go on: whoever writes there has a broken pipe."""
+    turn.agent.is_reading = False
+    os.close(0)
+    yield from _room(turn)
+
+
+@verb("close_stdout")
+def close_stdout(turn: Turn, step: Step) -> Act:
+    """Close stdout when all said before is written, and go on."""
+    yield turn.agent.drained()
+    turn.agent.out.close()
+
+
+@verb("hold", "SECONDS [setsid|child]")
+def hold(turn: Turn, step: Step) -> Act:
+    """Fork a child that keeps stdout and stderr open for so long, in a session of its own if asked."""
+    yield turn.agent.drained()
+    pid = os.fork()
+    if pid == 0:
+        # The child must do nothing of ours: no frame of this stack may ever be left.
+        try:
+            if step.word(1) == "setsid":
+                os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.alarm(int(HOLD_SECONDS_MAX))
+            if turn.agent.is_reading:
+                os.close(0)
+            time.sleep(step.seconds(0))
+        finally:
+            os._exit(0)
+    turn.agent.record.holder(pid)
+
+
+@verb("exit", "CODE")
+def leave(turn: Turn, step: Step) -> Act:
+    """End with this code, when all said before is written."""
+    yield from turn.agent.leave(step.integer(0))
+
+
+@verb("kill", "SIGNAL")
+def kill(turn: Turn, step: Step) -> Act:
+    """End by this signal, when all said before is written."""
+    yield turn.agent.drained()
+    os.kill(os.getpid(), step.integer(0))
+    yield NEVER

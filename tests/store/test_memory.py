@@ -1,0 +1,241 @@
+"""The log in memory: all that every engine must do, and what only this one decides."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from banksman.core.event import UPDATE
+from banksman.errors import NotOwner, UsageError
+from banksman.store.log import Head, Log
+from banksman.store.memory import CHUNK_BYTES, ENTRY_BYTES, MemoryLog
+
+# Before its import, or its asserts would fail without saying what they saw.
+pytest.register_assert_rewrite("tests.store.conformance")
+
+from tests.store.conformance import (  # noqa: E402
+    AT,
+    Answers,
+    LogConformance,
+    Refusal,
+    Writer,
+    data,
+    everything,
+    lines,
+)
+
+
+class TestMemoryLog(LogConformance):
+    async def open_log(self, *, retained_bytes: int | None = None) -> Log:
+        return MemoryLog() if retained_bytes is None else MemoryLog(bytes_max=retained_bytes)
+
+
+# What it decides where the protocol leaves it open.
+
+
+async def test_nothing_is_committed_before_the_loop_has_its_turn() -> None:
+    log = MemoryLog()
+    writer = Writer(log)
+    writer.append(b"a")
+    assert log.head("s") == Head(epoch=1, seq=0, first=1)
+    await log.close()
+
+
+async def test_one_pass_of_the_loop_commits_for_all_sessions() -> None:
+    log = MemoryLog()
+    writers = [Writer(log, name) for name in "abc"]
+    for writer in writers * 2:
+        writer.append(b"x")
+    await asyncio.sleep(0)
+    assert [writer.answers.kinds for writer in writers] == [[None, None]] * 3
+    await log.close()
+
+
+async def test_a_claim_finds_everything_that_was_accepted_before_it() -> None:
+    log = MemoryLog()
+    old = Writer(log)
+    old.append(b"a", b"b")
+    old.append(b"c")
+    new = Writer(log)
+    assert new.seq == 3
+    assert await old.answers.all() == [None, None]
+    await log.close()
+
+
+async def test_a_delete_takes_with_it_what_was_accepted_and_its_writer_is_told_that_it_was() -> None:
+    log = MemoryLog()
+    writer = Writer(log)
+    writer.append(b"a")
+    log.delete("s")
+    assert await writer.answers.all() == [None]
+    await log.close()
+
+
+async def test_a_failure_inside_an_answer_is_not_ended_by_the_telling_of_an_older_one() -> None:
+    log = MemoryLog()
+    writer = Writer(log)
+    await writer.commit(b"a", b"b")
+    answers = Answers()
+    again, fits = answers.done(), answers.done()
+
+    def told(error: Refusal) -> None:
+        log.append("s", writer.epoch, 0, AT, lines(b"x", b"y"), again)
+
+    def told_too(error: Refusal) -> None:
+        # Behind the one above, of which nobody has been told: it fits by accident only.
+        log.append("s", writer.epoch, 2, AT, lines(b"z"), fits)
+
+    log.append("s", writer.epoch, 7, AT, lines(b"x"), told)
+    log.append("s", writer.epoch, 8, AT, lines(b"x"), told_too)
+    assert await answers.all() == [NotOwner, NotOwner]
+    assert data(await everything(log)) == [b"a", b"b"]
+    await log.close()
+
+
+async def test_a_reader_of_a_long_history_lets_others_run() -> None:
+    log = MemoryLog()
+    await Writer(log).commit(b"a")
+    ran: list[bool] = []
+    asyncio.get_running_loop().call_soon(ran.append, True)
+    await log.read("s", 0)
+    assert ran == [True]
+    await log.close()
+
+
+async def test_a_wait_that_ended_has_left_nothing() -> None:
+    log = MemoryLog()
+    writer = Writer(log)
+    empty = repr(log)
+    assert empty == "<MemoryLog OPEN sessions=1 unanswered=0 waiting=0>"
+    waits = [asyncio.ensure_future(log.wait_past(name, 0)) for name in ("s", "s", "unknown")]
+    await asyncio.sleep(0)
+    assert repr(log) == "<MemoryLog OPEN sessions=1 unanswered=0 waiting=3>"
+    waits[0].cancel()
+    waits[2].cancel()
+    await asyncio.wait([waits[0], waits[2]])
+    await writer.commit(b"a")
+    await waits[1]
+    assert repr(log) == empty
+    assert log._waiters == {}  # pyright: ignore[reportPrivateUsage]  Not even an empty place for the unknown session.
+    await log.close()
+
+
+def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs() -> None:
+    """As Ctrl-C does it: it goes through the loop, and what is left of the program runs in the loop again."""
+    answers = Answers()
+
+    async def interrupted() -> MemoryLog:
+        log = MemoryLog()
+        epoch = log.claim("s")
+
+        def interrupt(error: Refusal) -> None:
+            raise KeyboardInterrupt
+
+        log.append("s", epoch, 0, AT, lines(b"a"), interrupt)
+        log.append("s", epoch, 1, AT, lines(b"b"), answers.done())
+        logs.append(log)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    logs: list[MemoryLog] = []
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(task)
+        assert loop.run_until_complete(answers.all()) == [None]
+        task.cancel()
+        loop.run_until_complete(asyncio.wait([task]))
+        loop.run_until_complete(logs[0].close())
+
+
+# What it keeps.
+
+CHUNK = CHUNK_BYTES + 2 * (ENTRY_BYTES + 100)
+
+
+async def test_what_fits_is_kept_to_the_last_byte_and_one_more_drops_the_oldest_chunk() -> None:
+    log = MemoryLog(bytes_max=4 * CHUNK)
+    writer = Writer(log)
+    for _ in range(4):
+        await writer.commit(b"x" * 100, b"y" * 100)
+    assert log.head("s") == Head(epoch=1, seq=8, first=1)
+    # Exactly one chunk's weight makes room for exactly one.
+    await writer.commit(b"x" * 150, b"y" * 50)
+    assert log.head("s") == Head(epoch=1, seq=10, first=3)
+    # One byte more than that makes it two.
+    await writer.commit(b"x" * 151, b"y" * 50)
+    assert log.head("s") == Head(epoch=1, seq=12, first=7)
+    page = await log.read("s", 1)
+    assert page.gap == (2, 6)
+    assert [event.seq for event in page.events] == [7, 8, 9, 10, 11, 12]
+    await log.close()
+
+
+async def test_the_newest_chunk_is_kept_whatever_it_weighs() -> None:
+    log = MemoryLog(bytes_max=1)
+    writer = Writer(log)
+    writer.append(b"a")
+    writer.append(b"b", b"c" * 5000)
+    await writer.commit()
+    assert log.head("s") == Head(epoch=1, seq=3, first=2)
+    page = await log.read("s", 0, 1)
+    assert page.gap == (1, 1)
+    assert data(page.events) == [b"b"]
+    await log.close()
+
+
+async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None:
+    """The list of chunks is shortened now and then: the search must find its way before, at and after that."""
+    log = MemoryLog(bytes_max=5 * CHUNK)
+    writer = Writer(log)
+    for number in range(40):
+        await writer.commit(b"%100d" % (2 * number + 1), b"%100d" % (2 * number + 2))
+        head = log.head("s")
+        assert head.first == max(1, 2 * number - 7)
+        for after in range(head.seq):
+            page = await log.read("s", after)
+            assert [int(event.data) for event in page.events] == list(range(max(after + 1, head.first), head.seq + 1))
+            assert page.gap == ((after + 1, head.first - 1) if after + 1 < head.first else None)
+    await log.close()
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3, 200])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 1000])
+async def test_no_size_of_entry_or_chunk_escapes_the_bound_on_memory(per_chunk: int, size: int) -> None:
+    bytes_max = 1 << 20
+    log = MemoryLog(bytes_max=bytes_max)
+    epoch, seq = log.claim("s"), 0
+    answers = Answers()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        # Three times what it may keep, so that dropping is well under way.
+        for number in range(3 * bytes_max // (CHUNK_BYTES + per_chunk * (ENTRY_BYTES + size))):
+            # Data and numbers of their own each time: what is shared would weigh nothing.
+            entries = [("t-1", UPDATE, bytes(bytearray(size))) for _ in range(per_chunk)]
+            log.append("s", epoch, seq, AT + number, entries, _ignore)
+            seq += per_chunk
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        log.append("s", epoch, seq, AT, (), answers.done())
+        assert await answers.all() == [None]
+        assert log.head("s").first > 1
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept < bytes_max * 1.05
+    # And the bound is about what is really used, or a session would forget long before it has to.
+    assert kept > bytes_max * 0.5
+    await log.close()
+
+
+def _ignore(error: Refusal) -> None:
+    assert error is None
+
+
+async def test_a_log_that_could_keep_nothing_is_refused() -> None:
+    with pytest.raises(UsageError):
+        MemoryLog(bytes_max=0)
