@@ -10,58 +10,96 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL, Priority
+    from banksman.core.event import Event
     from banksman.core.facts import Survivor, Swept
+    from banksman.core.outcome import By, Kind, Outcome, Receipt
     from banksman.errors import (
+        AgentError,
         BanksmanError,
+        BugError,
+        Busy,
+        Closed,
         CommandError,
         MachineError,
+        NotOwner,
         ProgramNotExecutable,
         ProgramNotFound,
+        QueueFull,
         Refused,
+        StoreError,
         UsageError,
     )
+    from banksman.host import Host
     from banksman.run.command import Command, Piece
     from banksman.run.execute import execute
     from banksman.run.finished import Ended, Finished, Step
-    from banksman.run.host import Host
     from banksman.run.limits import raise_fd_limit
     from banksman.run.output import Output
+    from banksman.run.questions import Answer, Question
+    from banksman.run.session import Session, Status, Turn
     from banksman.run.shutdown import shutdown
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "core.arbiter": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
+    "core.event": ("Event",),
     "core.facts": ("Survivor", "Swept"),
+    "core.outcome": ("By", "Kind", "Outcome", "Receipt"),
     "errors": (
-        *("BanksmanError", "CommandError", "MachineError", "ProgramNotExecutable", "ProgramNotFound"),
-        *("Refused", "UsageError"),
+        *("AgentError", "BanksmanError", "BugError", "Busy", "Closed", "CommandError", "MachineError", "NotOwner"),
+        *("ProgramNotExecutable", "ProgramNotFound", "QueueFull", "Refused", "StoreError", "UsageError"),
     ),
+    "host": ("Host",),
     "run.command": ("Command", "Piece"),
     "run.execute": ("execute",),
     "run.finished": ("Ended", "Finished", "Step"),
-    "run.host": ("Host",),
     "run.limits": ("raise_fd_limit",),
     "run.output": ("Output",),
+    "run.questions": ("Answer", "Question"),
+    "run.session": ("Session", "Status", "Turn"),
     "run.shutdown": ("shutdown",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BACKGROUND",
+    "INTERACTIVE",
+    "NORMAL",
+    "AgentError",
+    "Answer",
     "BanksmanError",
+    "BugError",
+    "Busy",
+    "By",
+    "Closed",
     "Command",
     "CommandError",
     "Ended",
+    "Event",
     "Finished",
     "Host",
+    "Kind",
     "MachineError",
+    "NotOwner",
+    "Outcome",
     "Output",
     "Piece",
+    "Priority",
     "ProgramNotExecutable",
     "ProgramNotFound",
+    "Question",
+    "QueueFull",
+    "Receipt",
     "Refused",
+    "Session",
+    "Status",
     "Step",
+    "StoreError",
     "Survivor",
     "Swept",
+    "Turn",
     "UsageError",
     "execute",
     "raise_fd_limit",

@@ -69,6 +69,10 @@ class StoreError(BanksmanError):
     """The log could not be written: the disk, or the cluster."""
 
 
+class BugError(BanksmanError):
+    """A bug of Banksman's own. It failed one session, and is in the log with the facts that led to it."""
+
+
 class MachineError(BanksmanError, OSError):
     """The machine had no room: fds, memory, processes. `errno` is set where there is one."""
 

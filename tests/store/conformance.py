@@ -675,6 +675,17 @@ class LogConformance:
                     await wait
             assert data(await again)[:1] == [b"b"]
 
+    async def test_what_was_not_answered_before_a_delete_lets_nobody_through_after_it(self) -> None:
+        async with self.opened() as log:
+            writer = Writer(log)
+            # It takes its first step after the delete, and before the answer that is due: what it waits for is new.
+            reader = asyncio.ensure_future(follow(log, 1))
+            writer.append(b"old")
+            log.delete("s")
+            await writer.answers.all()
+            await Writer(log).commit(b"new")
+            assert data(await reader) == [b"new"]
+
     # Closing.
 
     async def test_close_commits_and_answers_what_was_appended(self) -> None:

@@ -357,6 +357,15 @@ def test_timers_of_one_instant_are_free_and_others_are_not() -> None:
     assert orders == ["abc", "bac"]
 
 
+def test_timers_that_are_equal_are_two() -> None:
+    def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
+        loop.call_at(1, say, "a")
+        loop.call_at(1, say, "a")
+
+    assert orders_of(start, 2, departures_max=9)[1] == ["aa", "aa"]
+    assert orders_of(start, 2, departures_max=9, jitter_seconds=2)[1] == ["aa", "aa"]
+
+
 def test_a_due_timer_comes_anywhere_among_the_ready() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         def world() -> None:
@@ -372,8 +381,12 @@ def test_a_due_timer_comes_anywhere_among_the_ready() -> None:
 
 def test_a_timer_that_is_due_soon_may_fire_early() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
+        def fires() -> None:
+            assert loop.time() == 0.01  # Early for the others; for the timer it is time.
+            say("a")
+
         loop.call_soon(loop.call_soon, say, "x")
-        loop.call_later(0.01, say, "a")
+        loop.call_later(0.01, fires)
         loop.call_later(0.02, say, "b")
         loop.call_later(0.20, say, "c")
 
@@ -396,6 +409,28 @@ def test_what_is_postponed_waits_until_nothing_else_is_ready() -> None:
 
     assert "abcde!?t" not in orders_of(start, 8, departures_max=1)[1]
     assert "abcde!?t" in orders_of(start, 8, departures_max=1, postponing=True)[1]
+
+
+def test_postponing_doubles_the_alternatives_where_there_is_something_to_wait_for() -> None:
+    def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
+        loop.outside(say, "a")
+        loop.outside(say, "b")
+        loop.call_later(0.01, say, "t")
+
+    # Step 1 has a, b, the early t, and a or b postponed. Then b and the early t: b has nothing else to wait for.
+    explored, orders = orders_of(start, 3, departures_max=1, jitter_seconds=0.05, postponing=True)
+    assert explored.schedules == 1 + 4 + 1
+    assert orders == ["abt", "bat", "tab", "bat", "abt", "atb"]
+    # One more: after b first, t early; after t first, b, a or b postponed; after a postponed, the early t, for a waits
+    # already; after b postponed, the early t.
+    assert orders_of(start, 3, departures_max=2, jitter_seconds=0.05, postponing=True)[0].schedules == 6 + 1 + 3 + 1 + 1
+
+
+def test_what_is_postponed_is_not_postponed_again() -> None:
+    # Six alternatives, then four: one departure is any of 5 + 3.
+    assert orders_of(start_three, 3, departures_max=1, postponing=True)[0].schedules == 1 + 5 + 3
+    # Then three each after b or c first, and after a postponement one: to run what was postponed, all the same.
+    assert orders_of(start_three, 3, departures_max=2, postponing=True)[0].schedules == 9 + 3 + 3 + 1 + 1 + 1
 
 
 def test_beyond_schedules_max_a_spread_is_run_and_the_rest_is_counted() -> None:

@@ -74,3 +74,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 def entry(turn: str | None, kind: str, /, **body: object) -> Entry:
     """An entry of one of our own kinds."""
     return turn, kind, _encoder.encode(body)
+
+
+def gap(session: str, first: int, last: int) -> Event:
+    """What a reader is told instead of the events that retention took."""
+    return Event(session, 0, 0, 0.0, None, STREAM_GAP, _encoder.encode({"first": first, "last": last}))

@@ -39,6 +39,7 @@ from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Launch
 from banksman.run.options import Options, check_seconds, endless_beyond
 from banksman.run.output import Capture
+from banksman.run.pipes import Writing
 from banksman.run.portable import PortableProcess
 from banksman.run.process import Process
 from banksman.run.waiters import Waiters
@@ -96,12 +97,22 @@ Fact = ProcessFact | rungs.TimerFired | Stopped | ClockRanOut
 class Command:
     """A command that was started. Made by the host; all methods are for the loop it was started in."""
 
-    def __init__(self, launch: Launch, options: Options, *, id: str, on_end: Callable[[Command], None]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        options: Options,
+        *,
+        id: str,
+        on_end: Callable[[Command], None],
+        on_fact: Callable[[ProcessFact], None] | None = None,
+    ) -> None:
+        """`on_fact` is told what the process does, before it is acted on, and nothing after the end."""
         self.id = id
         self.argv = tuple(word.decode("utf-8", "replace") for word in launch.argv)
         self.finished: Finished | None = None
         self._options = options
         self._on_end = on_end
+        self._on_fact = on_fact
         self._loop = asyncio.get_running_loop()
         self._account = Account(time.monotonic(), options)
         self._facts: deque[Fact] = deque()
@@ -110,6 +121,8 @@ class Command:
         self._ladder_timer: asyncio.TimerHandle | None = None
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._captures = {stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream}
+        if not options.keeps_stdout:
+            self._captures[Stream.STDOUT] = Capture(0, 0)
         self._open_streams = set(Stream)
         self._error: BanksmanError | None = None
         self._over_at = 0.0
@@ -235,6 +248,16 @@ class Command:
             stdin.withdraw(writing)
             raise
 
+    def put_nowait(self, data: bytes) -> Writing:
+        """Queue a whole write; its `done` tells when the pipe has taken it."""
+        assert self._process.stdin is not None
+        return self._process.stdin.put(data)
+
+    def look_now(self) -> None:
+        """Take what the process has said and done already, before something is concluded from its silence."""
+        self._process.read_now()
+        self._process.hear_now()
+
     async def close_stdin(self) -> None:
         """End its stdin, after what is still to be written."""
         if self._process.stdin is not None:
@@ -276,6 +299,8 @@ class Command:
     def _take(self, fact: Fact) -> None:
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
+        if self._on_fact is not None and not isinstance(fact, rungs.TimerFired | Stopped | ClockRanOut):
+            self._on_fact(fact)
         match fact:
             case BytesRead():
                 self._on_bytes(fact)
@@ -342,8 +367,7 @@ class Command:
     def _on_clock_timer(self, cause: Ended) -> None:
         # The timer may have run late, behind a busy loop, while output or the exit were waiting to be read. What has
         # happened comes before what we conclude from its absence.
-        self._process.read_now()
-        self._process.hear_now()
+        self.look_now()
         self.dispatch(ClockRanOut(cause))
 
     def _on_clock(self, cause: Ended) -> None:

@@ -1,8 +1,8 @@
-"""The host: the owner of every command of one loop.
+"""The host: the owner of every command and every session of one loop.
 
-It promises that nothing it started outlives it: closing it, leaving its `async with`, or the end of its loop drains
-every command by the ladder. It keeps finished commands for a while, by count and by age, so that their end can still be
-asked for; and it reports the end of each background command exactly once.
+It promises that nothing it started outlives it: closing it, leaving its `async with`, or the end of its loop ends every
+session and every command by the ladder. It keeps finished commands for a while, by count and by age, so that their end
+can still be asked for; and it reports the end of each background command exactly once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, overload
 
-from banksman.errors import Refused, UsageError
+from banksman.errors import Closed, UsageError
 from banksman.run.command import Command
 from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Argv, Launch, prepare
+from banksman.run.opening import Opening
 from banksman.run.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
 from banksman.run.output import OUTPUT_BYTES_MAX
+from banksman.run.questions import OnQuestion
+from banksman.run.session import Session
 from banksman.run.waiters import Waiters
+from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
@@ -55,18 +59,26 @@ class How(TypedDict, total=False):
 
 
 class Host:
-    """Owns commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first used in."""
+    """Owns sessions and commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first
+    used in."""
 
     def __init__(
-        self, store: str = "memory:", *, finished_max: int = 256, finished_seconds_max: float = 3600.0
+        self,
+        store: Callable[[], Log] | None = None,
+        *,
+        finished_max: int = 256,
+        finished_seconds_max: float = 3600.0,
     ) -> None:
-        if store != "memory:":
-            raise UsageError(f"there is no store {store!r}", hint='this version knows "memory:"')
+        """`store` makes the log, when the first session needs it; None: there will be no sessions."""
+        self._open_store = store
+        self._log: Log | None = None
+        self._sessions: dict[str, Session] = {}
         self._finished_max = finished_max
         self._finished_seconds_max = finished_seconds_max
         # Weak, because the default host of a loop is found by it and must not keep it.
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
+        self._is_draining = False
         self._is_closing = False
         self._running: dict[str, Command] = {}
         # Those that have ended, oldest first, each with the time of its end.
@@ -84,7 +96,105 @@ class Host:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<Host {len(self._running)} running, {len(self._ended)} ended{', closing' * self._is_closing}>"
+        sessions = sum(not session.is_closed for session in self._sessions.values())
+        commands = f"{len(self._running)} running, {len(self._ended)} ended"
+        return f"<Host {sessions} sessions, {commands}{', closing' * self._is_closing}>"
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+    async def open(
+        self,
+        agent: str = "claude",
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+        command: str | Sequence[str] | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
+        model: str | None = None,
+        permission_mode: str | None = None,
+        system_prompt: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        resume: str | None = None,
+        on_question: OnQuestion | None = None,
+    ) -> Session:
+        """Open a session with an agent. Its process starts with the first ask.
+
+        `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
+        conversation of the agent's own, to go on with. `options`: see `run/opening.py`.
+        """
+        self._bind()
+        if self._is_closing or self._is_draining:
+            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
+        opening = Opening(
+            agent,
+            cwd=cwd,
+            command=command,
+            args=args,
+            env=env,
+            inherit_env=inherit_env,
+            model=model,
+            permission_mode=permission_mode,
+            system_prompt=system_prompt,
+            options=options,
+            resume=resume,
+        )
+        if name is not None and any(known.name == name for known in self.sessions() if not known.is_closed):
+            raise UsageError(f"there is a session {name!r} already", hint="host.session(name), or another name")
+        id = f"s-{os.urandom(8).hex()}"
+        session = Session(
+            id,
+            opening.state(),
+            name=name,
+            agent=agent,
+            store=self._store(),
+            spawn=opening.spawn,
+            on_question=on_question,
+        )
+        self._sessions[id] = session
+        self._forget_sessions()
+        return session
+
+    def session(self, id_or_name: str) -> Session:
+        """A session by its id or its name; of several that had the name, the one opened last."""
+        for session in reversed(self._sessions.values()):
+            if id_or_name in (session.id, session.name):
+                return session
+        raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
+
+    def sessions(self) -> list[Session]:
+        """Every session that is open, and those that were closed and are still kept, oldest first."""
+        return list(self._sessions.values())
+
+    async def drain(self, *, timeout: float | None = None) -> None:
+        """Take nothing new, finish what runs, then close. Past `timeout` seconds what still runs is stopped.
+
+        Cancelling only stops the waiting: the draining goes on.
+        """
+        self._bind()
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self._is_draining = True
+        for session in self.sessions():
+            session.drain_nowait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(endless_beyond(timeout)):
+                for session in self.sessions():
+                    await session.wait_closed()
+                while self._running:
+                    await self._endings.wait()
+        await self.close()
+
+    def _store(self) -> Log:
+        if self._log is None:
+            assert self._open_store is not None
+            self._log = self._open_store()
+        return self._log
+
+    def _forget_sessions(self) -> None:
+        closed = [session for session in self._sessions.values() if session.is_closed]
+        for session in closed[: max(0, len(closed) - self._finished_max)]:
+            del self._sessions[session.id]
 
     # -- starting ----------------------------------------------------------------------------------------------------
     @overload
@@ -159,8 +269,8 @@ class Host:
 
     def launch(self, launch: Launch, options: Options) -> Command:
         self._bind()
-        if self._is_closing:
-            raise Refused("the host is closing; it starts nothing more", hint="open another Host")
+        if self._is_closing or self._is_draining:
+            raise Closed("the host is closing; it starts nothing more", hint="open another Host")
         command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
         self._running[command.id] = command
         return command
@@ -215,7 +325,8 @@ class Host:
 
     # -- closing -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:
-        """Stop every command by the ladder and return when all are over. May be called again, and by several at once.
+        """Close every session, stop every command by the ladder, and return when all are over. May be called again, and
+        by several at once.
 
         Cancelling only stops the waiting.
         """
@@ -225,10 +336,17 @@ class Host:
 
     async def _drain(self) -> None:
         self._is_closing = True
+        for session in self.sessions():
+            session.close_nowait()
         for command in list(self._running.values()):
             command.stop_nowait(Ended.HOST_CLOSED)
+        for session in self.sessions():
+            await session.wait_closed()
         while self._running:
             await self._endings.wait()
+        if self._log is not None:
+            log_of_sessions, self._log = self._log, None
+            await log_of_sessions.close()
 
     def abandon_if_loop_is_closed(self) -> None:
         """A loop that was closed without a word to us takes its commands with it: the keepers end what is left."""
@@ -236,6 +354,8 @@ class Host:
         if loop is not None and loop.is_closed():
             self._is_closing = True
             self.dismiss_guard()
+            for session in self.sessions():
+                session.abandon()
             # One by one: hosts of several threads may notice this at the same time.
             with contextlib.suppress(KeyError):
                 while True:

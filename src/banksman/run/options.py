@@ -30,6 +30,9 @@ class Options:
     output_total_max: int | None = None
     spill_bytes_max: int = SPILL_BYTES_MAX
     on_output: OnOutput | None = None
+    # For agents: the first rung is the end of its stdin, for so long; and its stdout is somebody else's to keep.
+    eof: float | None = None
+    keeps_stdout: bool = True
 
     def __post_init__(self) -> None:
         for name in ("timeout", "idle_timeout"):
@@ -60,7 +63,7 @@ class Options:
 
     @property
     def timings(self) -> Timings:
-        return Timings(grace=self.grace, linger=self.linger, drain=self.drain)
+        return Timings(grace=self.grace, linger=self.linger, drain=self.drain, eof=self.eof)
 
 
 def endless_beyond(seconds: float | None) -> float | None:

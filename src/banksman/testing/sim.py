@@ -22,6 +22,18 @@ before the handles that are ready: the loop was busy and time went by. With `pos
 heads once more, each meaning: this one, and its lane behind it, waits until nothing else is ready. (A word that comes
 late then costs one departure, and not one for each step that overtakes it.)
 
+    def test_every_ask_has_an_outcome():
+        async def scenario():
+            loop, session = sim.current(), Session()
+            ask = loop.create_lane_task(session.ask("hi"), lane="caller")
+            loop.outside(session.on_output, b"done", lane="stdout")
+            loop.outside(session.on_exit, 0, lane="exit")
+            assert await ask in {DONE, FAILED}
+
+        assert sim.explore(scenario, departures_max=2).is_complete
+
+A schedule that fails is printed as `"12:1 40:3"` (step:alternative), and `sim.replay(scenario, "12:1 40:3")` runs it.
+
 Time stands still while something is ready and then jumps to the next timer. Nothing ready and no timer is `Deadlock`.
 """
 

@@ -296,7 +296,7 @@ class SimLoop(asyncio.BaseEventLoop):
         heads: list[_Handle | _Timer] = []
         for lane in tuple(self._lanes):
             queue = self._lanes[lane]
-            while queue and queue[0].cancelled():
+            while queue and queue[0]._cancelled:
                 queue.popleft()
             if queue:
                 heads.append(queue[0])

@@ -374,7 +374,9 @@ def _mapping(value: Any) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    # An int of JSON may be larger than any float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e300 else None
 
 
 # -- frames out ------------------------------------------------------------------------------------------------------

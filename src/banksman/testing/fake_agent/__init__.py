@@ -14,8 +14,8 @@ import json
 import os
 import sys
 
+from banksman.testing.fake_agent.misdeeds import VERBS
 from banksman.testing.fake_agent.script import POINTS, Script, ScriptError, sections_of
-from banksman.testing.fake_agent.verbs import VERBS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import os
 import signal
 import time
 
-from banksman.testing.fake_agent import frames, verbs
+from banksman.testing.fake_agent import frames
 from banksman.testing.fake_agent.loop import Loop, Wait
+from banksman.testing.fake_agent.misdeeds import VERBS
 from banksman.testing.fake_agent.record import Memory, Record
 from banksman.testing.fake_agent.script import Plan, Script, ScriptError, directives, echo
 from banksman.testing.fake_agent.turn import CutShort, Phase, Prompt, Question, Settings, Turn
@@ -47,6 +48,7 @@ class Agent(Loop):
         self.memory = memory
         self.record = record
         self.session_id = memory.id
+        self.is_partial = "--include-partial-messages" in argv
         self.is_replaying = "--replay-user-messages" in argv
         self.model, self.mode = frames.MODEL, "default"
         self.process = Turn(self, Plan(script.of_process(memory.processes)), Settings())
@@ -59,6 +61,7 @@ class Agent(Loop):
         self.ignored: set[str] = set()
         self.questions: dict[str, Question] = {}
         self.input = bytearray()
+        self.has_stdin = True
         self.is_reading, self.read_bytes, self.read_seconds, self.next_read_at = True, READ_BYTES_MAX, 0.0, 0.0
         self.eof_at: float | None = None
         self.orphan_at: float | None = None
@@ -107,17 +110,15 @@ class Agent(Loop):
         data = os.read(0, self.read_bytes)
         self.record.stdin(data)
         self.next_read_at = time.monotonic() + self.read_seconds if self.read_seconds else 0.0
-        self.input += data
         # An unterminated last line is a line.
-        if not data and self.input:
-            self.input += b"\n"
-        while True:
-            line, newline, _ = self.input.partition(b"\n")
-            if not newline:
-                break
-            del self.input[: len(line) + 1]
-            self._understand(bytes(line))
-            self.settle()
+        self.input += data or b"\n"
+        if b"\n" in (data or b"\n"):
+            *lines, rest = self.input.split(b"\n")
+            self.input = rest
+            for line in lines:
+                if line.strip():
+                    self._understand(line)
+                    self.settle()
         assert len(self.input) <= LINE_BYTES_MAX
         if not data:
             self.eof_at = time.monotonic()
@@ -166,14 +167,12 @@ class Agent(Loop):
 
     # ── What is read ──
 
-    def _understand(self, line: bytes) -> None:
+    def _understand(self, line: bytearray) -> None:
         """One line. Claude ends at one that is no JSON, and takes no notice of one that is no object."""
-        if not line.strip():
-            return
         try:
             frame: object = json.loads(line.decode(errors="replace"))
         except ValueError:
-            self.fail(f"Error parsing streaming input line: {line[:100]!r}", 1)
+            self.fail(f"Error parsing streaming input line: {bytes(line[:100])!r}", 1)
         if not isinstance(frame, dict):
             return
         self._dispatch(frame)  # pyright: ignore[reportUnknownArgumentType]
@@ -343,7 +342,7 @@ def _text_of(content: object) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Run as the process that `argv` describes. Flags that are not ours are kept in the record and mean nothing."""
-    assert verbs.VERBS
+    assert "exit" in VERBS
     options = _options(argv)
     record = Record(options.get("--fake-evidence"), argv)
     memory = Memory(options.get("--fake-memory"), options.get("--resume") or options.get("--session-id") or "")

@@ -10,7 +10,8 @@ has read, else `prompt` for any. Processes and prompts are counted over the conv
 else within the process. Lines of a prompt that begin with `@@` are steps too, and come after those of the script.
 
 A step is `VERB ARGUMENTS`, or `at POINT VERB ARGUMENTS` for what is to happen at a point of the turn instead of in its
-content. A turn without content says its prompt back.
+content. A turn without content says its prompt back. Each step is done once: one of the process that names a point, the
+first time that any turn passes it. Settings (`omit`, `on_interrupt`) hold from before `read`, wherever they stand.
 
 This module is imported by the agent at its start, so it imports nothing that is slow to load.
 """
@@ -34,7 +35,7 @@ POINTS = {
     "init": "init was written",
     "result": "the first result of the turn was written, before `completed`",
     "completed": "the turn is over but for this",
-    "idle": "no turn is open; what is done here does not keep the next one waiting",
+    "idle": "initialize was answered or a turn is over; what is done here does not keep the next turn waiting",
     "interrupt": "an interrupt was read, before its ack",
     "acked": "an interrupt was acked, before the boundary",
     "eof": "stdin came to its end",

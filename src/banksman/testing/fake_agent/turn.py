@@ -136,7 +136,7 @@ class Turn:
             self.emit(frames.init(self.agent.model, self.agent.mode), uuids=True)
         self.phase = Phase.OPEN
         yield from self.pass_point("init")
-        if not self.is_omitted("init"):
+        if self.agent.is_partial and not self.is_omitted("init"):
             self.emit(frames.status(), uuids=True)
         if self.agent.is_replaying:
             for prompt in self.prompts:

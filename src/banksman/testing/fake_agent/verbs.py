@@ -1,4 +1,4 @@
-"""The verbs of the script language: what each one does.
+"""The verbs of the script language by which a turn says, ends and waits; `misdeeds` has the rest.
 
 A verb is done by a generator that is given its turn and its step. It yields while it waits, so that the agent can read
 and answer meanwhile; a turn that is interrupted ends inside that yield.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import time
 
 from banksman.testing.fake_agent import frames
 from banksman.testing.fake_agent.loop import NEVER, Wait, pause
-from banksman.testing.fake_agent.script import VERBS, Plan, ScriptError, Step, verb
+from banksman.testing.fake_agent.script import Plan, ScriptError, Step, verb
 from banksman.testing.fake_agent.turn import CutShort, Question, Settings, Turn
 
 TYPE_CHECKING = False
@@ -22,14 +20,11 @@ if TYPE_CHECKING:
     from banksman.testing.fake_agent.frames import Frame
     from banksman.testing.fake_agent.loop import Act
 
-__all__ = ["VERBS"]
-
 # What a verb makes much of waits for the reader from here on.
 AHEAD_BYTES_MAX = 256 * 1024
-HOLD_SECONDS_MAX = 120.0
 
 
-def _room(turn: Turn) -> Act:
+def room(turn: Turn) -> Act:
     """Do not run ahead of the reader."""
     sinks = (turn.agent.out, turn.agent.err)
     if any(len(sink.buffer) > AHEAD_BYTES_MAX for sink in sinks):
@@ -51,7 +46,7 @@ def _arguments(text: str) -> Frame:
 def say(turn: Turn, step: Step) -> Act:
     """One assistant frame with this text; the last one said is the result."""
     turn.say(step.word(0))
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("think", "TEXT")
@@ -59,7 +54,7 @@ def think(turn: Turn, step: Step) -> Act:
     """A thinking_tokens frame and an assistant frame with a thinking block."""
     turn.emit(frames.thinking_tokens())
     turn.assistant({"type": "thinking", "thinking": step.word(0), "signature": "ZmFrZQ=="})
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("stream", "COUNT SECONDS [TEXT]")
@@ -70,7 +65,7 @@ def stream(turn: Turn, step: Step) -> Act:
         if number and step.seconds(1):
             yield pause(step.seconds(1))
         turn.stream_chunk(f"{step.word(2, 'tick')}{number} ")
-        yield from _room(turn)
+        yield from room(turn)
     turn.say(turn.streamed)
     turn.stream_end("end_turn")
 
@@ -79,21 +74,21 @@ def stream(turn: Turn, step: Step) -> Act:
 def tool_use(turn: Turn, step: Step) -> Act:
     """An assistant frame that calls a tool; the tool runs until `tool_result`."""
     turn.tool_use(step.word(0), _arguments(step.word(1)))
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("tool_result", "[TEXT]")
 def tool_result(turn: Turn, step: Step) -> Act:
     """The user frame with the result of the tool that runs."""
     turn.tool_result(step.word(0))
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("recall")
 def recall(turn: Turn, step: Step) -> Act:
     """Say all prompts of the conversation that began a turn, as a JSON list."""
     turn.say(json.dumps(turn.agent.memory.prompts))
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("ask", "NAME [JSON]")
@@ -121,7 +116,7 @@ def ask(turn: Turn, step: Step) -> Act:
 def ask_withdrawn(turn: Turn, step: Step) -> Act:
     """Ask for a permission, and withdraw the question when the path exists."""
     question = _question(turn, step.word(0), {})
-    yield from _exists(step.word(1))
+    yield from exists(step.word(1))
     turn.agent.write({"type": "control_cancel_request", "request_id": question.id})
     _settled(turn, question)
     turn.tool_result("withdrawn", is_error=True)
@@ -172,7 +167,7 @@ def huge_result(turn: Turn, step: Step) -> Act:
 def lifecycle(turn: Turn, step: Step) -> Act:
     """A command_lifecycle frame for each prompt of the turn, now."""
     turn.lifecycle(step.word(0))
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("hang")
@@ -193,14 +188,14 @@ def detach(turn: Turn, step: Step) -> Act:
             yield from turn.agent.perform(later, turn)
 
     turn.agent.spawn(act())
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("omit", "init|lifecycle|completed|result|uuids|initialize", is_setting=True)
 def omit(turn: Turn, step: Step) -> Act:
     """Never write this: in this turn, or in this process."""
     turn.settings.omitted.add(step.word(0))
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb(
@@ -211,7 +206,7 @@ def omit(turn: Turn, step: Step) -> Act:
 def on_interrupt(turn: Turn, step: Step) -> Act:
     """What an interrupt does: ack and boundary; or without the ack, with it last, without the boundary, …"""
     turn.settings.on_interrupt = step.word(0)
-    yield from _room(turn)
+    yield from room(turn)
 
 
 @verb("own", "task-notification|auto-continuation|none STEPS")
@@ -234,10 +229,10 @@ def own(turn: Turn, step: Step) -> Act:
 @verb("wait", "PATH")
 def wait(turn: Turn, step: Step) -> Act:
     """Until the path exists; if it is a fifo, until somebody writes to it or closes it."""
-    yield from _exists(step.word(0))
+    yield from exists(step.word(0))
 
 
-def _exists(path: str) -> Act:
+def exists(path: str) -> Act:
     yield Wait(when=lambda: os.path.exists(path), is_polled=True)
     if stat.S_ISFIFO(os.stat(path).st_mode):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -281,164 +276,3 @@ def pause_for(turn: Turn, step: Step) -> Act:
 def await_point(turn: Turn, step: Step) -> Act:
     """Until this point is next passed, by whichever turn; what follows happens at that point."""
     yield Wait(point=step.word(0))
-
-
-# ── Misbehaving on the wire ──
-
-
-@verb("junk", "text|blank|unknown|not_utf8|not_object")
-def junk(turn: Turn, step: Step) -> Act:
-    """A line that is no frame of the dialect."""
-    lines = {
-        "text": b"Info: this is not for you\n",
-        "blank": b"\n  \n\r\n",
-        "unknown": b'{"type":"keep_alive"}\n{"type":"from_the_future","result":"no","is_error":false}\n{"no":"type"}\n',
-        "not_utf8": b"\xff\xfe\x80 neither text nor JSON\n",
-        "not_object": b'[1,2]\n42\nnull\n"text"\n',
-    }
-    turn.agent.out.put(lines[step.word(0)])
-    yield from _room(turn)
-
-
-@verb("raw", "TEXT")
-def raw(turn: Turn, step: Step) -> Act:
-    """This text as a line."""
-    turn.agent.out.put(step.word(0).encode() + b"\n")
-    yield from _room(turn)
-
-
-@verb("half", "TEXT")
-def half(turn: Turn, step: Step) -> Act:
-    """The first half of an assistant frame; whatever is said next is in the same line."""
-    before = len(turn.agent.out.buffer)
-    turn.say(step.word(0))
-    buffer = turn.agent.out.buffer
-    del buffer[before + (len(buffer) - before) // 2 :]
-    yield from _room(turn)
-
-
-@verb("flood", "COUNT BYTES")
-def flood(turn: Turn, step: Step) -> Act:
-    """So many deltas with so many bytes of text each, as fast as they are read."""
-    turn.stream_begin()
-    event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * step.integer(1)}}
-    for _ in range(step.integer(0)):
-        turn.stream_event(event)
-        yield from _room(turn)
-    turn.stream_end("end_turn")
-
-
-@verb("huge", "BYTES")
-def huge(turn: Turn, step: Step) -> Act:
-    """One assistant frame with so many bytes of text."""
-    turn.assistant({"type": "text", "text": "x" * step.integer(0)})
-    yield from _room(turn)
-
-
-@verb("split", "BYTES [SECONDS]")
-def split(turn: Turn, step: Step) -> Act:
-    """From now on write so many bytes at once, and each so long after the last."""
-    if not 0 < step.integer(0) <= 4096:
-        raise ScriptError(f"{step!r}: pieces are of 1 to 4096 bytes")
-    turn.agent.out.piece_bytes, turn.agent.out.pause_seconds = step.integer(0), step.seconds(1)
-    yield from _room(turn)
-
-
-@verb("stderr", "TEXT")
-def stderr(turn: Turn, step: Step) -> Act:
-    """A line on stderr."""
-    turn.agent.err.put(step.word(0).encode() + b"\n")
-    yield from _room(turn)
-
-
-@verb("stderr_flood", "BYTES")
-def stderr_flood(turn: Turn, step: Step) -> Act:
-    """So many bytes on stderr, in lines of 100, as fast as they are read."""
-    left = step.integer(0)
-    while left > 0:
-        turn.agent.err.put((b"e" * 99 + b"\n")[-left:])
-        left -= 100
-        yield from _room(turn)
-
-
-# ── Misbehaving as a process ──
-
-
-@verb("ignore", "term|int|eof")
-def ignore(turn: Turn, step: Step) -> Act:
-    """Take no notice of this; with eof ignored only the alarm is left."""
-    if step.word(0) == "term":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    turn.agent.ignored.add(step.word(0))
-    yield from _room(turn)
-
-
-@verb("stop_reading", "[PATH]")
-def stop_reading(turn: Turn, step: Step) -> Act:
-    """Read nothing more from stdin, or nothing until the path exists."""
-    agent = turn.agent
-    agent.is_reading = False
-
-    def act() -> Act:
-        yield from _exists(step.word(0))
-        agent.is_reading = True
-
-    if step.word(0):
-        agent.spawn(act())
-    yield from _room(turn)
-
-
-@verb("read_slowly", "BYTES SECONDS")
-def read_slowly(turn: Turn, step: Step) -> Act:
-    """From now on read so many bytes at once, and each so long after the last."""
-    turn.agent.read_bytes, turn.agent.read_seconds = max(1, step.integer(0)), step.seconds(1)
-    yield from _room(turn)
-
-
-@verb("close_stdin")
-def close_stdin(turn: Turn, step: Step) -> Act:
-    """Close our end of stdin and go on: whoever writes there has a broken pipe."""
-    turn.agent.is_reading = False
-    os.close(0)
-    yield from _room(turn)
-
-
-@verb("close_stdout")
-def close_stdout(turn: Turn, step: Step) -> Act:
-    """Close stdout when all said before is written, and go on."""
-    yield turn.agent.drained()
-    turn.agent.out.close()
-
-
-@verb("hold", "SECONDS [setsid|child]")
-def hold(turn: Turn, step: Step) -> Act:
-    """Fork a child that keeps stdout and stderr open for so long, in a session of its own if asked."""
-    yield turn.agent.drained()
-    pid = os.fork()
-    if pid == 0:
-        # The child must do nothing of ours: no frame of this stack may ever be left.
-        try:
-            if step.word(1) == "setsid":
-                os.setsid()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.alarm(int(HOLD_SECONDS_MAX))
-            if turn.agent.is_reading:
-                os.close(0)
-            time.sleep(step.seconds(0))
-        finally:
-            os._exit(0)
-    turn.agent.record.holder(pid)
-
-
-@verb("exit", "CODE")
-def leave(turn: Turn, step: Step) -> Act:
-    """End with this code, when all said before is written."""
-    yield from turn.agent.leave(step.integer(0))
-
-
-@verb("kill", "SIGNAL")
-def kill(turn: Turn, step: Step) -> Act:
-    """End by this signal, when all said before is written."""
-    yield turn.agent.drained()
-    os.kill(os.getpid(), step.integer(0))
-    yield NEVER

@@ -1,0 +1,32 @@
+"""The public `Host`: the one of `run`, with the engine for its log chosen by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banksman.errors import UsageError
+from banksman.run import host
+from banksman.store.log import Log
+from banksman.store.memory import MemoryLog
+
+
+class Host(host.Host):
+    """Owns sessions and commands of one loop: `async with Host() as host`, or call `close()`.
+
+    `store`: "memory:" keeps the log of sessions as long as this object lives.
+    """
+
+    def __init__(
+        self, store: str = "memory:", *, finished_max: int = 256, finished_seconds_max: float = 3600.0
+    ) -> None:
+        _check(store)
+        super().__init__(_open, finished_max=finished_max, finished_seconds_max=finished_seconds_max)
+
+
+def _check(store: Any) -> None:
+    if store != "memory:":
+        raise UsageError(f"there is no store {store!r}", hint='this version knows "memory:"')
+
+
+def _open() -> Log:
+    return MemoryLog()

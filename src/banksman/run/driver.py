@@ -1,0 +1,348 @@
+"""The door of a session: `dispatch(fact)`, one fact at a time, to the end, without suspending.
+
+It owns the state, the process, the timers and the frames; nobody else reads the pipe or writes to it. It decides
+nothing: a fact goes into the pure core, the effects that come out are performed in order. A fact that is born while
+they are performed waits until they are done. Other threads come in by the loop's `call_soon_threadsafe` only.
+
+A bug of ours (an assert, an exception that nobody thought of) fails this one session, loudly, with the recorder's
+facts; its process is ended, its callers are answered, and no other session notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from banksman.core import session as core
+from banksman.core.facts import Exited, Started
+from banksman.core.framing import Framing, Mixed
+from banksman.core.meaning import Noise
+from banksman.core.outcome import Outcome
+from banksman.core.session_facts import (
+    Accept,
+    Append,
+    AppendFailed,
+    AskHuman,
+    CancelTimer,
+    CloseQuestion,
+    Committed,
+    Effect,
+    EndHold,
+    Fact,
+    Finish,
+    FramesRead,
+    FrameWritten,
+    GiveReceipt,
+    GrantHold,
+    ProcessExited,
+    ProcessFailed,
+    ProcessGone,
+    ProcessStarted,
+    Reject,
+    Resolve,
+    StartProcess,
+    StartTimer,
+    StopProcess,
+    Subject,
+    TimerFired,
+    WriteFailed,
+    WriteFrame,
+)
+from banksman.core.state import Mode, Session
+from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
+from banksman.run.agent import (
+    AgentEvent,
+    AgentProcess,
+    Failed,
+    Gone,
+    Output,
+    OutputEnded,
+    Spawn,
+    WriteBroke,
+    Written,
+)
+from banksman.run.oversize import Oversize
+from banksman.run.recorder import Recorder
+from banksman.store.log import Log
+
+log = logging.getLogger("banksman")
+
+# What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
+# is dropped.
+UNCOMMITTED_BYTES_MAX = 8 << 20
+
+
+@dataclass(slots=True)
+class Counters:
+    """Both ways, since the session was opened.
+
+    `noise`: lines that were no frames. `spilled`: frames too large to keep; `dropped`: bytes of those that are lost.
+    """
+
+    frames_in: int = 0
+    bytes_in: int = 0
+    frames_out: int = 0
+    bytes_out: int = 0
+    noise: int = 0
+    spilled: int = 0
+    dropped: int = 0
+    processes: int = 0
+
+
+class Listener:
+    """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
+
+    def accept(self, turn: str) -> None: ...
+    def reject(self, turn: str, error: BanksmanError) -> None: ...
+    def resolve(self, turn: str, outcome: Outcome) -> None: ...
+    def give_receipt(self, effect: GiveReceipt) -> None: ...
+    def grant_hold(self, hold: str) -> None: ...
+    def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
+    def ask_human(self, effect: AskHuman) -> None: ...
+    def close_question(self, question: str) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Driver:
+    def __init__(self, id: str, state: Session, *, store: Log, spawn: Spawn, listener: Listener) -> None:
+        self.id = id
+        self.state = state
+        self.counters = Counters()
+        self.pid: int | None = None
+        self.recorder = Recorder()
+        self.last_in: float | None = None
+        self.last_out: float | None = None
+        self.timers: dict[Subject, asyncio.TimerHandle] = {}
+        self.error: BaseException | None = None
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._facts: deque[Fact] = deque()
+        self._is_dispatching = False
+        self._spawn = spawn
+        self._process: AgentProcess | None = None
+        self._framing = Framing()
+        self._oversize = Oversize()
+        self._store = store
+        self._epoch = store.claim(id)
+        # The seq of the last append; and which run of appends is meant: after a failure those still on their way belong
+        # to a run that is over, and what is said of them is not said to the core.
+        self._appended = state.head
+        self._run: int = 0
+        self._uncommitted_bytes = 0
+        self._is_paused = False
+
+    def __repr__(self) -> str:
+        return f"<Driver {self.id} {self.state.mode.name} process={self.state.process.phase.name} pid={self.pid}>"
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.state.mode is Mode.CLOSED
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    # -- the door ----------------------------------------------------------------------------------------------------
+    def dispatch(self, fact: Fact) -> None:
+        """Take one fact, and whatever is born of it, to the end."""
+        assert not self._is_dispatching, "re-entry: a fact that is born of an effect is told, not dispatched"
+        if self.error is not None:
+            return
+        self._facts.append(fact)
+        self._is_dispatching = True
+        try:
+            while self._facts:
+                fact = self._facts.popleft()
+                self.recorder.note(self.state, fact)
+                self.state, effects = core.step(self.state, fact)
+                for effect in effects:
+                    self._perform(effect)
+        except Exception as exc:
+            self._fail(exc)
+        finally:
+            self._is_dispatching = False
+
+    def tell(self, fact: Fact) -> None:
+        """What the world says, now or while an effect is performed: then it waits until all are."""
+        if self._is_dispatching:
+            self._facts.append(fact)
+        else:
+            self.dispatch(fact)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Append():
+                self._append(effect)
+            case WriteFrame(data=data):
+                assert self._process is not None
+                self.counters.frames_out += 1
+                self.counters.bytes_out += len(data)
+                self.last_out = self.now()
+                self._process.write(data)
+            case StartTimer(at=at, subject=subject):
+                self._cancel_timer(subject)
+                self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
+            case CancelTimer(subject=subject):
+                self._cancel_timer(subject)
+            case StartProcess():
+                self._start_process(effect)
+            case StopProcess():
+                assert self._process is not None
+                self._let_read()
+                self._process.stop()
+            case Accept(turn=turn):
+                self._listener.accept(turn)
+            case Reject(turn=turn, error=error):
+                self._listener.reject(turn, error)
+            case Resolve(turn=turn, outcome=outcome):
+                self._listener.resolve(turn, outcome)
+            case GiveReceipt():
+                self._listener.give_receipt(effect)
+            case GrantHold(hold=hold):
+                self._listener.grant_hold(hold)
+            case EndHold(hold=hold, error=error):
+                self._listener.end_hold(hold, error)
+            case AskHuman():
+                self._listener.ask_human(effect)
+            case CloseQuestion(question=question):
+                self._listener.close_question(question)
+            case Finish():
+                self._finish()
+            case _:
+                assert_never(effect)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+    def _append(self, effect: Append) -> None:
+        entries = effect.entries
+        size = sum(len(data) for _turn, _kind, data in entries)
+        self._uncommitted_bytes += size
+        if self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX and not self._is_paused and self._process is not None:
+            self._is_paused = True
+            self._process.pause()
+        expected = self._appended
+        self._appended += len(entries)
+        done = partial(self._on_answer, self._run, self._appended, size)
+        self._store.append(self.id, self._epoch, expected, time.time(), entries, done)
+
+    def _on_answer(self, run: int, seq: int, size: int, error: StoreError | NotOwner | None) -> None:
+        self._uncommitted_bytes -= size
+        if self._is_paused and self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2:
+            self._let_read()
+        if run != self._run:
+            return
+        if error is None:
+            self.tell(Committed(self.now(), seq))
+            return
+        self._run += 1
+        self._appended = self.state.committed
+        log.error("! session %s: the log cannot be written: %s", self.id, error)
+        self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
+
+    def _let_read(self) -> None:
+        if self._is_paused and self._process is not None:
+            self._is_paused = False
+            self._process.resume()
+
+    # -- the process -------------------------------------------------------------------------------------------------
+    def _start_process(self, effect: StartProcess) -> None:
+        assert self._process is None
+        number = effect.process
+        self._framing = Framing()
+        self._is_paused = False
+        self.counters.processes += 1
+        try:
+            # A new process is a new writer's generation: what an older one still has to say is refused.
+            self._epoch = self._store.claim(self.id)
+            self._process = self._spawn(effect.conversation, partial(self._on_event, number))
+        except BanksmanError as exc:
+            self.tell(ProcessFailed(self.now(), number, exc))
+
+    def _on_event(self, number: int, event: AgentEvent) -> None:
+        at = self.now()
+        match event:
+            case Output(data=data):
+                self.last_in = at
+                self.counters.bytes_in += len(data)
+                self._on_lines(number, self._framing.feed(data))
+            case Written():
+                self.tell(FrameWritten(at, number))
+            case Started(pid=pid):
+                self.pid = pid
+                self.tell(ProcessStarted(at, number, pid))
+            case OutputEnded():
+                self._on_lines(number, self._framing.end())
+            case WriteBroke(error=error):
+                self.tell(WriteFailed(at, number, error))
+            case Exited(code=code, signal=signal):
+                self.tell(ProcessExited(at, number, code, signal))
+            case Failed(error=error):
+                self._forget_process()
+                self.tell(ProcessFailed(at, number, error))
+            case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr):
+                self._forget_process()
+                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr))
+            case _:
+                assert_never(event)
+
+    def _forget_process(self) -> None:
+        self._process = None
+        self.pid = None
+
+    def _on_lines(self, number: int, lines: list[bytes] | Mixed) -> None:
+        """The path of every token. What is not plain is rare, and goes the long way."""
+        read = self.state.config.dialect.read
+        if isinstance(lines, Mixed):
+            plain, meanings = self._oversize.take(lines, self.state.config.dialect, self.counters)
+        else:
+            plain = lines
+            meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
+        if plain:
+            self.counters.frames_in += len(plain)
+            self.counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
+            self.tell(FramesRead(self.now(), number, plain, meanings))
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+    def _cancel_timer(self, subject: Subject) -> None:
+        timer = self.timers.pop(subject, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_timer(self, subject: Subject) -> None:
+        # The timer may have run late, behind a busy loop, while the answer was waiting to be read. What has happened
+        # comes before what is concluded from its absence.
+        if self._process is not None:
+            self._process.look_now()
+        if self.timers.pop(subject, None) is not None:
+            self.dispatch(TimerFired(self.now(), subject))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def _finish(self) -> None:
+        for subject in list(self.timers):
+            self._cancel_timer(subject)
+        self._oversize.close()
+        self._listener.finish()
+
+    def _fail(self, exc: BaseException) -> None:
+        """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended."""
+        log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
+        self.error = exc
+        self._facts.clear()
+        if self._process is not None:
+            self._process.stop()
+        self._finish()
+
+    def abandon(self) -> None:
+        """The loop is closed. Nobody will ever hear of this session again; the keeper ends its process."""
+        if self._process is not None:
+            self._process.abandon()
+
+    def bug(self) -> BugError:
+        return BugError(f"session {self.id} failed by a bug of ours: {self.error!r}", hint="please report it")

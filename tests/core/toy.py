@@ -1,0 +1,228 @@
+"""A toy dialect, and a model of an agent that speaks it: small enough that everything it could do can be tried.
+
+A frame is a few words. To the agent: `H request` (handshake), `P ref` (a prompt), `I request` (interrupt), `A request`
+and `R request` (a question answered, refused). From it: see `ToyDialect.read`. The text of a boundary is the name of
+the prompt that it ends, with a `!` if it was aborted, so that an answer that reaches the wrong ask is seen at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from banksman.core.dialects.dialect import Prompt
+from banksman.core.meaning import (
+    Meaning,
+    Noise,
+    PromptSettled,
+    PromptTaken,
+    Replied,
+    Requested,
+    TurnOpened,
+    TurnOver,
+)
+
+OWN = "own"
+
+
+@functools.cache
+def _meaning(line: bytes) -> Meaning | None:
+    word, *rest = line.decode().split()
+    match word:
+        case "ok":
+            return Replied(rest[0])
+        case "taken":
+            return PromptTaken(rest[0])
+        case "began":
+            return TurnOpened(refs=tuple(rest))
+        case "init":
+            return TurnOpened(refs=tuple(rest), can_interrupt=True, conversation="talk")
+        case "own":
+            return TurnOpened(origin="task", can_interrupt=True)
+        case "over" | "error":
+            text, *refs = rest
+            return TurnOver(tuple(refs), text=text, is_aborted=text.endswith("!"), is_error=word == "error")
+        case "ownover":
+            return TurnOver(origin="task", text=rest[0])
+        case "settled" | "cancelled":
+            return PromptSettled(rest[0], is_cancelled=word == "cancelled")
+        case "ask":
+            return Requested(rest[0], "can_use_tool", tool="saw", input={})
+        case "text":
+            return None
+        case _:
+            return Noise()
+
+
+class ToyDialect:
+    name: str = "toy"
+
+    def __init__(self, *, acknowledges_interrupts: bool = True) -> None:
+        self.acknowledges_interrupts: bool = acknowledges_interrupts
+        self.can_steer: bool = True
+
+    def read(self, line: bytes) -> Meaning | None:
+        return _meaning(line)
+
+    def read_head(self, head: bytes) -> Meaning | None:
+        return _meaning(head)
+
+    def handshake(self, request: str) -> bytes:
+        return f"H {request}\n".encode()
+
+    def prompt(self, ref: str, prompt: Prompt) -> bytes:
+        return f"P {ref}\n".encode()
+
+    def interrupt(self, request: str) -> bytes:
+        return f"I {request}\n".encode()
+
+    def answer(self, request: str, decision: Mapping[str, Any]) -> bytes:
+        return f"A {request}\n".encode()
+
+    def refuse(self, request: str, error: str) -> bytes:
+        return f"R {request}\n".encode()
+
+    def project(self, line: bytes) -> list[dict[str, Any]]:
+        return []
+
+
+class Manners(NamedTuple):
+    """How an agent behaves.
+
+    `names`: it says which prompt it works on. `begins`: it says so before its init, too. `announces`: it says that a
+    turn opens. `ends`: the ways in which it may end a turn, each a row of boundary ("over") and settlement
+    ("settled"), with a "+" between what it says in one breath. `labels`: it says of its own turns that they are.
+    """
+
+    names: bool = True
+    begins: bool = False
+    announces: bool = True
+    ends: tuple[str, ...] = ("over+settled",)
+    labels: bool = False
+    merges: bool = False
+    errs: bool = False
+
+
+class Agent(NamedTuple):
+    """The truth about the agent, which the session can only guess at."""
+
+    # Frames that were written and not read; prompts that were read and not begun; what is being worked on.
+    inbox: tuple[bytes, ...] = ()
+    waiting: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()
+    can_abort: bool = False
+    is_aborting: bool = False
+    # What it is about to say, and the last boundary it said.
+    owed: tuple[bytes, ...] = ()
+    said: bytes = b""
+    has_question: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """A prompt that is written now opens a turn, and no interrupt is on its way."""
+        is_unread = any(frame[:1] in (b"P", b"I") for frame in self.inbox)
+        return not self.current and not self.waiting and not self.owed and not is_unread
+
+
+class Said(NamedTuple):
+    """One move of the agent: what it says (nothing: it only thinks), what it costs, and what it is then."""
+
+    lines: tuple[bytes, ...]
+    agent: Agent
+    cost: str = ""
+    # The interrupt that took effect, and on what.
+    struck: tuple[str, tuple[str, ...]] | None = None
+
+
+def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
+    """Everything that it could do now."""
+    if agent.inbox:
+        yield from _read(agent, manners, budget)
+    if agent.owed:
+        line, *rest = agent.owed
+        yield Said((line,), agent._replace(owed=tuple(rest)))
+        return
+    if agent.current:
+        yield from _work(agent, manners, budget)
+    else:
+        yield from _begin(agent, manners, budget)
+    if agent.said and budget.get("stray"):
+        yield Said((agent.said,), agent, "stray")
+
+
+def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
+    frame, *rest = agent.inbox
+    agent = agent._replace(inbox=tuple(rest))
+    kind, name = frame.decode().split()
+    match kind:
+        case "P":
+            lines = (f"taken {name}".encode(),) if manners.names else ()
+            yield Said(lines, agent._replace(waiting=(*agent.waiting, name)))
+        case "I":
+            # One that comes before it can take it is acknowledged, and nothing more.
+            is_hit = agent.can_abort and not agent.is_aborting
+            hit = agent._replace(is_aborting=True) if is_hit else agent
+            struck = (name, agent.current) if is_hit else None
+            yield Said((f"ok {name}".encode(),), hit, "", struck)
+            if budget.get("unacknowledged"):
+                yield Said((), hit, "unacknowledged", struck)
+        case "H":
+            yield Said((f"ok {name}".encode(),), agent)
+        case _:
+            yield Said((), agent._replace(has_question=False))
+
+
+def _begin(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
+    if agent.waiting:
+        count = len(agent.waiting) if manners.merges else 1
+        refs = agent.waiting[:count]
+        begun = agent._replace(current=refs, waiting=agent.waiting[count:])
+        if manners.begins:
+            yield Said((b"began " + " ".join(refs).encode(),), begun)
+        else:
+            yield from _announce(begun, manners)
+    if budget.get("own"):
+        line = b"own" if manners.labels else b"init"
+        yield Said((line,), agent._replace(current=(OWN,), can_abort=True), "own")
+
+
+def _announce(agent: Agent, manners: Manners) -> Iterator[Said]:
+    refs = agent.current if manners.names else ()
+    lines = (" ".join(("init", *refs)).encode(),) if manners.announces else ()
+    yield Said(lines, agent._replace(can_abort=True))
+
+
+def _work(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
+    if not agent.can_abort:
+        yield from _announce(agent, manners)
+        return
+    over = agent._replace(current=(), can_abort=False, is_aborting=False, has_question=False)
+    if agent.current == (OWN,):
+        aborted = "!" if agent.is_aborting else ""
+        yield Said((f"ownover {OWN}".encode() if manners.labels else f"over {OWN}{aborted}".encode(),), over)
+        if agent.waiting and budget.get("merge"):
+            # It took our prompt into what it was doing anyway.
+            ref = agent.waiting[0]
+            merged = over._replace(waiting=agent.waiting[1:])
+            yield Said((f"over {ref}{aborted} {ref}".encode(), f"settled {ref}".encode()), merged, "merge")
+        return
+    yield from _end(agent, over, manners, budget)
+    if not agent.has_question and not agent.is_aborting and budget.get("question"):
+        yield Said((b"ask q1",), agent._replace(has_question=True), "question")
+
+
+def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
+    refs = agent.current
+    text = refs[0] + ("!" if agent.is_aborting else "")
+    named = (text, *refs) if manners.names else (text,)
+    words = {"over": (" ".join(("over", *named)).encode(),)}
+    words["settled"] = tuple(f"{'cancelled' if agent.is_aborting else 'settled'} {ref}".encode() for ref in refs)
+    for end in manners.ends:
+        breaths = [tuple(line for word in breath.split("+") for line in words[word]) for breath in end.split(",")]
+        owed = tuple(line for breath in breaths[1:] for line in breath)
+        yield Said(breaths[0], over._replace(owed=owed, said=words["over"][0]))
+    if budget.get("missing"):
+        yield Said(words["settled"] if manners.names else (), over, "missing")
+    if manners.errs and not agent.is_aborting:
+        yield Said((b"error" + words["over"][0][4:],), over._replace(said=words["over"][0]))
