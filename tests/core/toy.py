@@ -118,11 +118,12 @@ class Agent(NamedTuple):
     said: bytes = b""
     has_question: bool = False
 
-    @property
-    def is_idle(self) -> bool:
-        """A prompt that is written now opens a turn, and no interrupt is on its way."""
-        is_unread = any(frame[:1] in (b"P", b"I") for frame in self.inbox)
-        return not self.current and not self.waiting and not self.owed and not is_unread
+    def is_idle(self, *, acknowledges: bool) -> bool:
+        """A prompt that is written now opens a turn, and no interrupt that would be acknowledged is on its way."""
+        kinds = b"PI" if acknowledges else b"P"
+        is_unread = any(frame[0] in kinds for frame in self.inbox)
+        is_ending = any(line.startswith(b"over") for line in self.owed)
+        return not self.current and not self.waiting and not is_ending and not is_unread
 
 
 class Said(NamedTuple):
@@ -158,6 +159,9 @@ def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
     match kind:
         case "P":
             lines = (f"taken {name}".encode(),) if manners.names else ()
+            if not manners.announces and not agent.current:
+                yield Said(lines, agent._replace(current=(name,), can_abort=True))
+                return
             yield Said(lines, agent._replace(waiting=(*agent.waiting, name)))
         case "I":
             # One that comes before it can take it is acknowledged, and nothing more.

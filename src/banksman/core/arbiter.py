@@ -7,7 +7,7 @@ the first of its class. Nothing here knows a process or a clock: whether the ses
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from banksman.core.turn import Ask, Turn
@@ -68,15 +68,18 @@ def choose(
     """
     best: Waiting | None = None
     best_standing = 0
-    for waiting in queue:
-        if waiting.id in collecting or not _passes(waiting, hold):
-            continue
+    for waiting in ready(queue, hold=hold, collecting=collecting):
         is_in_hold = hold is not None and not isinstance(waiting, Hold) and _hold_of(waiting) == hold.id
         chosen_as = hold.priority if hold and is_in_hold else standing(waiting, at, ageing_seconds)
         # Strictly greater: the first of a class stays the first.
         if best is None or chosen_as > best_standing:
             best, best_standing = waiting, chosen_as
     return best
+
+
+def ready(queue: Queue, *, hold: Hold | None, collecting: Iterable[str] = ()) -> Iterator[Waiting]:
+    """Those that could be served now, in order."""
+    return (waiting for waiting in queue if waiting.id not in collecting and _passes(waiting, hold))
 
 
 def _passes(waiting: Waiting, hold: Hold | None) -> bool:
@@ -124,19 +127,24 @@ def find(queue: Queue, id: str) -> Turn | None:
 
 def move(queue: Queue, id: str, before: str | None) -> Queue:
     """Put one before another of its class; before None: to the head of its class. Anything else changes nothing."""
-    turn = next((waiting for waiting in queue if waiting.id == id), None)
+    turn = next((waiting for waiting in queue if isinstance(waiting, Turn) and waiting.id == id), None)
     rest = remove(queue, id)
     if turn is None:
         return queue
-    targets = [i for i, other in enumerate(rest) if other.priority == turn.priority and before in (None, other.id)]
+    # Holds are not in the log, so nothing in the log may be told by its place among them.
+    targets = [
+        i
+        for i, other in enumerate(rest)
+        if isinstance(other, Turn) and other.priority == turn.priority and before in (None, other.id)
+    ]
     if not targets:
         return queue
     return (*rest[: targets[0]], turn, *rest[targets[0] :])
 
 
-def collect(queue: Queue, ask: Ask) -> Queue | None:
-    """Join a waiting turn that collects, of the same class and hold; None: there is none."""
-    for index, waiting in enumerate(queue):
+def leader(queue: Queue, ask: Ask) -> Turn | None:
+    """The waiting turn that collects this ask: of the same class and hold."""
+    for waiting in queue:
         if (
             isinstance(waiting, Turn)
             and waiting.ask is not None
@@ -145,9 +153,16 @@ def collect(queue: Queue, ask: Ask) -> Queue | None:
             and waiting.ask.hold == ask.hold
             and waiting.attempt == 1
         ):
-            joined = replace(waiting, joined=(*waiting.joined, ask))
-            return (*queue[:index], joined, *queue[index + 1 :])
+            return waiting
     return None
+
+
+def join(queue: Queue, id: str, ask: Ask) -> Queue:
+    """Add an ask to a waiting turn."""
+    return tuple(
+        replace(waiting, joined=(*waiting.joined, ask)) if isinstance(waiting, Turn) and waiting.id == id else waiting
+        for waiting in queue
+    )
 
 
 def count(queue: Queue) -> int:

@@ -37,17 +37,20 @@ def ask(work: Work, ask: Ask) -> None:
             ask = replace(ask, hold=None)
     if ask.on_busy == "steer" and _steer(work, ask):
         return
-    _log_queued(work, ask)
-    joined = arbiter.collect(state.queue, ask) if ask.on_busy == "collect" else None
-    if joined is not None:
-        work.set(queue=joined)
+    _make_place(work, ask)
+    queue = work.state.queue
+    leader = arbiter.leader(queue, ask) if ask.on_busy == "collect" else None
+    _log_queued(work, ask, leader)
+    if leader is not None:
+        work.set(queue=arbiter.join(queue, leader.id, ask))
     else:
-        work.set(queue=arbiter.enqueue(state.queue, queued(ask)))
+        work.set(queue=arbiter.enqueue(queue, queued(ask)))
         if ask.on_busy == "collect":
-            work.set(collecting=(*state.collecting, ask.id))
+            work.set(collecting=(*work.state.collecting, ask.id))
             work.start_timer(state.config.collect_seconds, Timer.COLLECT, ask.id)
     work.after_commit(Accept(ask.id))
-    _make_room_for(work, ask.priority, is_interrupting=ask.on_busy == "interrupt")
+    if ask.on_busy == "interrupt":
+        _interrupt_for(work, ask.priority)
 
 
 def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
@@ -69,12 +72,15 @@ def _dispensable(state: Session, ask: Ask) -> Turn | None:
     return arbiter.dispensable(state.queue, ask.priority) if state.config.when_full == "drop" else None
 
 
-def _log_queued(work: Work, ask: Ask) -> None:
+def _make_place(work: Work, ask: Ask) -> None:
     state = work.state
     if arbiter.count(state.queue) >= state.config.queue_max:
         dropped = _dispensable(state, ask)
         assert dropped is not None
         drop(work, dropped, Kind.REFUSED, QueueFull("its place was needed for a more urgent ask"))
+
+
+def _log_queued(work: Work, ask: Ask, leader: Turn | None = None) -> None:
     work.log(
         ask.id,
         kinds.TURN_QUEUED,
@@ -84,6 +90,7 @@ def _log_queued(work: Work, ask: Ask) -> None:
         on_busy=ask.on_busy,
         on_preempt=ask.on_preempt,
         key=ask.key,
+        into=None if leader is None else leader.id,
     )
 
 
@@ -103,15 +110,11 @@ def _steer(work: Work, ask: Ask) -> bool:
     return True
 
 
-def _make_room_for(work: Work, priority: int, *, is_interrupting: bool = False) -> None:
-    """Interrupt what runs if it is less urgent; `is_interrupting`: or equally urgent, because the ask says so."""
+def _interrupt_for(work: Work, priority: int) -> None:
+    """Interrupt what runs, because the ask says so. Who is only less urgent gives way where the next is chosen."""
     for turn in (work.state.own, work.state.turn):
-        if turn is None:
-            continue
-        if is_interrupting and arbiter.may_interrupt(priority, turn.priority):
+        if turn is not None and arbiter.may_interrupt(priority, turn.priority):
             ending.stop(work, turn, Cause.INTERRUPT)
-        elif arbiter.preempts(priority, turn.priority):
-            ending.stop(work, turn, Cause.PREEMPT)
 
 
 def withdraw(work: Work, id: str) -> None:
@@ -187,9 +190,10 @@ def move(work: Work, id: str, before: str | None) -> None:
 def hold(work: Work, hold: Hold) -> None:
     if not work.is_open:
         work.do(EndHold(hold.id, Closed("the session is being closed", hint="open another")))
-        return
-    work.set(queue=arbiter.enqueue(work.state.queue, hold))
-    _make_room_for(work, hold.priority)
+    elif work.state.store is not Store.WORKING:
+        work.do(EndHold(hold.id, work.state.store_error))
+    else:
+        work.set(queue=arbiter.enqueue(work.state.queue, hold))
 
 
 def release(work: Work, id: str) -> None:
@@ -197,7 +201,7 @@ def release(work: Work, id: str) -> None:
         work.cancel_timer(Timer.HOLD, f"{id}#{work.state.hold_asks}")
         work.set(hold=None)
     else:
-        work.set(queue=arbiter.remove(work.state.queue, id))
+        work.set(queue=tuple(w for w in work.state.queue if not isinstance(w, Hold) or w.id != id))
 
 
 def answer(work: Work, fact: QuestionAnswered) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter
+from banksman.core import arbiter, clocks
 from banksman.core import event as kinds
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session_facts import GiveReceipt, Resolve, Timer
-from banksman.core.state import ProcessPhase
+from banksman.core.state import Mode, OwnOver, ProcessPhase
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import AgentError, BanksmanError
@@ -39,6 +39,10 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
         case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
             # Somebody wants it to end, and not only to give way: it is not to come back.
             work.set_turn(replace(turn, cause=cause, clock=clock))
+        case Phase.RUNNING if cause is not Cause.PREEMPT:
+            # It seems to have ended. If that was another's boundary, the wish still stands. (Who is to give way is
+            # looked at after every fact.)
+            work.set_turn(replace(turn, wish=turn.wish or cause, clock=turn.clock or clock))
         case _:
             pass  # It is ending already.
 
@@ -60,7 +64,9 @@ def interrupt(work: Work, turn: Turn) -> None:
 def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
     """The agent says that it is over. Whether it was stopped or finished is told by its flags and by the order of the
     acknowledgement, never by what it wrote."""
-    was_stopped = turn.cause is not None and (boundary.is_aborted or boundary.is_error or turn.is_acknowledged)
+    # Of an agent that says from when on it takes interrupts, an acknowledgement before that means nothing.
+    is_acknowledged = turn.is_acknowledged and (turn.can_interrupt or not work.state.process.announces)
+    was_stopped = turn.cause is not None and (boundary.is_aborted or boundary.is_error or is_acknowledged)
     if was_stopped:
         assert turn.cause is not None
         # A process that was given up and still came to a boundary was interrupted as far as its turn can tell.
@@ -96,7 +102,9 @@ def end(
     """Settle a turn that was granted. Nothing of it is left in the state afterwards."""
     boundary = boundary or TurnOver()
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
-        if turn.phase is not Phase.STARTING:
+        # An acknowledgement that is still owed keeps the next prompt back, so what waits for it stays: see `timing`.
+        is_needed = timer is Timer.DRAIN and any(key == turn.key for _, key in work.state.process.unacknowledged)
+        if turn.phase is not Phase.STARTING and not is_needed:
             work.cancel_timer(timer, turn.key)
     work.close_questions(turn.id)
     is_stopped = kind in (Kind.INTERRUPTED, Kind.PREEMPTED)
@@ -112,6 +120,7 @@ def end(
     if turn.is_own:
         work.set(own=None)
         log_ended(work, turn.id, outcome, by)
+        work.after_commit(OwnOver(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
     queued = tuple(ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
@@ -148,8 +157,12 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         first, *others = coming
         work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
         following = Turn(id=first.id, ask=first, priority=first.priority, phase=Phase.RUNNING, steered=tuple(others))
+        if state.mode is Mode.CLOSING:
+            following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
         # The agent has it already, and names what it does: nothing else could be begun before it anyway.
-        work.set(turn=replace(following, names_prompts=True))
+        following = replace(following, names_prompts=True)
+        work.set(turn=following, clocks=clocks.wound(state.config.clocks, work.at))
+        work.arm_clocks(following)
 
 
 def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:

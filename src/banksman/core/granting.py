@@ -5,14 +5,14 @@ It is looked at after every fact that could have made it possible, so no path ca
 
 from __future__ import annotations
 
-from banksman.core import arbiter, asking, clocks, closing
+from banksman.core import arbiter, asking, clocks, closing, ending
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
 from banksman.core.session_facts import (
     GrantHold,
 )
 from banksman.core.state import MayWrite, Mode, ProcessPhase, Session, Stdin, Store
-from banksman.core.turn import Move, Phase, Turn
+from banksman.core.turn import Cause, Move, Phase, Turn
 from banksman.core.work import Work
 
 
@@ -26,9 +26,22 @@ def advance(work: Work) -> None:
         return
     if state.store is not Store.WORKING:
         return
+    if work.state.mode is Mode.OPEN:
+        _make_room(work)
     _write_prompt(work)
     if work.state.mode is Mode.OPEN:
         _grant(work)
+
+
+def _make_room(work: Work) -> None:
+    """Who speaks gives way to whoever is more urgent and ready: also one that the agent began by itself, or came to,
+    while they waited."""
+    state = work.state
+    for turn in (state.own, state.turn):
+        if turn is not None and state.queue:
+            ready = arbiter.ready(state.queue, hold=state.hold, collecting=state.collecting)
+            if any(arbiter.preempts(waiting.priority, turn.priority) for waiting in ready):
+                ending.stop(work, turn, Cause.PREEMPT)
 
 
 def _write_prompt(work: Work) -> None:

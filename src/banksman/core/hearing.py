@@ -103,11 +103,17 @@ def _on_reply(work: Work, reply: Replied) -> None:
     key = dict(process.unacknowledged).get(reply.request)
     if key is None:
         return  # Late, or not ours: a reply acts on nothing but the request it names.
-    work.set_process(unacknowledged=tuple(pair for pair in process.unacknowledged if pair[0] != reply.request))
+    owed = tuple(pair for pair in process.unacknowledged if pair[0] != reply.request)
+    work.set_process(unacknowledged=owed)
+    turns_there = [turn.key for turn in (work.state.own, work.state.turn) if turn is not None]
+    if key not in turns_there and not any(other == key for _, other in owed):
+        work.cancel_timer(Timer.DRAIN, key)
     for turn in (work.state.own, work.state.turn):
         # An agent acknowledges an interrupt that came before it could take one, and goes on. Such an answer proves
         # nothing about the turn; the interrupt is sent again when it can.
-        if turn is not None and turn.key == key and (turn.can_interrupt or not process.announces):
+        # And one that comes after the boundary had nothing left to stop.
+        is_in_time = turn is not None and turn.boundary is None and turn.settled is None
+        if turn is not None and turn.key == key and is_in_time and (turn.can_interrupt or not process.announces):
             work.set_turn(replace(turn, is_acknowledged=True))
 
 
@@ -118,6 +124,10 @@ def _on_opened(work: Work, opened: TurnOpened) -> None:
     if opened.can_interrupt:
         work.set_process(announces=True)
     turn = work.state.turn
+    if turn is not None and turn.settled is not None and not set(opened.refs) & set(turn.refs):
+        # It was done with our prompt, and has begun something else: the boundary will not come any more.
+        settle(work, turn)
+        turn = work.state.turn
     if opened.refs:
         work.set_process(naming=Naming.PRESENT)
         is_ours = _our_prompt_was_named(work, opened.refs, is_opened=True)
@@ -132,12 +142,15 @@ def _on_opened(work: Work, opened: TurnOpened) -> None:
         )
     if not is_ours:
         if work.state.own is None:
-            _open_own(work, opened.origin)
+            _open_own(work, opened.origin, opened.refs)
         return
     if opened.can_interrupt:
         turn = work.state.turn
         assert turn is not None
-        work.set_turn(replace(turn, can_interrupt=True))
+        # What was acknowledged before it could be taken was not taken.
+        is_acknowledged = turn.is_acknowledged and turn.can_interrupt
+        turn = replace(turn, can_interrupt=True, is_acknowledged=is_acknowledged)
+        work.set_turn(turn)
         if turn.phase is Phase.INTERRUPTING:
             ending.interrupt(work, turn)
 
@@ -150,7 +163,10 @@ def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool)
     if is_opened and work.state.own is not None:
         # The agent has come to our prompt, so its own turn is over, whether it said so or not.
         ending.end_by_boundary(work, work.state.own, TurnOver())
-    turn = replace(turn, names_prompts=True, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
+    if not turn.names_prompts:
+        # Only now is it named: what was announced and acknowledged before was something else.
+        turn = replace(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
+    turn = replace(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
     if is_opened:
         turn = replace(turn, heard=(*turn.heard, *refs))
     boundary = turn.boundary
@@ -158,16 +174,21 @@ def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool)
         # "Its" boundary came before the agent had even begun: it was the end of something else.
         turn = replace(turn, boundary=None)
         work.cancel_timer(Timer.SETTLE, turn.key)
-        work.set_turn(turn)
+        work.set_turn(replace(turn, wish=None))
         _log_own_episode(work, boundary)
+        if turn.wish is not None:
+            ending.stop(work, replace(turn, wish=None), turn.wish, turn.clock)
         return True
     work.set_turn(turn)
     return True
 
 
-def _open_own(work: Work, origin: str | None) -> None:
+def _open_own(work: Work, origin: str | None, refs: tuple[str, ...] = ()) -> None:
+    if work.state.store is not Store.WORKING:
+        return  # Its beginning cannot be told, so its end must not be. The process is on its way out anyway.
     count = work.state.own_count + 1
-    turn = turns.own(f"own-{count}", origin or "agent", arbiter.OWN_PRIORITY)
+    seq = work.state.head + len(work.entries) + 1
+    turn = turns.own(f"own-{count}", origin or "agent", arbiter.OWN_PRIORITY, seq=seq, heard=refs)
     work.set(own=turn, own_count=count)
     work.log(turn.id, kinds.TURN_STARTED, origin=turn.origin, attempt=1)
     # Whoever is more urgent waits already, or comes later: both are looked at where the next turn is chosen.
@@ -176,9 +197,11 @@ def _open_own(work: Work, origin: str | None) -> None:
 def _log_own_episode(work: Work, boundary: TurnOver) -> None:
     """A boundary with no turn of its own that we know: a turn that we hear of only when it is over."""
     if work.state.own is None:
-        _open_own(work, boundary.origin)
-    assert work.state.own is not None
-    ending.end_by_boundary(work, work.state.own, boundary)
+        _open_own(work, boundary.origin, boundary.refs)
+    own = work.state.own
+    # One that names a prompt which the open turn never named is the end of something older, said again.
+    if own is not None and (not boundary.refs or set(boundary.refs) & set(own.heard)):
+        ending.end_by_boundary(work, own, boundary)
 
 
 def _know_conversation(work: Work, conversation: str) -> None:
@@ -196,6 +219,9 @@ def _on_over(work: Work, over: TurnOver) -> None:
     if turn is None or not turn.is_open or turn.boundary is not None or not _may_be_of(work, turn, over):
         _log_own_episode(work, over)
         return
+    if over.refs and state.own is not None:
+        # It took our prompt into what it was doing by itself, and both are over.
+        ending.end_by_boundary(work, state.own, TurnOver())
     is_certain = bool(over.refs) or turn.is_opened or state.process.naming is Naming.ABSENT
     if is_certain and (turn.settled is not None or not turn.names_prompts):
         _end_ours(work, turn, over)

@@ -9,6 +9,7 @@ from banksman.core.session_facts import (
     ProcessExited,
     ProcessGone,
     ProcessStarted,
+    Timer,
 )
 from banksman.core.state import Mode, Process, ProcessPhase
 from banksman.core.turn import Phase, Turn
@@ -53,13 +54,14 @@ def lost(work: Work, error: BanksmanError) -> None:
     process = state.process
     for question in state.questions:
         work.forget_question(question.id, "withdrawn")
-    for turn in (state.own, state.turn):
-        if turn is None:
-            continue
+    # Again and again: a boundary that was not yet certain may make way for a prompt that was added to its turn.
+    while (turn := work.state.own or work.state.turn) is not None:
         if turn.phase is Phase.STARTING:
             _begin_again(work, turn, error)
         else:
             ending.end_by_exit(work, turn, error)
+    for _, key in process.unacknowledged:
+        work.cancel_timer(Timer.DRAIN, key)
     work.set(process=Process(number=process.number))
     if process.was_ready or state.mode is not Mode.OPEN:
         return

@@ -18,9 +18,9 @@ from banksman.core.state import Config, Mode, Process, Session
 from banksman.core.turn import Ask, Phase, Turn, queued
 
 
-def replay(events: Iterable[Event], config: Config) -> Session:
-    """The state after these events, as the one who wrote them had it."""
-    state = Session(config=config)
+def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
+    """The state after these events, as the one who wrote them had it. `after`: what the events before them made."""
+    state = Session(config=config) if after is None else after
     for event in events:
         assert event.seq == state.head + 1, f"event {event.seq} does not follow {state.head}"
         state = replace(_fold(state, event), head=event.seq, committed=event.seq)
@@ -40,8 +40,10 @@ def _fold(state: Session, event: Event) -> Session:
             return _start(state, turn, event.body)
         case kinds.TURN_REQUEUED:
             assert state.turn is not None
+            # Requeued as `Turn.requeued` does; a prompt that was added to it stays with the agent.
+            rest = _led_by_next(state.turn, state.turn.steered)
             again = replace(state.turn.requeued(), attempt=event.body["attempt"])
-            return replace(state, turn=None, queue=arbiter.requeue(state.queue, again))
+            return replace(state, turn=rest, queue=arbiter.requeue(state.queue, again))
         case kinds.TURN_INTERRUPTED:
             for name in ("turn", "own"):
                 open_turn: Turn | None = getattr(state, name)
@@ -77,16 +79,18 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         on_preempt=body["on_preempt"],
         key=body["key"],
     )
-    joined = arbiter.collect(state.queue, ask) if ask.on_busy == "collect" else None
-    return replace(state, queue=joined or arbiter.enqueue(state.queue, queued(ask)))
+    if body.get("into") is not None:
+        return replace(state, queue=arbiter.join(state.queue, body["into"], ask))
+    return replace(state, queue=arbiter.enqueue(state.queue, queued(ask)))
 
 
 def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     if "origin" in body:
         own = Turn(id=id, ask=None, priority=arbiter.OWN_PRIORITY, origin=body["origin"], phase=Phase.RUNNING)
         return replace(state, own=own, own_count=state.own_count + 1)
-    if state.turn is not None and any(ask.id == id for ask in state.turn.steered):
-        return state
+    if state.turn is not None and state.turn.id == id:
+        # It was added to a turn that is over, and the agent came to it by itself.
+        return replace(state, turn=replace(state.turn, attempt=body["attempt"]))
     waiting = arbiter.find(state.queue, id)
     assert waiting is not None, f"turn {id} was never queued"
     queue = arbiter.remove(state.queue, waiting.id)
@@ -118,11 +122,14 @@ def _without(turn: Turn, id: str) -> Turn | None:
     if turn.id != id:
         joined = tuple(ask for ask in turn.joined if ask.id != id)
         return replace(turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id))
-    rest = (*turn.joined, *turn.steered)
+    # A turn that had begun is over as a whole: its other endings follow. Prompts that were added to it live on.
+    return _led_by_next(turn, (*turn.joined, *turn.steered))
+
+
+def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
     if not rest:
         return None
     first, *others = rest
-    # A turn that had begun is over as a whole: its other endings follow. Prompts that were added to it live on.
     return replace(
         turn,
         id=first.id,

@@ -119,8 +119,17 @@ class MayWrite:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class OwnOver:
+    """A turn of the agent's own is over: nobody waits for it, but it must not be left open if its end is lost."""
+
+    turn: str
+    # Where the log says that it began.
+    seq: int
+
+
 # What is held back until the log has what it rests on.
-Deferred = Accept | Resolve | GiveReceipt | MayWrite | Finish
+Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from banksman.core.session_facts import (
     Resolve,
     Timer,
 )
-from banksman.core.state import MayWrite, Store
+from banksman.core.state import MayWrite, Mode, OwnOver, Store
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import BanksmanError
@@ -35,12 +35,16 @@ def commit(work: Work, seq: int) -> None:
     if state.store is Store.BROKEN:
         # The endings that were owed are written: it is back, and we are still its writer.
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
+        # What it said about the conversation may have been lost with the rest.
+        work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
     for deferred in released:
         match deferred:
             case MayWrite(key=key):
                 turn = work.state.turn
                 if turn is not None and turn.key == key and turn.phase is Phase.STARTING:
                     work.set_turn(replace(turn, may_write=True))
+            case OwnOver():
+                pass
             case _:
                 work.do(deferred)
 
@@ -53,6 +57,8 @@ def fail(work: Work, fact: AppendFailed) -> None:
     if fact.is_final:
         work.set(store=Store.LOST, store_error=error, unwritten=())
         return
+    if state.mode is Mode.CLOSED:
+        return  # Nothing of the session is left that could try again.
     retries = work.state.store_retries + 1
     limit = state.config.store_retry_seconds_max
     seconds = min(state.config.store_retry_seconds * 2.0 ** min(retries - 1, 16), limit)
@@ -66,7 +72,7 @@ def _lose_store(work: Work, error: BanksmanError) -> None:
     state = work.state
     work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
     outcome = Outcome(kind=Kind.FAILED, error=error, durable=False)
-    unaccepted = {deferred.turn for _, deferred in state.deferred if isinstance(deferred, Accept)}
+    unaccepted = [deferred.turn for _, deferred in state.deferred if isinstance(deferred, Accept)]
     ended = [deferred for _, deferred in state.deferred if isinstance(deferred, Resolve)]
     for turn in unaccepted:
         work.do(Reject(turn, error))
@@ -89,6 +95,10 @@ def _lose_store(work: Work, error: BanksmanError) -> None:
     for hold in (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold))):
         if hold is not None:
             work.do(EndHold(hold.id, error))
+    own = [deferred for _, deferred in state.deferred if isinstance(deferred, OwnOver)]
+    for over in (*own, *(() if state.own is None else (OwnOver(state.own.id, state.own.seq),))):
+        if over.seq <= state.committed:
+            ending.log_ended(work, over.turn, outcome, By.EXIT)
     work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
     work.stop_process()
 

@@ -9,7 +9,7 @@ from banksman.core.session_facts import (
     EndHold,
     Timer,
 )
-from banksman.core.state import ProcessPhase, Session, Stdin, Store
+from banksman.core.state import Mode, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import AgentError
@@ -44,7 +44,8 @@ def fire(work: Work, timer: Timer, subject: str) -> None:
         case Timer.HOLD:
             _on_hold_idle(work, subject)
         case Timer.STORE:
-            if state.store is Store.BROKEN and subject == str(state.store_retries):
+            is_due = state.store is Store.BROKEN and state.mode is not Mode.CLOSED
+            if is_due and subject == str(state.store_retries):
                 storing.retry(work)
 
 

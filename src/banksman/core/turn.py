@@ -94,10 +94,14 @@ class Turn:
     # Why it is to end, and the clock that said so.
     cause: Cause | None = None
     clock: str | None = None
+    # Why it was to end, asked while its boundary was seen and not yet certain.
+    wish: Cause | None = None
     # Interrupts that wait for their receipt.
     interrupts: tuple[str, ...] = ()
     # The intent to send its prompt is in the log.
     may_write: bool = False
+    # Where the log says that it began; only of the agent's own turns.
+    seq: int = 0
     # What the agent has said about it so far: that it began, that it names what it works on, and what it has named;
     # that it takes interrupts, that it took ours; that it is done with the prompt; and the boundary, while it is not
     # yet certain that it is this turn's.
@@ -170,8 +174,16 @@ def queued(ask: Ask) -> Turn:
     return Turn(id=ask.id, ask=ask, priority=ask.priority)
 
 
-def own(id: str, origin: str, priority: int) -> Turn:
+def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...]) -> Turn:
     """A turn that the agent opened by itself: it runs from the moment we hear of it."""
     return Turn(
-        id=id, ask=None, priority=priority, origin=origin, phase=Phase.RUNNING, is_opened=True, can_interrupt=True
+        id=id,
+        ask=None,
+        priority=priority,
+        origin=origin,
+        phase=Phase.RUNNING,
+        seq=seq,
+        is_opened=True,
+        heard=heard,
+        can_interrupt=True,
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from banksman.core.facts import BytesRead, Exited, ProcessFact, Started, Stream, StreamEnded, Survivor, Swept
 from banksman.core.ladder import Timings
-from banksman.errors import BanksmanError
+from banksman.errors import AgentError, BanksmanError
 from banksman.run.command import Command
 from banksman.run.finished import Ended
 from banksman.run.launch import Launch
@@ -110,6 +110,7 @@ class RealAgent:
             spill_bytes_max=0,
         )
         self._command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end, on_fact=self._on_fact)
+        self._command.widen_stdout()
 
     def __repr__(self) -> str:
         return f"<RealAgent {self._command}>"
@@ -127,7 +128,7 @@ class RealAgent:
             self._on_event(Written())
         elif not self._command.is_over:
             assert isinstance(error, BanksmanError)
-            self._on_event(WriteBroke(error))
+            self._on_event(WriteBroke(AgentError("the agent does not take its stdin any more", hint=str(error))))
 
     def stop(self) -> None:
         self._command.stop_nowait(Ended.STOPPED)

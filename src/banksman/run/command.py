@@ -253,6 +253,10 @@ class Command:
         assert self._process.stdin is not None
         return self._process.stdin.put(data)
 
+    def widen_stdout(self) -> None:
+        """Its output will be large, and is worth a larger pipe."""
+        self._process.widen_stdout()
+
     def look_now(self) -> None:
         """Take what the process has said and done already, before something is concluded from its silence."""
         self._process.read_now()

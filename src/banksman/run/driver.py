@@ -16,11 +16,12 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import assert_never
 
 from banksman.core import session as core
 from banksman.core.facts import Exited, Started
-from banksman.core.framing import Framing, Mixed
+from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
 from banksman.core.meaning import Noise
 from banksman.core.outcome import Outcome
 from banksman.core.session_facts import (
@@ -72,6 +73,7 @@ from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
+_data_of = itemgetter(2)
 # What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
 # is dropped.
 UNCOMMITTED_BYTES_MAX = 8 << 20
@@ -105,11 +107,21 @@ class Listener:
     def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
     def ask_human(self, effect: AskHuman) -> None: ...
     def close_question(self, question: str) -> None: ...
+    def fail(self, error: BanksmanError) -> None: ...
     def finish(self) -> None: ...
 
 
 class Driver:
-    def __init__(self, id: str, state: Session, *, store: Log, spawn: Spawn, listener: Listener) -> None:
+    def __init__(
+        self,
+        id: str,
+        state: Session,
+        *,
+        store: Log,
+        spawn: Spawn,
+        listener: Listener,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
         self.id = id
         self.state = state
         self.counters = Counters()
@@ -125,7 +137,8 @@ class Driver:
         self._is_dispatching = False
         self._spawn = spawn
         self._process: AgentProcess | None = None
-        self._framing = Framing()
+        self._frame_bytes_max = frame_bytes_max
+        self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._oversize = Oversize()
         self._store = store
         self._epoch = store.claim(id)
@@ -222,7 +235,7 @@ class Driver:
     # -- the log -----------------------------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
         entries = effect.entries
-        size = sum(len(data) for _turn, _kind, data in entries)
+        size = sum(map(len, map(_data_of, entries)))
         self._uncommitted_bytes += size
         if self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX and not self._is_paused and self._process is not None:
             self._is_paused = True
@@ -255,7 +268,7 @@ class Driver:
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
         number = effect.process
-        self._framing = Framing()
+        self._framing = Framing(frame_bytes_max=self._frame_bytes_max)
         self._is_paused = False
         self.counters.processes += 1
         try:
@@ -295,6 +308,8 @@ class Driver:
     def _forget_process(self) -> None:
         self._process = None
         self.pid = None
+        if self.error is not None:
+            self._finish()
 
     def _on_lines(self, number: int, lines: list[bytes] | Mixed) -> None:
         """The path of every token. What is not plain is rare, and goes the long way."""
@@ -331,13 +346,19 @@ class Driver:
         self._listener.finish()
 
     def _fail(self, exc: BaseException) -> None:
-        """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended."""
+        """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended. It is
+        closed when that is gone, and not before: see `_forget_process`."""
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._facts.clear()
+        for subject in list(self.timers):
+            self._cancel_timer(subject)
+        self._listener.fail(self.bug())
         if self._process is not None:
+            self._let_read()
             self._process.stop()
-        self._finish()
+        else:
+            self._finish()
 
     def abandon(self) -> None:
         """The loop is closed. Nobody will ever hear of this session again; the keeper ends its process."""

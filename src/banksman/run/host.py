@@ -150,6 +150,7 @@ class Host:
             store=self._store(),
             spawn=opening.spawn,
             on_question=on_question,
+            frame_bytes_max=opening.frame_bytes_max,
         )
         self._sessions[id] = session
         self._forget_sessions()

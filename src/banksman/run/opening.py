@@ -3,7 +3,8 @@ a wrong word is an error of the call and not of the first turn.
 
 `options` are the session's numbers (seconds, unless they say otherwise): `drain_seconds`, `settle_seconds`,
 `start_seconds`, `write_seconds`, `ageing_seconds`, `hold_idle_seconds`, `collect_seconds`, `queue_max`, `when_full`
-("refuse" or "drop"), `clocks` (a mapping from the watchdog's name), and the ladder's `eof_grace`, `grace`, `linger`.
+("refuse" or "drop"), `clocks` (a mapping from the watchdog's name), the ladder's `eof_grace`, `grace`, `linger`, and
+`frame_bytes_max`, beyond which a frame from the agent goes to a file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from banksman.core.clocks import Name
+from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.ladder import Timings
 from banksman.core.state import Config, Session
 from banksman.errors import UsageError
@@ -58,7 +60,10 @@ class Opening:
         }
         self._env = env
         self._inherit_env = inherit_env
-        self._config, self._timings = _configure(self.profile, options or {})
+        wanted = dict(options or {})
+        self.frame_bytes_max: int = wanted.pop("frame_bytes_max", FRAME_BYTES_MAX)
+        _check_count("frame_bytes_max", self.frame_bytes_max)
+        self._config, self._timings = _configure(self.profile, wanted)
         self._prepare(resume)
 
     def state(self) -> Session:
@@ -115,7 +120,7 @@ def _configure(profile: profiles.Profile, options: Mapping[str, Any]) -> tuple[C
             _check_number(key, value)
             numbers[key] = value
         else:
-            known = ", ".join(sorted((*NUMBERS, *LADDER, "clocks", "when_full")))
+            known = ", ".join(sorted((*NUMBERS, *LADDER, "clocks", "frame_bytes_max", "when_full")))
             raise UsageError(f"there is no option {key!r}", hint=f"known are: {known}")
     start = clocks.pop(Name.START, None)
     if start is not None:
@@ -125,12 +130,16 @@ def _configure(profile: profiles.Profile, options: Mapping[str, Any]) -> tuple[C
 
 def _check_number(key: str, value: Any) -> None:
     if key in ("queue_max", "attempts_max"):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{key} cannot be {value!r:.60}", hint="a whole number, 1 or more")
+        _check_count(key, value)
         return
     check_seconds(key, value)
     if value > SECONDS_MAX:
         raise UsageError(f"{key} cannot be {value!r:.60}", hint="every wait has an end")
+
+
+def _check_count(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{key} cannot be {value!r:.60}", hint="a whole number, 1 or more")
 
 
 def _clocks(value: Any) -> dict[str, float | None]:

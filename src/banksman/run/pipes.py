@@ -18,6 +18,11 @@ from banksman.run import system
 # A pipe holds 64 KiB unless it was made larger, so a read never returns more, and asking for more costs an allocation
 # each time.
 READ_BYTES = 65536
+# An agent's stdout is worth a larger pipe: fewer, larger reads cost its reader a quarter less. The kernel gives a user
+# 64 MiB for all pipes and then makes new ones tiny, also those of others; so what is taken of it is bounded here.
+WIDE_PIPE_BYTES = 1 << 20
+WIDE_PIPES_MAX = 16
+WIDE_READ_BYTES = 1 << 18
 # One readiness callback reads at most this much: one flood must not starve the loop.
 READ_BYTES_MAX = 1 << 20
 
@@ -36,11 +41,22 @@ class Reader:
         self._on_data = on_data
         self._on_end = on_end
         self._is_paused = True
+        self._read_bytes = READ_BYTES
         system.set_blocking(fd, False)
 
     @property
     def is_open(self) -> bool:
         return self._fd >= 0
+
+    def widen(self) -> None:
+        """Make the pipe larger, if there is room for one more such; a kernel that refuses is right, too."""
+        if len(_wide) < WIDE_PIPES_MAX and self.is_open:
+            try:
+                system.set_pipe_size(self._fd, WIDE_PIPE_BYTES)
+            except OSError:
+                return
+            _wide.add(id(self))
+            self._read_bytes = WIDE_READ_BYTES
 
     def resume(self) -> None:
         if self._is_paused and self.is_open:
@@ -62,7 +78,7 @@ class Reader:
         taken = 0
         while taken < READ_BYTES_MAX and self.is_open and not self._is_paused:
             try:
-                data = system.read(self._fd, READ_BYTES)
+                data = system.read(self._fd, self._read_bytes)
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -84,12 +100,17 @@ class Reader:
 
     def forget(self) -> None:
         """Close the fd without touching the loop."""
+        _wide.discard(id(self))
         if self.is_open:
             fd, self._fd = self._fd, -1
             system.close(fd)
 
     # For one that was abandoned with its loop: its host was dropped, and nobody else can close it.
     __del__ = forget
+
+
+# The ids of those that were widened and are still open, of every loop: the budget is the user's, not a loop's.
+_wide: set[int] = set()
 
 
 class Writing:

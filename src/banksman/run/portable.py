@@ -194,6 +194,9 @@ class PortableProcess:
     def read_now(self) -> None:
         self._streams.read_now()
 
+    def widen_stdout(self) -> None:
+        self._streams.widen_stdout()
+
     def pause_reading(self) -> None:
         self._streams.pause()
 

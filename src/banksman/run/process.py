@@ -290,6 +290,10 @@ class Process:
         if self._streams is not None:
             self._streams.read_now()
 
+    def widen_stdout(self) -> None:
+        if self._streams is not None:
+            self._streams.widen_stdout()
+
     def pause_reading(self) -> None:
         if self._streams is not None:
             self._streams.pause()

@@ -6,7 +6,6 @@ not here. A file is checked whole before anything is started with it, and a wron
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -177,6 +176,6 @@ class _Table:
         value = self.data.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         # Every wait has an end, so infinity is none of them; and NaN is not between any two numbers.
-        if not is_number or not 0 <= value <= SECONDS_MAX or not math.isfinite(value):
+        if not is_number or not 0 <= value <= SECONDS_MAX:
             raise self._not(key, "a number of seconds, 0 or more")
         return float(value)

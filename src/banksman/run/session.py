@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import os
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import NORMAL, Hold, Priority
 from banksman.core.event import Event
-from banksman.core.outcome import By, Outcome, Receipt
+from banksman.core.framing import FRAME_BYTES_MAX
+from banksman.core.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session_facts import (
     Asked,
     AskHuman,
@@ -37,12 +39,16 @@ from banksman.core.state import Mode
 from banksman.core.state import Session as State
 from banksman.core.turn import Ask, Phase
 from banksman.core.turn import Turn as CoreTurn
-from banksman.errors import BanksmanError, Refused, UsageError
+from banksman.errors import BanksmanError, Refused, StoreError, UsageError
 from banksman.run.agent import Spawn
 from banksman.run.driver import Counters, Driver, Listener
 from banksman.run.questions import OnQuestion, Question, Questions
+from banksman.run.waiters import Waiters
 from banksman.store.log import Log
 
+log = logging.getLogger("banksman")
+
+R = TypeVar("R")
 Prompt = str | Sequence[Mapping[str, Any]]
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
@@ -109,7 +115,6 @@ class Turn:
         self.session = session
         self._after = after
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._complete: Outcome | None = None
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.state}>"
@@ -124,12 +129,7 @@ class Turn:
 
     async def outcome(self) -> Outcome:
         """How it ended; never raises for an ending. Cancelling this only stops waiting."""
-        outcome = await asyncio.shield(self._outcome)
-        if self._complete is None:
-            # The agent gave no final answer: what it had said until then is in the log.
-            text = outcome.text if outcome.text is not None else await self.said()
-            self._complete = replace(outcome, text=text)
-        return self._complete
+        return await asyncio.shield(self._outcome)
 
     async def interrupt(self) -> Receipt:
         """Ask this turn to stop; the receipt tells what became of it. Cancelling this only stops waiting."""
@@ -149,7 +149,8 @@ class Turn:
     async def _events(self, *, waits: bool) -> AsyncGenerator[Event]:
         """The events of this turn: its own, and those of the turn it was collected or steered into."""
         tag = self.id
-        async for event in self.session.events(self._after, waits=waits):
+        # Once it has its outcome nothing more comes, also if retention took the event that says so.
+        async for event in self.session.events(self._after, waits=waits, until=self._outcome):
             if event.kind == kinds.TURN_STARTED:
                 if self.id in (event.body.get("joined") or ()):
                     tag = event.turn or tag
@@ -165,6 +166,17 @@ class Turn:
         assert not self._outcome.done(), f"turn {self.id} has two outcomes"
         self._outcome.set_result(outcome)
 
+    async def complete(self, outcome: Outcome) -> None:
+        """The agent gave no final answer: what it had said until then is in the log."""
+        text: str | None = None
+        try:
+            text = await self.said()
+        except StoreError as exc:
+            # The ending is known all the same, and is what was waited for.
+            log.warning("! turn %s: what it had said cannot be read: %s", self.id, exc)
+        finally:
+            self.resolve(replace(outcome, text=text))
+
 
 class Session(Listener):
     """One conversation with one agent. Made by `Host.open`; all methods are for the loop it was made in."""
@@ -179,6 +191,7 @@ class Session(Listener):
         store: Log,
         spawn: Spawn,
         on_question: OnQuestion | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         self.id = id
         self.name = name
@@ -188,12 +201,17 @@ class Session(Listener):
         self._loop = asyncio.get_running_loop()
         self._turns: dict[str, Turn] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
-        self._receipts: dict[str, asyncio.Future[Receipt]] = {}
+        self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
         self._granting: dict[str, asyncio.Future[None]] = {}
         self._keys: OrderedDict[str, Turn] = OrderedDict()
         self._finished: asyncio.Future[None] = self._loop.create_future()
+        # What is read for somebody who was promised it, and readers inside the store: both are waited for at the end,
+        # because the host closes the log then.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reading = 0
+        self._pauses = Waiters()
         self._cost: float | None = None
-        self._driver = Driver(id, state, store=store, spawn=spawn, listener=self)
+        self._driver = Driver(id, state, store=store, spawn=spawn, listener=self, frame_bytes_max=frame_bytes_max)
         self._questions = Questions(self._driver, on_question)
 
     def __repr__(self) -> str:
@@ -274,18 +292,20 @@ class Session(Listener):
         id = turn.id if isinstance(turn, Turn) else turn
         interrupt = f"i-{os.urandom(8).hex()}"
         receipt: asyncio.Future[Receipt] = self._loop.create_future()
-        self._receipts[interrupt] = receipt
+        self._receipts[interrupt] = receipt, turn if isinstance(turn, Turn) else self._turns.get(turn)
         self._driver.dispatch(InterruptAsked(self._driver.now(), id, interrupt))
         if self._driver.error is not None and not receipt.done():
             raise self._driver.bug()
-        given = await asyncio.shield(receipt)
-        kept = None
-        if given.by not in (By.WITHDRAWN, By.ALREADY_OVER) and (known := self._turns_said(turn)) is not None:
-            kept = await known.said()
-        return Receipt(stopped=given.stopped, by=given.by, kept=kept, queued=given.queued)
+        return await asyncio.shield(receipt)
 
-    def _turns_said(self, turn: Turn | str) -> Turn | None:
-        return turn if isinstance(turn, Turn) else self._turns.get(turn)
+    async def _complete(self, turn: Turn, receipt: asyncio.Future[Receipt], given: Receipt) -> None:
+        kept: str | None = None
+        try:
+            kept = await turn.said()
+        except StoreError as exc:
+            log.warning("! turn %s: what it had said cannot be read: %s", turn.id, exc)
+        finally:
+            _set(receipt, replace(given, kept=kept))
 
     def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
         """Put a queued ask before another of its class, or to the head of its class. Else nothing happens."""
@@ -322,18 +342,23 @@ class Session(Listener):
             self._driver.dispatch(HoldReleased(self._driver.now(), id))
 
     # -- following ---------------------------------------------------------------------------------------------------
-    async def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
+    def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
         """Every event of the log after a cursor, then each as it is committed, until the session is closed.
 
         A range that retention took is told by one `stream.gap` event.
         """
-        async for event in self.events(_seq(after), waits=True):
-            yield event
+        return self.events(_seq(after), waits=True)
 
-    async def events(self, after: int, *, waits: bool) -> AsyncGenerator[Event]:
+    async def events(
+        self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None
+    ) -> AsyncGenerator[Event]:
+        """`waits`: also for what is not there yet, until the session is closed or `until` is done."""
         seq = after
+        ends = (self._finished,) if until is None else (self._finished, until)
         while True:
-            page = await self._store.read(self.id, seq)
+            # Looked at before it is read: what is committed after the reading may be the last.
+            is_last = not waits or any(end.done() for end in ends)
+            page = await self._read(self._store.read(self.id, seq))
             if page.gap is not None:
                 first, last = page.gap
                 yield kinds.gap(self.id, first, last)
@@ -341,17 +366,27 @@ class Session(Listener):
             for event in page.events:
                 yield event
                 seq = event.seq
+                if event.kind == kinds.SESSION_CLOSED and self._finished.done():
+                    return  # There is nothing after it; and the log may be closed by now.
             if page.events:
                 continue
-            if not waits or self._finished.done():
+            if is_last:
                 return
-            await self._wait_past(seq)
+            await self._read(self._wait_past(seq, ends))
 
-    async def _wait_past(self, seq: int) -> None:
+    async def _read(self, reading: Coroutine[Any, Any, R]) -> R:
+        self._reading += 1
+        try:
+            return await reading
+        finally:
+            self._reading -= 1
+            self._pauses.wake()
+
+    async def _wait_past(self, seq: int, ends: Sequence[asyncio.Future[Any]]) -> None:
         """Until there is more, or there never will be."""
         more = asyncio.ensure_future(self._store.wait_past(self.id, seq))
         try:
-            await asyncio.wait((more, self._finished), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((more, *ends), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not more.done():
                 more.cancel()
@@ -450,7 +485,12 @@ class Session(Listener):
         self._driver.dispatch(DrainAsked(self._driver.now()))
 
     async def wait_closed(self) -> None:
+        """Until it is closed, and those who were reading its log at that moment have what they were reading."""
         await asyncio.shield(self._finished)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        while self._reading:
+            await self._pauses.wait()
 
     @property
     def is_closed(self) -> bool:
@@ -472,10 +512,23 @@ class Session(Listener):
     def resolve(self, turn: str, outcome: Outcome) -> None:
         if outcome.cost is not None:
             self._cost = outcome.cost
-        self._turns.pop(turn).resolve(outcome)
+        resolved = self._turns.pop(turn)
+        if outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
+            self._own(resolved.complete(outcome))
+        else:
+            resolved.resolve(outcome)
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def give_receipt(self, effect: GiveReceipt) -> None:
-        _set(self._receipts.pop(effect.interrupt), effect.receipt)
+        receipt, turn = self._receipts.pop(effect.interrupt)
+        if turn is None or effect.receipt.by in (By.WITHDRAWN, By.ALREADY_OVER):
+            _set(receipt, effect.receipt)
+        else:
+            self._own(self._complete(turn, receipt, effect.receipt))
 
     def grant_hold(self, hold: str) -> None:
         granted = self._granting.get(hold)
@@ -494,15 +547,16 @@ class Session(Listener):
         self._questions.close(question)
 
     def finish(self) -> None:
-        """Nothing more will happen. Whoever still waits for something (after a bug of ours) is told so."""
+        """Nothing more will happen."""
         self._questions.end()
-        if self._driver.error is not None:
-            self._fail_all(self._driver.bug())
         if not self._finished.done():
             self._finished.set_result(None)
 
-    def _fail_all(self, error: BanksmanError) -> None:
-        for future in (*self._accepting.values(), *self._granting.values(), *self._receipts.values()):
+    def fail(self, error: BanksmanError) -> None:
+        """A bug of ours: whoever still waits for something is told so, and will not be told anything else."""
+        self._questions.end()
+        receipts = [receipt for receipt, _ in self._receipts.values()]
+        for future in (*self._accepting.values(), *self._granting.values(), *receipts):
             if not future.done():
                 future.set_exception(error)
                 future.exception()

@@ -46,6 +46,9 @@ class Streams:
             self.close()
             raise
 
+    def widen_stdout(self) -> None:
+        self._readers[0].widen()
+
     def resume(self) -> None:
         for reader in self._readers:
             reader.resume()

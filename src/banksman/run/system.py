@@ -90,6 +90,11 @@ def close(fd: int) -> None:
             raise AssertionError("an fd that is not ours any more was closed again") from exc
 
 
+def set_pipe_size(fd: int, size: int) -> int:
+    """The size that the kernel made of it. Where there is no such call (macOS) it stays what it is."""
+    return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size) if hasattr(fcntl, "F_SETPIPE_SZ") else 0
+
+
 def dup(fd: int) -> int:
     """A copy above the standard streams, closed on exec."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -33,9 +33,10 @@ _CUT_KEY = re.compile(rb'\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+(?:\\|"\s*+)?)?', re.D
 _AFTER = re.compile(rb"\s*+([,}])")
 # The next string, or run of brackets, inside an array or an object.
 _NESTED = re.compile(rb'[^"\[\]{}]*+(?:' + _STRING + rb"|([\[{]++)|([\]}]++))", re.DOTALL)
-# Any escape, so that an escaped backslash is not taken for the start of one. The group is a surrogate without its pair.
+# Any escape, so that an escaped backslash is not taken for the start of one; those without a number many at a time, as
+# they may be millions. The group is a surrogate without its pair.
 _ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+    rb"(?:\\[^u][^\\]*+)++|\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|u)"
 )
 
 

@@ -1,0 +1,71 @@
+"""An agent that costs next to nothing: the Claude dialect, and what each benchmark needs of it.
+
+Run by its path with `python -I -S`. A prompt is `frames N`: so many stream events of about 400 bytes, then the result;
+`hang`: says that it began, and waits for an interrupt; anything else: the result at once. Times are written to the file
+named by the first argument, if there is one: `boundary` when a boundary left, `prompt` and `interrupt` when one came in.
+"""
+
+import os
+import sys
+import time
+
+FRAME = (
+    b'{"type":"stream_event","event":{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
+    + b"x" * 180
+    + b'"}},"session_id":"11111111-1111-4111-8111-111111111111","parent_tool_use_id":null,'
+    b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n'
+)
+BATCH = 500
+RESULT = (
+    b'{"type":"result","subtype":"%s","is_error":%s,"terminal_reason":"%s","duration_ms":1,"duration_api_ms":1,'
+    b'"num_turns":1,"session_id":"s","result":"ok","user_message_uuids":["%s"]}\n'
+)
+LIFECYCLE = b'{"type":"command_lifecycle","command_uuid":"%s","state":"%s"}\n'
+INIT = b'{"type":"system","subtype":"init","session_id":"s","user_message_uuids":["%s"]}\n'
+ACK = b'{"type":"control_response","response":{"subtype":"success","request_id":"%s","response":{"still_queued":[]}}}\n'
+
+
+def field(line: bytes, name: bytes) -> bytes:
+    """The text of a member, wherever it is. Enough for frames that we know."""
+    _, _, rest = line.partition(b'"' + name + b'":')
+    return rest.lstrip(b' "').partition(b'"')[0]
+
+
+def main() -> None:
+    times = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND) if len(sys.argv) > 1 and sys.argv[1][0] == "/" else -1
+
+    def note(what: str) -> None:
+        if times >= 0:
+            os.write(times, f"{what} {time.monotonic()}\n".encode())
+
+    def say(data: bytes) -> None:
+        while data:
+            data = data[os.write(1, data) :]
+
+    current = b""
+    for line in sys.stdin.buffer:
+        if field(line, b"subtype") == b"interrupt":
+            note("interrupt")
+            say(ACK % field(line, b"request_id"))
+            if current:
+                uuid, current = current, b""
+                say(RESULT % (b"error_during_execution", b"true", b"aborted_streaming", uuid))
+                say(LIFECYCLE % (uuid, b"cancelled"))
+                note("boundary")
+        elif b'"control_request"' in line:
+            say(ACK % field(line, b"request_id"))
+        else:
+            note("prompt")
+            current = field(line, b"uuid") or b"none"
+            say(LIFECYCLE % (current, b"queued") + LIFECYCLE % (current, b"started") + INIT % current)
+            content = field(line, b"content")
+            if content.startswith(b"frames "):
+                for _ in range(int(content[7:]) // BATCH):
+                    say(FRAME * BATCH)
+            if content != b"hang":
+                say(RESULT % (b"success", b"false", b"completed", current) + LIFECYCLE % (current, b"completed"))
+                note("boundary")
+                current = b""
+
+
+main()

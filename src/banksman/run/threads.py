@@ -1,0 +1,337 @@
+"""The blocking face: the same host, sessions, turns and commands for programs that have threads and no loop.
+
+Nothing is implemented here. Each name has the async one behind it, in a loop that runs in a thread of its own (see
+`bridge.py`), and a call waits until that one has come to its end. What holds there holds here, with these words:
+
+Any thread may call, at any time. Ctrl-C in the main thread, and the end of a `timeout`, are what cancellation is to the
+async one: `ask` withdraws, most others only stop waiting. Callbacks (`on_question`, `on_output`) run in the loop's
+thread, where a call that waits would wait for itself, and raises `UsageError`; what never waits may be called there.
+
+After `Host.close` calls raise `Closed`, but what was learned can still be read: an outcome, a status, the end of a
+command. Whatever did not raise was done. A fork of the program cannot use a host that was made before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+
+from banksman.core.arbiter import NORMAL
+from banksman.core.event import Event
+from banksman.core.outcome import Outcome, Receipt
+from banksman.errors import UsageError
+from banksman.run.bridge import Bridge, Manner, close_all, is_in_a_loop_thread
+from banksman.run.command import Command as AsyncCommand
+from banksman.run.command import State
+from banksman.run.execute import execute as async_execute
+from banksman.run.faces import Face, Holding, Reader, blocking, blocking_as, looking
+from banksman.run.finished import Ended, Finished
+from banksman.run.host import Host as AsyncHost
+from banksman.run.host import How
+from banksman.run.launch import Argv
+from banksman.run.session import Prompt
+from banksman.run.session import Session as AsyncSession
+from banksman.run.session import Turn as AsyncTurn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Turn(Face[AsyncTurn]):
+    """An ask that was accepted: `for update in turn` gives its updates, `turn.outcome()` its outcome."""
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def session(self) -> Session:
+        return Session(self._bridge, self._inner.session)
+
+    @property
+    def state(self) -> str:
+        """queued, starting, running, interrupting or ended."""
+        return self._bridge.look(lambda: self._inner.state)
+
+    def outcome(self, *, timeout: float | None = None) -> Outcome:
+        """How it ended; never raises for an ending. Past `timeout` seconds: TimeoutError, and the turn goes on."""
+        return self._bridge.call(self._inner.outcome, Manner.READS, timeout=timeout)
+
+    def __iter__(self) -> Reader[dict[str, Any]]:
+        return Reader(self._bridge, self._inner.__aiter__())
+
+    interrupt = blocking(AsyncTurn.interrupt)
+    said = blocking(AsyncTurn.said, Manner.READS)
+
+
+class Session(Face[AsyncSession]):
+    """One conversation with one agent. Made by `Host.open`."""
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def name(self) -> str | None:
+        return self._inner.name
+
+    @property
+    def agent(self) -> str:
+        return self._inner.agent
+
+    @property
+    def is_closed(self) -> bool:
+        return self._inner.is_closed
+
+    def ask(
+        self,
+        prompt: Prompt,
+        *,
+        priority: int | str = NORMAL,
+        on_busy: str = "enqueue",
+        on_preempt: str = "end",
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Turn:
+        """Ask for one turn. Returns when it is accepted, which is when the log has it; raises if it is not.
+
+        If it is not accepted within `timeout` seconds, or Ctrl-C comes, the ask is withdrawn.
+        """
+        work = functools.partial(
+            self._inner.ask, prompt, priority=priority, on_busy=on_busy, on_preempt=on_preempt, key=key
+        )
+        return Turn(self._bridge, self._bridge.call(work, timeout=timeout, undo=self._inner.withdraw))
+
+    def ask_and_wait(
+        self,
+        prompt: Prompt,
+        *,
+        priority: int | str = NORMAL,
+        on_busy: str = "enqueue",
+        on_preempt: str = "end",
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Outcome:
+        """Ask for one turn, and wait for its outcome.
+
+        If it has none within `timeout` seconds (TimeoutError), or Ctrl-C comes, it is withdrawn: interrupted, if it
+        runs. This is not waited for.
+        """
+
+        async def work() -> Outcome:
+            turn = await self._inner.ask(prompt, priority=priority, on_busy=on_busy, on_preempt=on_preempt, key=key)
+            try:
+                return await turn.outcome()
+            except asyncio.CancelledError:
+                self._inner.withdraw(turn)
+                raise
+
+        return self._bridge.call(work, timeout=timeout)
+
+    def interrupt(self, turn: Turn | str | None = None) -> Receipt:
+        """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so."""
+        return self._bridge.call(functools.partial(self._inner.interrupt, _behind(turn)))
+
+    def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
+        """Put a queued ask before another of its class, or to the head of its class. Else nothing happens."""
+        work = functools.partial(self._inner.move, _behind(turn), before=_behind(before))
+        self._bridge.look(work, Manner.ACTS)
+
+    def withdraw(self, turn: Turn | str) -> None:
+        """Take a queued ask back; one that runs is interrupted."""
+        self._bridge.look(functools.partial(self._inner.withdraw, _behind(turn)), Manner.ACTS)
+
+    def hold(self, priority: int | str = NORMAL) -> AbstractContextManager[None]:
+        """Several asks of this thread in a row, with nobody of this class or below between them. May be re-entered."""
+        return Holding(self._bridge, self._inner.hold(priority))
+
+    def follow(self, after: str | int | None = None) -> Reader[Event]:
+        """Every event of the log after a cursor, then each as it is committed, until the session is closed."""
+        return Reader(self._bridge, self._inner.follow(after))
+
+    questions = looking(AsyncSession.questions)
+    answer = blocking(AsyncSession.answer)
+    status = looking(AsyncSession.status)
+    close = blocking(AsyncSession.close)
+    close_nowait = looking(AsyncSession.close_nowait, Manner.ACTS)
+    wait_closed = blocking(AsyncSession.wait_closed, Manner.READS)
+
+
+class Command(Face[AsyncCommand]):
+    """A command that was started. Made by `Host.start`."""
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self._inner.argv
+
+    @property
+    def pid(self) -> int | None:
+        return self._inner.pid
+
+    @property
+    def finished(self) -> Finished | None:
+        return self._inner.finished
+
+    @property
+    def is_over(self) -> bool:
+        return self._inner.is_over
+
+    @property
+    def state(self) -> State:
+        return self._bridge.look(lambda: self._inner.state)
+
+    def wait(self, *, timeout: float | None = None) -> Finished:
+        """The end. Past `timeout` seconds: TimeoutError, and the command runs on. Raises if it could not be started."""
+        return self._bridge.call(self._inner.wait, Manner.READS, timeout=timeout)
+
+    result = looking(AsyncCommand.result)
+    stop = blocking(AsyncCommand.stop)
+    stop_nowait = looking(AsyncCommand.stop_nowait, Manner.ACTS)
+    signal = blocking(AsyncCommand.signal)
+    read = blocking(AsyncCommand.read, Manner.READS)
+    write = blocking(AsyncCommand.write)
+    close_stdin = blocking(AsyncCommand.close_stdin)
+
+
+class Host(Face[AsyncHost]):
+    """Owns sessions and commands, in a loop of its own. `with Host() as host`, or call `close()`.
+
+    Not closed, it is closed when the program ends, after all its threads have ended.
+    """
+
+    def __init__(self, inner: AsyncHost) -> None:
+        super().__init__(Bridge("banksman-host", inner.close), inner)
+        # Reports whose taker had gone before it had them.
+        self._returned: deque[AsyncCommand] = deque()
+
+    def __repr__(self) -> str:
+        return f"<blocking Host {self._bridge.phase.value}>"
+
+    def __enter__(self) -> Self:
+        self._bridge.check_caller()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # In a fork there is nothing of it to be closed, and an error would hide the one that came first.
+        if self._bridge.is_mine:
+            self.close()
+
+    def close(self) -> None:
+        """Close every session, stop every command by the ladder, end the loop's thread. May be called again, and by
+        several at once; Ctrl-C only stops the waiting."""
+        self._bridge.close()
+
+    def drain(self, *, timeout: float | None = None) -> None:
+        """Take nothing new, finish what runs, then close. Past `timeout` seconds what still runs is stopped."""
+        self._bridge.call(functools.partial(self._inner.drain, timeout=timeout), Manner.FOLLOWS)
+        self.close()
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+    def session(self, id_or_name: str) -> Session:
+        """A session by its id or its name; of several that had the name, the one opened last."""
+        return Session(self._bridge, self._bridge.look(functools.partial(self._inner.session, id_or_name)))
+
+    def sessions(self) -> list[Session]:
+        """Every session that is open, and those that were closed and are still kept, oldest first."""
+        return [Session(self._bridge, found) for found in self._bridge.look(self._inner.sessions)]
+
+    open = blocking_as(Session, AsyncHost.open, undo=AsyncSession.close_nowait)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+    @overload
+    def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+    @overload
+    def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+    def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+        """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
+        closes.
+
+        With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead. If
+        Ctrl-C comes meanwhile, the command is stopped: nobody has it yet.
+        """
+
+        async def work() -> AsyncCommand | Finished:
+            if yield_after is None:
+                return await self._inner.start(argv, **how)
+            return await self._inner.start(argv, yield_after=yield_after, **how)
+
+        started = self._bridge.call(work, undo=_stop_untaken)
+        return started if isinstance(started, Finished) else Command(self._bridge, started)
+
+    def commands(self) -> list[Command]:
+        """Every command that runs, and those that have ended and are still kept, oldest first."""
+        return self._commands(self._bridge.look(self._inner.commands))
+
+    def command(self, id: str) -> Command:
+        return Command(self._bridge, self._bridge.look(functools.partial(self._inner.command, id)))
+
+    def take_ended(self) -> list[Command]:
+        """The background commands that have ended and were not reported before: each is reported once."""
+
+        async def work() -> list[AsyncCommand]:
+            return [*self._take_returned(), *self._inner.take_ended()]
+
+        return self._commands(self._bridge.call(work, Manner.READS, undo=self._returned.extend))
+
+    def wait_ended(self, *, timeout: float | None = None) -> list[Command]:
+        """Like `take_ended`, but waits until there is one. Past `timeout` seconds: TimeoutError."""
+
+        async def work() -> list[AsyncCommand]:
+            return self._take_returned() or await self._inner.wait_ended()
+
+        return self._commands(self._bridge.call(work, Manner.WAITS, timeout=timeout, undo=self._returned.extend))
+
+    def _take_returned(self) -> list[AsyncCommand]:
+        returned = list(self._returned)
+        self._returned.clear()
+        return returned
+
+    def _commands(self, found: list[AsyncCommand]) -> list[Command]:
+        return [Command(self._bridge, each) for each in found]
+
+
+@overload
+def _behind(turn: Turn | str) -> AsyncTurn | str: ...
+@overload
+def _behind(turn: Turn | str | None) -> AsyncTurn | str | None: ...
+def _behind(turn: Turn | str | None) -> AsyncTurn | str | None:
+    return turn._inner if isinstance(turn, Turn) else turn  # pyright: ignore[reportPrivateUsage]
+
+
+def _stop_untaken(started: AsyncCommand | Finished) -> None:
+    if isinstance(started, AsyncCommand):
+        started.stop_nowait(Ended.CANCELLED)
+
+
+def _blocking_function(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_in_a_loop_thread():
+            hint = "an async callback can await banksman.execute"
+            raise UsageError("a blocking call in a host's loop would stop all that this host does", hint=hint)
+        # A loop for this one call: it is cheap beside a process, nothing of it is left, and a fork can have its own.
+        bridge = Bridge("banksman-execute")
+        try:
+            return bridge.call(functools.partial(function, *args, **kwargs))
+        finally:
+            bridge.close()
+
+    return call
+
+
+execute = _blocking_function(async_execute)
+
+# Registered after those of the host and of the spawner, which the imports above have run: it is called before them.
+atexit.register(close_all)

@@ -1,0 +1,124 @@
+"""A log that fails by plan, in virtual time or not. Without a plan it is a log like any other, and passes their tests.
+
+Commits come by the lane `store`, so that the explorer may have them late: behind an exit, a boundary, a second ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from banksman.core.event import Entry
+from banksman.errors import NotOwner, StoreError
+from banksman.store.log import READ_EVENTS_MAX, Done, Page
+from banksman.store.memory import SESSION_BYTES_MAX, MemoryLog
+from banksman.testing.sim_loop import SimLoop
+
+STORE = "store"
+
+
+class Fault(enum.Enum):
+    """Why an append is refused: the disk, or another writer."""
+
+    FAILS = enum.auto()
+    NOT_OWNER = enum.auto()
+
+
+class WorldLog(MemoryLog):
+    """`faults`: what becomes of the n-th append, counted from 1 over all sessions. All of it can be changed while it
+    runs: `is_broken`: every append fails; `is_unreadable`: so does every read.
+
+    `commit_seconds`: a commit takes so long. `reads_late`: a reader gets its page a moment after it was read, as one
+    from another thread would. `refuses_at_claim`: appends that were not answered when the session is claimed anew are
+    refused, as an engine may.
+    """
+
+    def __init__(
+        self,
+        *,
+        faults: Mapping[int, Fault] | None = None,
+        commit_seconds: float = 0.0,
+        reads_late: bool = False,
+        refuses_at_claim: bool = False,
+        bytes_max: int = SESSION_BYTES_MAX,
+    ) -> None:
+        super().__init__(bytes_max=bytes_max)
+        self.faults = dict(faults or {})
+        self.commit_seconds = commit_seconds
+        self.reads_late = reads_late
+        self.refuses_at_claim = refuses_at_claim
+        self.is_broken = False
+        self.is_unreadable = False
+        # While it is calm, commits come in the loop's own order: there is nothing to be explored.
+        self.is_calm = False
+        self.appends = 0
+        self.claims_failing = 0
+
+    def claim(self, session: str) -> int:
+        if self.claims_failing:
+            self.claims_failing -= 1
+            raise StoreError("the world does not let it be claimed", session=session)
+        if self.refuses_at_claim:
+            self._refuse_unanswered(session)
+        return super().claim(session)
+
+    def append(  # noqa: PLR0917  The protocol's own signature.
+        self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
+    ) -> None:
+        self.appends += 1
+        fault = Fault.FAILS if self.is_broken else self.faults.get(self.appends)
+        if fault is None:
+            super().append(session, epoch, expected_seq, at, entries, done)
+            return
+
+        def fail(error: StoreError | NotOwner | None) -> None:
+            assert error is not None
+            number = self.appends if fault is Fault.FAILS else 0
+            done(StoreError("the world does not write it", session=session, append=number) if number else error)
+
+        # No seq is negative, so it is refused, in its place among the answers, and with it what comes behind.
+        super().append(session, epoch, -1, at, entries, fail)
+
+    async def read(self, session: str, after: int, limit: int = READ_EVENTS_MAX) -> Page:
+        self._check_readable(session)
+        page = await super().read(session, after, limit)
+        if self.reads_late:
+            await asyncio.sleep(0)
+        return page
+
+    async def wait_past(self, session: str, seq: int) -> None:
+        self._check_readable(session)
+        await super().wait_past(session, seq)
+
+    def _check_readable(self, session: str) -> None:
+        if self.is_unreadable:
+            raise StoreError("the world does not read it", session=session)
+
+    def _refuse_unanswered(self, session: str) -> None:
+        state = self._sessions.get(session)
+        if state is None or state.seq == state.tail:
+            return
+        while state.chunks and state.chunks[-1].first > state.seq:
+            state.weight -= state.chunks.pop().weight
+        state.tail = state.seq
+        self._behind.remove(state)
+        error = NotOwner("another writer has claimed the session", session=session)
+        for index, answer in enumerate(self._answers):
+            if answer.session is state and answer.error is None:
+                self._answers[index] = answer._replace(error=error)
+
+    def _answer(self, answer: Any) -> None:
+        self._answers.append(answer)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._later(self._flush)
+
+    def _later(self, flush: Callable[[], None]) -> None:
+        if self.commit_seconds:
+            self._loop.call_later(self.commit_seconds, flush)
+        elif isinstance(self._loop, SimLoop) and not self.is_calm:
+            self._loop.outside(flush, lane=STORE)
+        else:
+            self._loop.call_soon(flush)

@@ -1,0 +1,881 @@
+"""Every order of facts: a search over the very `session.step` that the driver runs.
+
+A `Scenario` says who asks what, how the agent behaves, and how often something nasty may happen. From the first state
+on, everything that the world could deliver next is delivered, breadth first, so that what is found is found by the
+shortest way. What happened is watched from outside: the effects, the log, and the truth about the agent, which is a
+model of ours (see toy.py). A state that was seen before, but for what does not matter (how many events the log has, the
+number of a process), is not looked at again.
+
+Two questions are asked of the whole graph afterwards. From every state in which somebody waits, do time, the log and
+the process alone lead to an end, or to a turn that runs and may take its time? And with an agent that does its work, do
+they lead to an end for everybody? A state from which they do not is a wedge.
+
+Time stands still at 0.0: each timer that was started may fire at any moment, which is more than any clock would do.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from banksman.core import event as kinds
+from banksman.core import replay
+from banksman.core.arbiter import Hold
+from banksman.core.event import Event
+from banksman.core.meaning import TurnOver
+from banksman.core.outcome import Kind, Outcome
+from banksman.core.session import step
+from banksman.core.session_facts import (
+    Accept,
+    Append,
+    AppendFailed,
+    Asked,
+    AskHuman,
+    AskMoved,
+    AskWithdrawn,
+    CancelTimer,
+    CloseAsked,
+    CloseQuestion,
+    Committed,
+    DrainAsked,
+    Effect,
+    EndHold,
+    Fact,
+    Finish,
+    FramesRead,
+    FrameWritten,
+    GiveReceipt,
+    GrantHold,
+    HoldAsked,
+    HoldReleased,
+    InterruptAsked,
+    ProcessExited,
+    ProcessFailed,
+    ProcessGone,
+    ProcessStarted,
+    QuestionAnswered,
+    Reject,
+    Resolve,
+    StartProcess,
+    StartTimer,
+    StopProcess,
+    Subject,
+    Timer,
+    TimerFired,
+    WriteFailed,
+    WriteFrame,
+)
+from banksman.core.state import Config, MayWrite, Mode, Process, ProcessPhase, Session, Store
+from banksman.core.turn import Ask, Phase, Turn
+from banksman.errors import AgentError, StoreError
+from tests.core import toy
+from tests.core.ledger import Ledger, Violation, check, fold
+
+AT = 0.0
+BROKEN_PIPE, NO_START, NO_STORE = AgentError("broken pipe"), AgentError("no such program"), StoreError("the disk is full")
+
+# What may happen, and how often at most.
+BUDGETS = (
+    *("own", "stray", "unacknowledged", "missing", "merge", "question"),  # the agent
+    *("exit", "cut", "unstartable"),  # its process and its pipe
+    *("fail", "fenced"),  # the log
+    *("late",),  # a fact that comes when its subject is gone
+    *("withdraw", "interrupt", "move", "release", "drain", "close"),  # callers
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    name: str
+    asks: tuple[Ask, ...]
+    holds: tuple[tuple[str, int], ...] = ()
+    budget: Mapping[str, int] = field(default_factory=dict[str, int])
+    manners: toy.Manners = toy.Manners()
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    acknowledges: bool = True
+    # What is done before anything else can happen: less to see, and fewer states.
+    eager: frozenset[str] = frozenset()
+    states_max: int = 1_000_000
+
+    @functools.cached_property
+    def by_id(self) -> dict[str, Ask]:
+        return {ask.id: ask for ask in self.asks}
+
+    def first(self) -> World:
+        config = Config(dialect=toy.ToyDialect(acknowledges_interrupts=self.acknowledges), **self.config)
+        session = Session(config=config)
+        return World(
+            session=session,
+            agent=toy.Agent(),
+            budget=tuple(self.budget.get(name, 0) for name in BUDGETS),
+            asks=(Life.UNASKED,) * len(self.asks),
+            holds=(Life.UNASKED,) * len(self.holds),
+            mirror=session,
+            durable_mirror=session,
+        )
+
+
+class Life:
+    """What became of an ask, an interrupt, a hold or a question, as its owner sees it."""
+
+    UNASKED, ASKED, ACCEPTED, OVER, REJECTED = range(5)
+
+
+class Unlogged(NamedTuple):
+    """An append that is not durable yet."""
+
+    seq: int
+    ledger: Ledger
+    mirror: Session
+
+
+class World(NamedTuple):
+    session: Session
+    agent: toy.Agent
+    budget: tuple[int, ...]
+    asks: tuple[int, ...]
+    holds: tuple[int, ...]
+    # The log as it is durable, and after each append that is under way, as the ledger and as `replay` read it.
+    mirror: Session
+    durable_mirror: Session
+    ledger: Ledger = Ledger()
+    durable: Ledger = Ledger()
+    unlogged: tuple[Unlogged, ...] = ()
+    # The process: which, and how it is.
+    process: int = 0
+    is_asked_for: bool = False
+    is_alive: bool = False
+    has_exited: bool = False
+    is_told_to_stop: bool = False
+    is_writing: bool = False
+    is_cut: bool = False
+    timers: frozenset[Subject] = frozenset()
+    # Interrupts by the turn they are for, and whose end a caller wanted.
+    interrupts: tuple[tuple[str, int], ...] = ()
+    unwanted: frozenset[str] = frozenset()
+    question: int = Life.UNASKED
+    late: frozenset[Fact] = frozenset()
+    is_finished: bool = False
+
+    def spend(self, name: str) -> World:
+        index = BUDGETS.index(name)
+        return self._replace(budget=(*self.budget[:index], self.budget[index] - 1, *self.budget[index + 1 :]))
+
+
+class Move(NamedTuple):
+    """One thing that may happen. `by`: "world" (time, the log, the process), "agent", or "other": who need not act."""
+
+    by: str
+    fact: Fact | None
+    world: World
+
+
+# -- what may happen -------------------------------------------------------------------------------------------------
+def moves(scenario: Scenario, world: World) -> Iterator[Move]:
+    if world.is_finished:
+        return
+    urgent = next(_urgent(scenario, world), None)
+    if urgent is not None:
+        yield urgent
+        return
+    budget = dict(zip(BUDGETS, world.budget, strict=True))
+    yield from _by_callers(scenario, world, budget)
+    yield from _by_log(world, budget)
+    yield from _by_process(world, budget)
+    yield from _by_agent(scenario, world, budget)
+    for subject in sorted(world.timers, key=_timer_order):
+        # An agent that names prompts says so as soon as it has one: what it has not read yet is not late.
+        is_early = subject[0] is Timer.SETTLE and (
+            any(frame.startswith(b"P") for frame in world.agent.inbox) or any(b"over" in o for o in world.agent.owed)
+        )
+        if not is_early or world.has_exited:
+            yield Move("world", TimerFired(AT, subject), world._replace(timers=world.timers - {subject}))
+    if budget["late"]:
+        for fact in sorted(world.late, key=repr):
+            yield Move("other", fact, world.spend("late")._replace(late=frozenset()))
+
+
+def _timer_order(subject: Subject) -> tuple[str, str]:
+    return subject[0].value, subject[1]
+
+
+def _urgent(scenario: Scenario, world: World) -> Iterator[Move]:
+    eager = scenario.eager
+    if "log" in eager and world.unlogged:
+        yield from _by_log(world, {})
+    if "pipe" in eager and world.is_writing and not world.has_exited:
+        yield Move("world", FrameWritten(AT, world.process), world._replace(is_writing=False))
+    if "start" in eager and world.session.process.phase is ProcessPhase.STARTING and not world.is_told_to_stop:
+        yield from _by_process(world, {})
+        for move in _by_agent(scenario, world, {}):
+            yield move._replace(by="world")
+
+
+def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    for index, ask in enumerate(scenario.asks):
+        life = world.asks[index]
+        if life == Life.UNASKED:
+            yield Move("other", Asked(AT, ask), world._replace(asks=_with(world.asks, index, Life.ASKED)))
+            continue
+        if budget["withdraw"]:
+            unwanted = world.spend("withdraw")._replace(unwanted=world.unwanted | {ask.id})
+            yield Move("other", AskWithdrawn(AT, ask.id), unwanted)
+        if budget["interrupt"] and ask.id not in dict(world.interrupts):
+            yield Move("other", InterruptAsked(AT, ask.id, f"stop-{ask.id}"), _interrupted(world, ask.id))
+        if budget["move"]:
+            yield Move("other", AskMoved(AT, ask.id), world.spend("move"))
+    own = world.session.own
+    if own is not None and budget["interrupt"] and own.id not in dict(world.interrupts):
+        yield Move("other", InterruptAsked(AT, own.id, f"stop-{own.id}"), _interrupted(world, own.id))
+    for index, (hold, priority) in enumerate(scenario.holds):
+        if world.holds[index] == Life.UNASKED:
+            held = world._replace(holds=_with(world.holds, index, Life.ASKED))
+            yield Move("other", HoldAsked(AT, hold, priority), held)
+        elif budget["release"] and world.holds[index] in (Life.ASKED, Life.ACCEPTED):
+            released = world.spend("release")._replace(holds=_with(world.holds, index, Life.OVER))
+            yield Move("other", HoldReleased(AT, hold), released)
+    if world.question == Life.ASKED:
+        yield Move("other", QuestionAnswered(AT, "q1", {}), world)
+    if budget["drain"]:
+        yield Move("other", DrainAsked(AT), world.spend("drain"))
+    if budget["close"]:
+        yield Move("other", CloseAsked(AT), world.spend("close"))
+
+
+def _interrupted(world: World, id: str) -> World:
+    pending = (*world.interrupts, (id, Life.ASKED))
+    return world.spend("interrupt")._replace(interrupts=pending, unwanted=world.unwanted | {id})
+
+
+def _by_log(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    if not world.unlogged:
+        return
+    first, *rest = world.unlogged
+    after = world._replace(unlogged=tuple(rest), durable=first.ledger, durable_mirror=first.mirror)
+    yield Move("world", Committed(AT, first.seq), after)
+    lost = world._replace(unlogged=(), ledger=world.durable, mirror=world.durable_mirror)
+    if budget.get("fail"):
+        yield Move("other", AppendFailed(AT, NO_STORE), lost.spend("fail"))
+    if budget.get("fenced"):
+        yield Move("other", AppendFailed(AT, NO_STORE, is_final=True), lost.spend("fenced"))
+
+
+def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    number = world.process
+    if world.is_asked_for:
+        yield Move("world", ProcessStarted(AT, number, 77), world._replace(is_asked_for=False, is_alive=True))
+        if world.is_told_to_stop or budget.get("unstartable"):
+            gone = _gone(world if world.is_told_to_stop else world.spend("unstartable"))
+            yield Move("world" if world.is_told_to_stop else "other", ProcessFailed(AT, number, NO_START), gone)
+    if world.is_alive and world.is_told_to_stop:
+        exited = world._replace(is_alive=False, has_exited=True)
+        yield Move("world", ProcessExited(AT, number, signal=15), exited)
+    elif world.is_alive and budget.get("exit"):
+        exited = world.spend("exit")._replace(is_alive=False, has_exited=True)
+        yield Move("other", ProcessExited(AT, number, code=1), exited)
+    if world.has_exited:
+        yield Move("world", ProcessGone(AT, number), _gone(world))
+    if world.is_writing and world.is_alive:
+        yield Move("world", FrameWritten(AT, number), world._replace(is_writing=False))
+        if budget.get("cut"):
+            unread = world.agent.inbox[:-1]
+            cut = world.spend("cut")._replace(is_writing=False, is_cut=True, agent=world.agent._replace(inbox=unread))
+            yield Move("other", WriteFailed(AT, number, BROKEN_PIPE), cut)
+
+
+def _gone(world: World) -> World:
+    if dict(zip(BUDGETS, world.budget, strict=True))["late"]:
+        number = world.process
+        facts: set[Fact] = {
+            ProcessGone(AT, number),
+            ProcessExited(AT, number, code=1),
+            ProcessStarted(AT, number, 77),
+            FrameWritten(AT, number),
+            WriteFailed(AT, number, BROKEN_PIPE),
+            ProcessFailed(AT, number, NO_START),
+        }
+        if world.agent.said:
+            facts.add(_frames(world, (world.agent.said,)))
+        world = world._replace(late=world.late | facts)
+    return world._replace(
+        agent=toy.Agent(),
+        is_asked_for=False,
+        is_alive=False,
+        has_exited=False,
+        is_told_to_stop=False,
+        is_writing=False,
+        is_cut=False,
+    )
+
+
+def _by_agent(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    if not world.is_alive and not world.has_exited:
+        return
+    # After its exit it reads nothing more, but what it had said is still on its way.
+    agent = world.agent if world.is_alive else world.agent._replace(inbox=())
+    for said in toy.moves(agent, scenario.manners, budget):
+        if said.struck is not None:
+            _check_struck(scenario, world, *said.struck)
+        after = world._replace(agent=said.agent)
+        if said.cost:
+            after = after.spend(said.cost)
+        yield Move("other" if said.cost else "agent", _frames(world, said.lines) if said.lines else None, after)
+
+
+def _check_struck(scenario: Scenario, world: World, request: str, current: tuple[str, ...]) -> None:
+    """An interrupt that was sent for one turn must not end another."""
+    id = request.removeprefix("interrupt-").split("#")[0]
+    ask = scenario.by_id.get(id)
+    if current == (toy.OWN,) or len(current) > 1 or ask is None:
+        # One of the two is the agent's own, or it is several at once. The agent has ours in its queue then, and goes
+        # on to it when it likes: nobody could have known.
+        return
+    is_same = current[0][:-4] == ask.ref[:-4]
+    check(is_same, "G4", f"{request} struck {current}")
+
+
+@functools.cache
+def _frames_of(process: int, lines: tuple[bytes, ...]) -> FramesRead:
+    dialect = toy.ToyDialect()
+    meanings = tuple((i, meaning) for i, line in enumerate(lines) if (meaning := dialect.read(line)) is not None)
+    return FramesRead(AT, process, lines, meanings)
+
+
+def _frames(world: World, lines: tuple[bytes, ...]) -> FramesRead:
+    return _frames_of(world.process, lines)
+
+
+def _with(lives: tuple[int, ...], index: int, life: int) -> tuple[int, ...]:
+    return (*lives[:index], life, *lives[index + 1 :])
+
+
+# -- what is done, watched -------------------------------------------------------------------------------------------
+def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
+    """What the world is after this, or `Violation`."""
+    world, fact = move.world, move.fact
+    if fact is None:
+        return world, []
+    before = world.session
+    try:
+        session, effects = step(before, fact)
+    except Violation:
+        raise
+    except Exception as exc:
+        raise Violation("total", f"{type(exc).__name__}: {exc}") from exc
+    world = world._replace(session=session)
+    for effect in effects:
+        world = _perform(scenario, world, fact, effect)
+    _check_state(world, before)
+    return world, effects
+
+
+def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> World:
+    check(not world.is_finished, "G2", f"after Finish: {effect}")
+    match effect:
+        case Append(entries=entries):
+            return _append(scenario, world, fact, tuple(entries))
+        case WriteFrame(process=process, data=data):
+            return _write(scenario, world, process, data)
+        case StartTimer(subject=subject):
+            return world._replace(timers=world.timers | {subject})
+        case CancelTimer(subject=subject):
+            late = world.late
+            if world.budget[BUDGETS.index("late")] and subject in world.timers:
+                late |= {TimerFired(AT, subject)}
+            return world._replace(timers=world.timers - {subject}, late=late)
+        case StartProcess(process=process):
+            is_there = world.is_asked_for or world.is_alive or world.has_exited
+            check(not is_there, "G1", "a second process is started")
+            check(process > world.process, "G4", "the number of a process is used twice")
+            return world._replace(process=process, is_asked_for=True)
+        case StopProcess(process=process):
+            check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
+            check(not world.is_told_to_stop, "G3", "it is told to stop twice")
+            return world._replace(is_told_to_stop=True)
+        case AskHuman():
+            check(world.question != Life.ASKED, "G2", "the question is asked twice")
+            return world._replace(question=Life.ASKED)
+        case CloseQuestion():
+            check(world.question == Life.ASKED, "G2", "a question ends that nobody asked")
+            return world._replace(question=Life.UNASKED)
+        case _:
+            return _answer(scenario, world, effect)
+
+
+def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
+    """What callers get: each of it once."""
+    match effect:
+        case Accept(turn=id):
+            check(id in world.durable.queued, "G7", f"{id} is accepted before it is durable")
+            return _settle_ask(scenario, world, id, Life.ASKED, Life.ACCEPTED)
+        case Reject(turn=id):
+            return _settle_ask(scenario, world, id, Life.ASKED, Life.REJECTED)
+        case Resolve(turn=id, outcome=outcome):
+            _check_outcome(scenario, world, id, outcome)
+            return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.OVER)
+        case GiveReceipt(interrupt=interrupt):
+            id = interrupt.removeprefix("stop-")
+            check((id, Life.ASKED) in world.interrupts, "G2", f"a receipt that nobody waits for: {interrupt}")
+            given = tuple((other, Life.OVER if other == id else life) for other, life in world.interrupts)
+            return world._replace(interrupts=given)
+        case GrantHold(hold=hold):
+            index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
+            check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} is granted and nobody wants it")
+            return world._replace(holds=_with(world.holds, index, Life.ACCEPTED))
+        case EndHold(hold=hold):
+            index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
+            check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} ends twice")
+            return world._replace(holds=_with(world.holds, index, Life.OVER))
+        case Finish():
+            check(not _open_asks(world), "G2", f"finished, and asks are open: {world.asks}")
+            check(all(life == Life.OVER for _, life in world.interrupts), "G2", "finished, and a receipt is owed")
+            check(not any(life in (Life.ASKED, Life.ACCEPTED) for life in world.holds), "G2", "a hold has no end")
+            is_there = world.is_asked_for or world.is_alive or world.has_exited
+            check(not is_there, "G6", "finished, and the process is there")
+            return world._replace(is_finished=True)
+        case _:
+            raise AssertionError(f"no such effect: {effect}")
+
+
+def _settle_ask(scenario: Scenario, world: World, id: str, life: int, following: int) -> World:
+    index = next(i for i, ask in enumerate(scenario.asks) if ask.id == id)
+    check(world.asks[index] == life, "G2", f"{id} is {world.asks[index]} and becomes {following}")
+    return world._replace(asks=_with(world.asks, index, following))
+
+
+def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) -> None:
+    if outcome.durable:
+        check(id in world.durable.ended, "G7", f"{id} has its outcome before it is durable")
+    text = outcome.text
+    if outcome.kind is Kind.DONE:
+        is_missing = text is None and (scenario.budget.get("missing", 0) or "settled,over" in scenario.manners.ends)
+        # What the agent did by itself is looked for where the turn ends: see `_check_end`.
+        is_its_own = text is not None and (text == toy.OWN or text[:-4] in _answers_to(scenario, id))
+        check(is_missing or is_its_own, "G4", f"{id} is done with the answer {text!r}")
+    elif outcome.kind in (Kind.INTERRUPTED, Kind.PREEMPTED) and scenario.acknowledges:
+        check(text is None or text.endswith("!"), "G4", f"{id} had finished with {text!r} and is called {outcome.kind}")
+
+
+def _answers_to(scenario: Scenario, id: str) -> set[str]:
+    """The beginnings of the answers that may be this ask's: its own, and those that it may share a turn with."""
+    ask = scenario.by_id[id]
+    shares = ask.on_busy in ("steer", "collect")
+    return {other.ref[:-4] for other in scenario.asks if other is ask or shares or other.on_busy == "steer"}
+
+
+def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World:
+    check(process == world.process and world.is_alive, "G3", f"{data} is written to a process that is not there")
+    check(not world.is_writing, "G3", f"{data} is written into a frame")
+    check(not world.is_cut, "G3", f"{data} is written after a cut frame")
+    check(not world.is_told_to_stop, "G3", f"{data} is written to a process that was told to stop")
+    agent = world.agent
+    if data.startswith(b"P"):
+        ref = data.split()[1].decode()
+        turn = world.ledger.turn
+        ask = next(ask for ask in scenario.asks if ask.ref[:-4] == ref[:-4])
+        check(any(member.id == ask.id for member in turn), "G3", f"{data} is written and {turn} was granted")
+        if turn[0].id == ask.id and len(turn) == 1:
+            check(agent.is_idle(acknowledges=scenario.acknowledges), "G1", f"{data} is written while the agent is at work: {agent}")
+        if ask.on_busy != "steer":
+            is_durable = bool(world.durable.turn) and world.durable.turn[0].id == ask.id
+            check(is_durable, "G7", f"{data} is written before the intent is durable")
+    return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
+
+
+def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ...]) -> World:
+    session = world.session
+
+    def may_pass(granted: str, other: str) -> bool:
+        if other in session.collecting:
+            return True
+        hold = session.hold
+        asks = scenario.by_id
+        is_outside = hold is not None and asks[other].hold != hold.id and asks[other].priority <= hold.priority
+        return is_outside
+
+    ledger, mirror = world.ledger, world.mirror
+    boundary = -1
+    for index, entry in enumerate(entries):
+        id, kind, data = entry
+        if kind == kinds.UPDATE and isinstance(toy.ToyDialect().read(data), TurnOver):
+            boundary = index
+        if kind == kinds.TURN_ENDED:
+            is_said = isinstance(fact, FramesRead) and any(isinstance(m, TurnOver) for _, m in fact.meanings)
+            check(not is_said or boundary >= 0, "log", f"{id} ended before its boundary was logged")
+            _check_end(scenario, world, fact, id, data)
+        ledger = fold(ledger, entry, may_pass)
+        if kind in (kinds.UPDATE, kinds.SENT):
+            continue
+        event = Event("s", 1, mirror.head + 1, AT, id, kind, data)
+        try:
+            mirror = replay.replay((event,), session.config, mirror)
+        except AssertionError as exc:
+            raise Violation("replay", f"{event}: {exc}") from exc
+    unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
+    # Between two appends on which nothing rests there is nothing to see.
+    awaited = {seq for seq, _ in session.deferred}
+    unlogged = tuple(u for u in unlogged if u.seq in awaited or u is unlogged[-1])
+    return world._replace(ledger=ledger, mirror=mirror, unlogged=unlogged)
+
+
+def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: bytes) -> None:
+    """Why it ended, against what was wanted of it."""
+    ask = scenario.by_id.get(id)
+    if ask is None:
+        return
+    # A process that goes before it could say whose boundary it was has said one for all that: it is believed.
+    is_leaving = world.has_exited or isinstance(fact, ProcessGone)
+    if b'"outcome":"done"' in data and b'"text":"own' in data and not is_leaving:
+        raise Violation("G4", f"{id} is done with what the agent did by itself")
+    ledger = world.ledger
+    together = {id, *(m.id for m in ledger.turn), *(m.id for m in ledger.waiting if m.leader is not None)}
+    asked = [other for other, life in zip(scenario.asks, world.asks, strict=True) if life != Life.UNASKED]
+    if b'"outcome":"interrupted"' in data:
+        by_other = any(other.on_busy == "interrupt" and other.priority >= ask.priority for other in asked)
+        is_wanted = together & world.unwanted or world.session.mode is not Mode.OPEN
+        has_clock = bool(scenario.config.get("clocks"))
+        check(is_wanted or by_other or has_clock, "G4", f"{id} is interrupted and nobody wanted it")
+    if b'"outcome":"preempted"' in data:
+        urgent = [*(other.priority for other in asked), *(p for _, p in scenario.holds)]
+        check(any(p > ask.priority and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
+
+
+# -- what must hold in every state -----------------------------------------------------------------------------------
+def _check_state(world: World, before: Session) -> None:
+    session = world.session
+    if session.store is not Store.WORKING:
+        return
+    if session.mode is Mode.OPEN:
+        _check_urgency(world)
+    is_same = session.queue is before.queue and session.turn is before.turn and session.own is before.own
+    if is_same and session.conversation is before.conversation and before.store is Store.WORKING:
+        return
+    live, durable = projection(session), projection(world.mirror)
+    check(live == durable, "replay", f"the log says {durable}, and it is {live}")
+    ids = [waiting.id for waiting in world.ledger.waiting]
+    check(sorted(ids) == sorted(_queued_ids(session)), "log", f"the log has {ids} waiting, not {_queued_ids(session)}")
+
+
+def _queued_ids(session: Session) -> list[str]:
+    return [ask.id for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
+
+
+def _check_urgency(world: World) -> None:
+    session = world.session
+    hold = session.hold
+    for waiting in session.queue:
+        passes = hold is None or waiting.priority > hold.priority
+        if waiting.id in session.collecting or not passes or waiting.priority <= 0:
+            continue
+        for turn in (session.turn, session.own):
+            is_running = turn is not None and turn.phase is Phase.RUNNING and turn.boundary is None
+            check(
+                turn is None or not is_running or turn.priority >= waiting.priority,
+                "G5",
+                f"{waiting.id} waits, and {turn and turn.id} was not told to stop",
+            )
+
+
+def projection(session: Session) -> tuple[object, ...]:
+    """What of a session is in its log."""
+    turns = [waiting for waiting in session.queue if isinstance(waiting, Turn)]
+    queue = sorted(turns, key=lambda turn: turn.priority)
+    return tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own), session.conversation
+
+
+def _brief(turn: Turn | None) -> tuple[object, ...] | None:
+    if turn is None:
+        return None
+    joined, steered = (tuple(ask.id for ask in asks) for asks in (turn.joined, turn.steered))
+    return turn.id, turn.attempt, joined, steered
+
+
+def _open_asks(world: World) -> bool:
+    return Life.ASKED in world.asks or Life.ACCEPTED in world.asks
+
+
+# -- states that are the same ----------------------------------------------------------------------------------------
+def key(world: World) -> tuple[object, ...]:
+    """What makes a state this one. Numbers that only grow are taken relative to where they are."""
+    session = world.session
+    seqs = [unlogged.seq for unlogged in world.unlogged]
+    deferred = tuple((seqs.index(seq) if seq in seqs else None, _brief_deferred(d)) for seq, d in session.deferred)
+    process = session.process
+    return (
+        *(session.mode, session.conversation, session.collecting, session.hold, session.own_count),
+        tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
+        *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process), session.questions),
+        *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
+        *(world.agent, world.budget, world.asks, world.holds, world.ledger, world.durable),
+        tuple(unlogged.ledger for unlogged in world.unlogged),
+        *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
+        frozenset(_timer_key(session, subject) for subject in world.timers),
+        *(world.interrupts, world.unwanted, world.question, world.is_finished),
+        frozenset(_fact_key(session, fact) for fact in world.late),
+    )
+
+
+def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:
+    if turn is None:
+        return None
+    return (
+        *(turn.id, turn.priority, turn.phase, turn.attempt, turn.cause, turn.clock, turn.interrupts, turn.may_write),
+        *(tuple(ask.id for ask in turn.joined), tuple(ask.id for ask in turn.steered), frozenset(turn.heard)),
+        *(turn.is_opened, turn.names_prompts, turn.can_interrupt, turn.is_acknowledged, turn.settled),
+        None if turn.boundary is None else (turn.boundary.text, turn.boundary.refs, turn.boundary.is_error),
+        # What a later version of it may know besides.
+        *(getattr(turn, name) for name in _OTHER_MEMBERS),
+    )
+
+
+_KNOWN_MEMBERS = frozenset(
+    (
+        *("id", "ask", "priority", "origin", "phase", "attempt", "joined", "steered", "cause", "clock", "interrupts"),
+        *("may_write", "is_opened", "names_prompts", "heard", "can_interrupt", "is_acknowledged", "settled"),
+        "boundary",
+    )
+)
+_OTHER_MEMBERS = tuple(name for name in Turn.__dataclass_fields__ if name not in _KNOWN_MEMBERS)
+
+
+def _process_key(process: Process) -> tuple[object, ...]:
+    return (
+        *(process.phase, process.stdin, process.outbox, process.naming, process.announces, process.unacknowledged),
+        *(process.requests, process.is_resuming, process.was_ready, process.was_told_to_stop),
+        *(process.exited_by_itself, process.error is None),
+    )
+
+
+def _brief_deferred(deferred: object) -> object:
+    match deferred:
+        case Resolve(turn=turn, outcome=outcome):
+            return turn, outcome.kind, outcome.text
+        case Accept(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
+            return type(deferred).__name__, name
+        case _:
+            return type(deferred).__name__
+
+
+def _timer_key(session: Session, subject: Subject) -> Subject | tuple[object, ...]:
+    timer, name = subject
+    match timer:
+        case Timer.START:
+            return timer, session.process.number - int(name)
+        case Timer.WRITE:
+            number, count = map(int, name.split("."))
+            return timer, session.process.number - number, session.process.frames_sent - count
+        case Timer.HOLD:
+            hold, count = name.split("#")
+            return timer, hold, session.hold_asks - int(count)
+        case _:
+            return subject
+
+
+def _fact_key(session: Session, fact: Fact) -> object:
+    match fact:
+        case TimerFired(subject=subject):
+            return _timer_key(session, subject)
+        case FramesRead(process=process, lines=lines):
+            return lines[0], session.process.number - process
+        case (
+            ProcessGone() | ProcessExited() | ProcessStarted() | FrameWritten() | WriteFailed() | ProcessFailed()
+        ):
+            return type(fact).__name__, session.process.number - fact.process
+        case _:
+            return fact
+
+
+# -- the search ------------------------------------------------------------------------------------------------------
+@dataclass
+class Found:
+    """What a search has seen."""
+
+    scenario: Scenario
+    states: int = 0
+    transitions: int = 0
+    terminals: int = 0
+    is_whole: bool = True
+    violation: Violation | None = None
+    trace: list[Fact | None] = field(default_factory=list["Fact | None"])
+
+    def __str__(self) -> str:
+        whole = "" if self.is_whole else " (cut short)"
+        return (
+            f"{self.scenario.name}: {self.states:,} states, {self.transitions:,} transitions, "
+            f"{self.terminals:,} ends{whole}"
+        )
+
+
+def explore(scenario: Scenario) -> Found:
+    """Everything that may happen, and the first thing that must not."""
+    search = _Search(scenario)
+    # Everything that is made here stays until the end: looking for garbage in it takes half the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        search.run()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return search.found
+
+
+class _Search:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.found = Found(scenario)
+        self.seen: dict[tuple[object, ...], int] = {}
+        # By number of state: where it was first come from and by which move, and where time and the agent lead.
+        self.parents: list[tuple[int, int]] = []
+        self.by_world: list[list[int]] = []
+        self.by_agent: list[list[int]] = []
+        self.is_over: list[bool] = []
+        self.is_at_work: list[bool] = []
+
+    def run(self) -> None:
+        frontier = deque([self.scenario.first()])
+        self._add(key(frontier[0]), frontier[0], -1, 0)
+        number = 0
+        while frontier:
+            world = frontier.popleft()
+            try:
+                frontier.extend(self._expand(number, world))
+            except _Failed as failed:
+                self._fail(failed.violation, self._moves_to(number), failed.index)
+                return
+            number += 1
+            if len(self.parents) > self.scenario.states_max:
+                self.found.is_whole = False
+                break
+        self.found.states = len(self.parents)
+        if self.found.is_whole:
+            self._look_for_wedges()
+
+    def _expand(self, number: int, world: World) -> Iterator[World]:
+        index = -1
+        possible = _possible(self.scenario, world)
+        for index, move in enumerate(possible):
+            if isinstance(move, Violation):
+                raise _Failed(move, index)
+            try:
+                after, _ = take(self.scenario, move)
+            except Violation as violation:
+                raise _Failed(violation, index) from None
+            self.found.transitions += 1
+            name = key(after)
+            known = self.seen.get(name)
+            if known is None:
+                known = self._add(name, after, number, index)
+                yield after
+            if move.by == "world":
+                self.by_world[known].append(number)
+            elif move.by == "agent":
+                self.by_agent[known].append(number)
+        if index < 0:
+            self.found.terminals += 1
+
+    def _add(self, name: tuple[object, ...], world: World, parent: int, index: int) -> int:
+        number = self.seen[name] = len(self.parents)
+        self.parents.append((parent, index))
+        self.by_world.append([])
+        self.by_agent.append([])
+        is_closing = world.session.mode in (Mode.CLOSING, Mode.CLOSED) and not world.is_finished
+        owes = any(life == Life.ASKED for _, life in world.interrupts)
+        waits_for_hold = Life.ASKED in world.holds
+        self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits_for_hold)
+        turns = (world.session.turn, world.session.own)
+        is_running = any(turn is not None and turn.phase is Phase.RUNNING for turn in turns)
+        self.is_at_work.append(is_running and world.is_alive and not world.is_told_to_stop)
+        return number
+
+    def _look_for_wedges(self) -> None:
+        goals = [i for i, (over, work) in enumerate(zip(self.is_over, self.is_at_work, strict=True)) if over or work]
+        self._check_reached(goals, [self.by_world], "time, the log and the process alone do not lead on from here")
+        goals = [i for i, over in enumerate(self.is_over) if over]
+        self._check_reached(goals, [self.by_world, self.by_agent], "an agent that does its work does not lead on")
+
+    def _check_reached(self, goals: list[int], edges: list[list[list[int]]], message: str) -> None:
+        if self.found.violation is not None:
+            return
+        reached = set(goals)
+        stack = list(goals)
+        while stack:
+            number = stack.pop()
+            for graph in edges:
+                for before in graph[number]:
+                    if before not in reached:
+                        reached.add(before)
+                        stack.append(before)
+        # Numbers were given breadth first, so the first is one of the nearest.
+        wedge = next((number for number in range(len(self.parents)) if number not in reached), None)
+        if wedge is not None:
+            self._fail(Violation("G5", f"a wedge: {message}"), self._moves_to(wedge), None)
+
+    def _moves_to(self, number: int) -> list[int]:
+        indexes: list[int] = []
+        while number > 0:
+            number, index = self.parents[number]
+            indexes.append(index)
+        return indexes[::-1]
+
+    def _fail(self, violation: Violation, indexes: list[int], last: int | None) -> None:
+        self.found.states = len(self.parents)
+        self.found.violation = violation
+        world = self.scenario.first()
+        for index in (*indexes, *(() if last is None else (last,))):
+            moved = _possible(self.scenario, world)
+            move = next(move for i, move in enumerate(moved) if i == index)
+            if isinstance(move, Violation):
+                return
+            self.found.trace.append(move.fact)
+            try:
+                world, _ = take(self.scenario, move)
+            except Violation:
+                return
+
+
+class _Failed(Exception):
+    def __init__(self, violation: Violation, index: int) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+        self.index = index
+
+
+def _possible(scenario: Scenario, world: World) -> Iterator[Move | Violation]:
+    try:
+        yield from moves(scenario, world)
+    except Violation as violation:
+        yield violation
+
+
+# -- what was found, to be read and to be pasted -----------------------------------------------------------------------
+def told(found: Found) -> str:
+    """The shortest way to what was found, as a test that shows it."""
+    lines = [f"# {found.scenario.name}: {found.violation}", "state = Session(config=config)"]
+    state = found.scenario.first().session
+    for fact in found.trace:
+        if fact is None:
+            lines.append("# (the agent reads, and says nothing)")
+            continue
+        lines.append(f"state, effects = step(state, {fact!r})")
+        try:
+            state, effects = step(state, fact)
+        except Exception as exc:
+            lines.append(f"#     raises {exc!r}")
+            break
+        lines += [f"#     {effect!r}" for effect in effects]
+    return "\n".join(lines)
+
+
+def assert_holds(scenario: Scenario, report: Callable[[str], object] = print) -> Found:
+    found = explore(scenario)
+    assert found.violation is None, told(found)
+    report(str(found))
+    return found
+
+
+__all__ = ["BUDGETS", "Found", "Hold", "Scenario", "World", "assert_holds", "explore", "moves", "take", "told"]

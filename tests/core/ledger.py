@@ -1,0 +1,138 @@
+"""An independent reader of the log: what it says about turns, and whether it may say so.
+
+It shares nothing with `replay` or the arbiter but the names of the events, so that a mistake there is not made here,
+too. `Violation` names the rule that was broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from banksman.core import event as kinds
+from banksman.core.event import Entry
+
+
+class Violation(AssertionError):
+    """A guarantee did not hold: which, and how."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
+
+
+def check(is_so: object, rule: str, message: str) -> None:
+    if not is_so:
+        raise Violation(rule, message)
+
+
+class Waiting(NamedTuple):
+    id: str
+    priority: int
+    # The ask that it was collected into.
+    leader: str | None
+
+
+class Ledger(NamedTuple):
+    waiting: tuple[Waiting, ...] = ()
+    # The asks of the open turn, the one that it is called after first.
+    turn: tuple[Waiting, ...] = ()
+    own: str | None = None
+    queued: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
+
+    @property
+    def open(self) -> frozenset[str]:
+        return self.queued - self.ended
+
+
+# Whether this one may be granted before that one, if the class does not decide: holds and open windows.
+MayPass = Callable[[str, str], bool]
+
+
+def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
+    """The ledger with one entry more."""
+    id, kind, data = entry
+    if kind == kinds.UPDATE:
+        return ledger
+    if kind == kinds.SENT:
+        if data.startswith(b"P"):
+            check(ledger.turn and ledger.turn[0].id == id, "log", f"a prompt is sent outside its turn: {entry}")
+        return ledger
+    if not kind.startswith("turn."):
+        return ledger
+    assert id is not None
+    body: dict[str, Any] = msgspec.json.decode(data)
+    match kind:
+        case kinds.TURN_QUEUED:
+            check(id not in ledger.queued, "log", f"{id} was queued twice")
+            waiting = Waiting(id, body["priority"], body.get("into"))
+            return ledger._replace(waiting=(*ledger.waiting, waiting), queued=ledger.queued | {id})
+        case kinds.TURN_STARTED:
+            return _start(ledger, id, body, may_pass)
+        case kinds.TURN_REQUEUED:
+            check(ledger.turn and ledger.turn[0].id == id, "log", f"{id} is requeued and was not granted")
+            # What was added to it stays with the agent.
+            added = tuple(member for member in ledger.turn[1:] if member.leader != id)
+            group = tuple(member for member in ledger.turn if member not in added)
+            return ledger._replace(turn=added, waiting=_at_head_of_class(ledger.waiting, group))
+        case kinds.TURN_ENDED:
+            return _end(ledger, id)
+        case _:
+            return ledger
+
+
+def _start(ledger: Ledger, id: str, body: dict[str, Any], may_pass: MayPass) -> Ledger:
+    if "origin" in body:
+        check(ledger.own is None, "log", f"{id} began in the middle of {ledger.own}")
+        return ledger._replace(own=id)
+    if any(member.id == id for member in ledger.turn):
+        # Added to a turn that is over, and now one of its own.
+        first = next(member for member in ledger.turn if member.id == id)
+        return ledger._replace(turn=(first, *(member for member in ledger.turn if member.id != id)))
+    check(id in ledger.open, "log", f"{id} began and was not waiting")
+    group = tuple(waiting for waiting in ledger.waiting if id in (waiting.id, waiting.leader))
+    rest = tuple(waiting for waiting in ledger.waiting if waiting not in group)
+    if "into" in body:
+        check(bool(ledger.turn), "G1", f"{id} was added to no turn")
+        return ledger._replace(waiting=rest, turn=(*ledger.turn, *group))
+    check(not ledger.turn, "G1", f"{id} began in the middle of {ledger.turn}")
+    _check_order(ledger, group[0], may_pass)
+    return ledger._replace(waiting=rest, turn=group)
+
+
+def _check_order(ledger: Ledger, granted: Waiting, may_pass: MayPass) -> None:
+    is_before = True
+    for other in ledger.waiting:
+        if other.id == granted.id:
+            is_before = False
+        elif other.leader is None and not may_pass(granted.id, other.id):
+            check(other.priority <= granted.priority, "G5", f"{granted.id} was granted before the more urgent {other}")
+            is_overtaken = is_before and other.priority == granted.priority
+            check(not is_overtaken, "G5", f"{granted.id} was granted before {other}, who was there first")
+
+
+def _at_head_of_class(waiting: tuple[Waiting, ...], group: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
+    first = group[0]
+    index = next((i for i, other in enumerate(waiting) if other.priority == first.priority), len(waiting))
+    return (*waiting[:index], *group, *waiting[index:])
+
+
+def _end(ledger: Ledger, id: str) -> Ledger:
+    if ledger.own == id:
+        return ledger._replace(own=None)
+    check(id in ledger.queued, "log", f"{id} ended and was never queued")
+    check(id not in ledger.ended, "log", f"{id} ended twice")
+    led = [waiting for waiting in ledger.waiting if waiting.leader == id]
+    # Those that were collected stay where the first of them was, under the next one's name.
+    heirs = [other._replace(leader=led[0].id if other is not led[0] else None) for other in led]
+    waiting = tuple(
+        kept
+        for other in ledger.waiting
+        if other not in led
+        for kept in (heirs if other.id == id else [other])
+    )
+    turn = tuple(member for member in ledger.turn if member.id != id)
+    return ledger._replace(waiting=waiting, turn=turn, ended=ledger.ended | {id})

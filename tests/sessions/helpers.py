@@ -1,0 +1,157 @@
+"""What the tests of sessions share: a session with a fake agent, quick timings, and a look at everything afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from banksman import Event, Host, Outcome, Session, Turn
+from banksman.core import event as kinds
+from banksman.testing import checks, fake_agent
+from banksman.testing.fake_agent import Evidence, Process
+
+Script = Mapping[str, Sequence[str]] | Sequence[str]
+
+# The ladder's rungs follow each other at once; what a turn may take is left as it is, so that a slow machine is not
+# taken for a slow agent.
+QUICK = {"eof_grace": 0.1, "grace": 2.0, "linger": 0.05}
+# For the tests in which the drain of an interrupted turn does pass.
+SHORT_DRAIN = {"drain_seconds": 0.3}
+
+
+class Case:
+    """One session with a fake agent, in a folder of its own."""
+
+    def __init__(self, host: Host, session: Session, folder: Path) -> None:
+        self.host = host
+        self.session = session
+        self.folder = folder
+        self.evidence = Evidence(folder / "evidence")
+        self.outcomes: dict[str, Outcome] = {}
+
+    @property
+    def processes(self) -> list[Process]:
+        return self.evidence.processes
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    async def ask(self, prompt: str, **how: Any) -> Turn:
+        return await self.session.ask(prompt, **how)
+
+    async def outcome(self, turn: Turn) -> Outcome:
+        outcome = await turn.outcome()
+        self.outcomes[turn.id] = outcome
+        return outcome
+
+    async def answer(self, prompt: str, **how: Any) -> Outcome:
+        """Ask, and wait for the outcome."""
+        return await self.outcome(await self.ask(prompt, **how))
+
+    async def running(self, prompt: str, **how: Any) -> Turn:
+        """A turn that has come to its content, says nothing more, and waits to be interrupted."""
+        return await self.reaches(f"{prompt}\n@@say {prompt}\n@@hang", **how)
+
+    async def reaches(self, prompt: str, **how: Any) -> Turn:
+        """Ask, and return once the agent has come to what this prompt says last but one, in whatever it does last."""
+        *before, last = prompt.split("\n")
+        mark = self.path(f"reached-{len(list(self.folder.glob('reached-*')))}")
+        turn = await self.ask("\n".join([*before, f"@@touch {mark}", last]), **how)
+        await exists(mark)
+        return turn
+
+    async def wait_event(self, is_wanted: Callable[[Event], bool], after: int = 0) -> Event:
+        """The first event of the log of which this is so, waited for."""
+        async for event in self.session.events(after, waits=True):
+            if is_wanted(event):
+                return event
+        raise AssertionError("the session was closed before that")
+
+    async def wait_kind(self, kind: str, turn: Turn | None = None) -> Event:
+        return await self.wait_event(lambda e: e.kind == kind and (turn is None or e.turn == turn.id))
+
+    async def wait_said(self, text: str) -> Event:
+        return await self.wait_event(lambda e: e.kind == kinds.UPDATE and text.encode() in e.data)
+
+    async def events(self) -> list[Event]:
+        """What the log has now."""
+        return [event async for event in self.session.events(0, waits=False)]
+
+    async def kinds(self) -> list[str]:
+        return [event.kind for event in await self.events()]
+
+    def state(self) -> Any:
+        return self.session._driver.state  # pyright: ignore[reportPrivateUsage]
+
+
+async def exists(path: Path) -> None:
+    """Until a file is there. Its maker tells nobody, so it is looked for again and again."""
+    while not path.exists():
+        await asyncio.sleep(0.002)
+
+
+def touch(path: Path) -> None:
+    path.touch()
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path,
+    script: Script = (),
+    *,
+    memory: bool = False,
+    options: Mapping[str, Any] | None = None,
+    is_checked: bool = True,
+    host: Host | None = None,
+    **how: Any,
+) -> AsyncGenerator[Case]:
+    """A session with a fake agent of this script. At the end it is closed, and everything it left is checked."""
+    folder.mkdir(exist_ok=True)
+    command = fake_agent.command(script, evidence=folder / "evidence", memory=folder / "memory" if memory else None)
+    async with host or Host() as owner:
+        session = await owner.open("claude", command=command, options={**QUICK, **(options or {})}, **how)
+        case = Case(owner, session, folder)
+        yield case
+        await session.close()
+        if is_checked:
+            check(case, await case.events())
+
+
+def check(case: Case, events: Sequence[Event]) -> None:
+    """Every guarantee that can be seen from outside, of a session that is closed."""
+    checks.log(events)
+    checks.turns(events)
+    checks.outcomes(events, case.outcomes)
+    checks.attribution(events)
+    checks.stdin(events, [process.stdin for process in case.processes])
+
+
+def sent(case: Case) -> list[dict[str, Any]]:
+    """Every frame that the agent's processes were given, in order."""
+    return [frame for process in case.processes for frame in checks.frames(process.stdin, may_be_cut=True)]
+
+
+def prompts(case: Case) -> list[str]:
+    """The first line of each prompt that was given, in order."""
+    return [
+        str(content).partition("\n")[0]
+        for process in case.processes
+        for content in checks.prompts(process.stdin, may_be_cut=True)
+    ]
+
+
+def interrupts(case: Case) -> int:
+    return sum(f.get("type") == "control_request" and f["request"]["subtype"] == "interrupt" for f in sent(case))
+
+
+def ended(events: Sequence[Event], turn: Turn) -> dict[str, Any]:
+    """How the log says that a turn ended."""
+    return next(event.body for event in events if event.kind == kinds.TURN_ENDED and event.turn == turn.id)
+
+
+def bodies(events: Sequence[Event], kind: str) -> list[dict[str, Any]]:
+    return [json.loads(event.data) for event in events if event.kind == kind]

@@ -1,0 +1,168 @@
+"""The log is the stream: every reader sees the same, wherever it begins, however slow it is, and learns of the end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.sessions.helpers import QUICK, opened, touch
+
+from banksman import Event, Host, Kind, UsageError
+from banksman.core import event as kinds
+from banksman.run import host as run_host
+from banksman.store.memory import MemoryLog
+from banksman.testing import checks, fake_agent
+
+
+async def test_any_two_readers_agree_wherever_they_begin(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+
+        async def read(after: str | int | None) -> list[Event]:
+            return [event async for event in case.session.follow(after=after)]
+
+        first = asyncio.ensure_future(read(None))
+        await case.answer("@@stream 50 0")
+        cursor = (await case.events())[20].cursor
+        second = asyncio.ensure_future(read(cursor))
+        await case.answer("@@stream 50 0")
+        third = asyncio.ensure_future(read(7))
+        await case.answer("last")
+        await case.session.close()
+        one, two, three = await first, await second, await third
+        checks.log(one)
+        checks.readers_agree(one, two, three, await case.events())
+        assert two[0].seq == 22
+        assert three[0].seq == 8
+        assert {events[-1].kind for events in (one, two, three)} == {kinds.SESSION_CLOSED}
+
+
+async def test_a_follower_sees_the_end_when_the_host_closes(tmp_path: Path) -> None:
+    """Nobody closes the session first; the log goes with the host, and still the follower has the last event."""
+    seen: list[Event] = []
+    async with Host() as host:
+        session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+
+        async def follow() -> None:
+            async for event in session.follow():
+                seen.append(event)  # noqa: PERF401  (what was seen before a failure is what one wants to see)
+
+        following = asyncio.ensure_future(follow())
+        turn = await session.ask("@@say x\n@@hang")
+        async for update in turn:
+            if update.get("sessionUpdate") == "agent_message_chunk":
+                break
+    await following
+    checks.log(seen)
+    checks.turns(seen)
+    assert seen[-1].kind == kinds.SESSION_CLOSED
+
+
+async def test_outcomes_and_receipts_can_be_had_after_the_host_is_closed(tmp_path: Path) -> None:
+    async with Host() as host:
+        session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+        turn = await session.ask("@@say so far\n@@hang")
+        async for update in turn:
+            if update.get("sessionUpdate") == "agent_message_chunk":
+                break
+        interrupting = asyncio.ensure_future(session.interrupt("t-none"))
+    outcome = await turn.outcome()
+    assert outcome.kind is Kind.INTERRUPTED
+    assert outcome.text == "so far"
+    assert not (await interrupting).stopped
+    assert not (await turn.interrupt()).stopped
+    assert turn.state == "ended"
+
+
+async def test_a_slow_follower_gets_everything_in_the_end(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        seen: list[Event] = []
+
+        async def follow() -> None:
+            async for event in case.session.follow():
+                seen.append(event)
+                await asyncio.sleep(0)
+
+        following = asyncio.ensure_future(follow())
+        assert (await case.answer("@@flood 3000 100\n@@say done")).text == "done"
+        await case.session.close()
+        await following
+        checks.readers_agree(seen, await case.events())
+        assert seen[-1].kind == kinds.SESSION_CLOSED
+
+
+async def test_a_follower_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        before = checks.Things.now()
+        following = [asyncio.ensure_future(anext(case.session.follow(after=1000))) for _ in range(5)]
+        await asyncio.sleep(0)
+        for task in following:
+            task.cancel()
+        await asyncio.wait(following)
+        assert checks.Things.now().beyond(before) == []
+        assert (await case.answer("next")).text == "next"
+
+
+async def test_who_fell_behind_retention_is_told_the_range(tmp_path: Path) -> None:
+    host = run_host.Host(lambda: MemoryLog(bytes_max=200_000))
+    async with opened(tmp_path, host=host, is_checked=False) as case:  # pyright: ignore[reportArgumentType]
+        first = await case.ask("@@say one")
+        await case.outcome(first)
+        assert (await case.answer("@@flood 1000 1000\n@@say two")).text == "two"
+        events = await case.events()
+        assert events[0].kind == kinds.STREAM_GAP
+        assert events[0].body["first"] == 1
+        assert events[0].body["last"] + 1 == events[1].seq
+        assert events[0].seq == 0
+        # Nothing of the first turn is left, its end included; whoever iterates it is not kept waiting.
+        assert [update async for update in first] == []
+
+
+async def test_a_turn_that_is_iterated_ends_with_its_own_end(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}")
+        second = await case.ask("second")
+
+        async def texts(turn: object) -> str:
+            return "".join(
+                [u["content"]["text"] async for u in turn if u["sessionUpdate"] == "agent_message_chunk"]  # type: ignore[attr-defined]
+            )
+
+        reading = [asyncio.ensure_future(texts(turn)) for turn in (first, second)]
+        await asyncio.sleep(0)
+        touch(go)
+        assert [await task for task in reading] == ["first", "second"]
+        await case.outcome(first)
+        await case.outcome(second)
+
+
+async def test_a_cursor_is_a_cursor(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        for wrong in ("x", "1.x", "", -1, True, 1.5):
+            with pytest.raises(UsageError):
+                case.session.follow(after=wrong)  # pyright: ignore[reportArgumentType]
+
+
+async def test_the_status_says_what_is_going_on(tmp_path: Path) -> None:
+    async with opened(tmp_path, name="it", options={"clocks": {"overall": 60.0}}) as case:
+        status = case.session.status()
+        assert (status.name, status.phase, status.holder, status.pids) == ("it", "idle", None, ())
+        turn = await case.running("one")
+        waiting = await case.ask("two", priority="background")
+        status = case.session.status()
+        assert status.phase == "running"
+        assert status.holder == turn.id
+        assert [(w.turn, w.priority, w.attempt) for w in status.queue] == [(waiting.id, 0, 1)]
+        assert [(clock.name, clock.is_running) for clock in status.clocks] == [("overall", True)]
+        assert status.pids == (case.processes[0].pid,)
+        assert status.conversation is not None
+        assert status.counters["processes"] == 1
+        assert status.counters["frames_out"] == 2
+        await turn.interrupt()
+        await case.outcome(turn)
+        await case.outcome(waiting)
+        assert case.session.status().cost == pytest.approx(0.0001)
+        await case.session.close()
+        assert case.session.status().phase == "closed"
+        assert case.host.session("it") is case.session

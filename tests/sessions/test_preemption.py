@@ -1,0 +1,416 @@
+"""Who speaks next: classes, preemption, holds, what a busy session does, and how many may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import SHORT_DRAIN, bodies, interrupts, opened, prompts, sent, touch
+
+from banksman import BACKGROUND, INTERACTIVE, NORMAL, Busy, Kind, QueueFull, Refused, Turn
+from banksman.core import event as kinds
+
+
+async def outside(asking: Coroutine[Any, Any, Turn]) -> Turn:
+    """As somebody asks who is not inside the hold of this test."""
+    return await asyncio.get_running_loop().create_task(asking, context=contextvars.Context())
+
+
+# -- classes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("lower", "upper"), [(BACKGROUND, NORMAL), (NORMAL, INTERACTIVE), (BACKGROUND, INTERACTIVE)])
+async def test_a_more_urgent_ask_preempts(tmp_path: Path, lower: int, upper: int) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.running("slow", priority=lower)
+        assert (await case.answer("urgent", priority=upper)).text == "urgent"
+        outcome = await case.outcome(turn)
+        assert outcome.kind is Kind.PREEMPTED
+        assert outcome.text == "slow"
+        assert len(case.processes) == 1
+        assert bodies(await case.events(), kinds.TURN_INTERRUPTED)[0]["cause"] == "preempt"
+
+
+@pytest.mark.parametrize(
+    ("running", "asked"),
+    [(BACKGROUND, BACKGROUND), (NORMAL, NORMAL), (INTERACTIVE, INTERACTIVE), (NORMAL, BACKGROUND), (-5, BACKGROUND)],
+)
+async def test_an_equal_a_lower_one_and_background_wait(tmp_path: Path, running: int, asked: int) -> None:
+    async with opened(tmp_path) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=running)
+        second = await case.ask("second", priority=asked)
+        assert second.state == "queued"
+        touch(go)
+        assert (await case.outcome(first)).kind is Kind.DONE
+        assert (await case.outcome(second)).kind is Kind.DONE
+        assert interrupts(case) == 0
+
+
+async def test_two_urgent_ones_behind_a_third_run_before_background_work(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
+        others = [
+            await case.ask(word, priority=priority)
+            for word, priority in (("b1", BACKGROUND), ("i1", INTERACTIVE), ("n1", NORMAL), ("b2", 0), ("i2", 20))
+        ]
+        touch(go)
+        for turn in (first, *others):
+            assert (await case.outcome(turn)).kind is Kind.DONE
+        assert prompts(case) == ["first", "i1", "i2", "n1", "b1", "b2"]
+
+
+async def test_the_class_is_the_callers_and_not_the_sessions(tmp_path: Path) -> None:
+    """Many callers at once, each with a class of its own: none is served as another."""
+    async with opened(tmp_path) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority="interactive")
+        classes = [BACKGROUND, NORMAL, INTERACTIVE] * 4
+
+        async def call(number: int) -> None:
+            await case.answer(f"{classes[number]}-{number}", priority=classes[number])
+
+        calls = [asyncio.ensure_future(call(number)) for number in range(len(classes))]
+        while len(case.session.status().queue) < len(classes):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        waiting = {turn.priority for turn in case.session.status().queue}
+        assert waiting == set(classes)
+        touch(go)
+        await case.outcome(first)
+        await asyncio.gather(*calls)
+        served = [int(word.partition("-")[0]) for word in prompts(case)[1:]]
+        assert served == sorted(classes, reverse=True)
+
+
+async def test_a_waiter_that_vanishes_while_it_is_granted_passes_the_grant_on(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        second, third = await case.ask("second"), await case.ask("third")
+        interrupting = asyncio.ensure_future(first.interrupt())
+        # In the very pass in which the second is granted, and not a byte of it is sent.
+        while case.state().turn is None or case.state().turn.id != second.id:
+            await asyncio.sleep(0)
+        case.session.withdraw(second)
+        assert (await case.outcome(second)).kind in (Kind.WITHDRAWN, Kind.INTERRUPTED)
+        assert (await case.outcome(third)).text == "third"
+        await interrupting
+        await case.outcome(first)
+        status = case.session.status()
+        assert (status.phase, status.holder, status.queue) == ("idle", None, ())
+
+
+async def test_asks_that_are_cancelled_at_any_moment_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each is cancelled so many passes of the loop after it began: before it is accepted, as it is, while it waits."""
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        for passes in range(8):
+            asking = asyncio.ensure_future(case.ask(f"vanishing {passes}"))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                case.session.withdraw(asking.result())
+        assert case.session.status().queue == ()
+        await first.interrupt()
+        await case.outcome(first)
+        assert (await case.answer("next")).text == "next"
+        assert prompts(case) == ["first", "next"]
+
+
+async def test_an_ask_that_is_cancelled_on_an_idle_session_is_not_left_running(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.answer("warm")
+        for passes in range(8):
+            asking = asyncio.ensure_future(case.ask("@@say x\n@@hang"))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                await asking.result().interrupt()
+        assert (await case.answer("next")).text == "next"
+
+
+async def test_a_background_ask_that_waited_long_is_chosen_as_one_class_up(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"ageing_seconds": 0.2}) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
+        old = await case.ask("old", priority=BACKGROUND)
+        await asyncio.sleep(0.25)  # The time that it waits is what this is about.
+        others = [await case.ask("normal"), await case.ask("urgent", priority=INTERACTIVE)]
+        assert interrupts(case) == 0
+        touch(go)
+        for turn in (first, old, *others):
+            assert (await case.outcome(turn)).kind is Kind.DONE
+        assert prompts(case) == ["first", "urgent", "old", "normal"]
+
+
+async def test_a_queued_ask_can_be_moved_within_its_class(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        a, b, c = [await case.ask(word) for word in "abc"]
+        low = await case.ask("low", priority=BACKGROUND)
+        case.session.move(c)
+        case.session.move(b, before=a)
+        case.session.move(low, before=a)  # Of another class: nothing happens.
+        case.session.move(first)
+        case.session.move("t-none")
+        await first.interrupt()
+        for turn in (first, a, b, c, low):
+            await case.outcome(turn)
+        assert prompts(case) == ["first", "c", "b", "a", "low"]
+        assert await case.kinds() != []
+        assert len(bodies(await case.events(), kinds.QUEUE_CHANGED)) == 2
+
+
+# -- requeue ---------------------------------------------------------------------------------------------------------
+async def test_a_preempted_ask_that_wants_to_comes_back_under_its_id(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say so far", "hang"], "prompt 3": ["say finished"]}
+    async with opened(tmp_path, script) as case:
+        slow = await case.ask("slow", priority=BACKGROUND, on_preempt="requeue")
+        await case.wait_said("so far")
+        behind = await case.ask("behind", priority=BACKGROUND)
+        assert (await case.answer("urgent", priority=INTERACTIVE)).text == "urgent"
+        outcome = await case.outcome(slow)
+        assert outcome.kind is Kind.DONE
+        assert outcome.text == "finished"
+        await case.outcome(behind)
+        assert prompts(case) == ["slow", "urgent", "slow", "behind"]
+        uuids = [frame["uuid"] for frame in sent(case) if frame["type"] == "user"]
+        assert len(set(uuids)) == 4
+        events = await case.events()
+        started = [e.body["attempt"] for e in events if e.kind == kinds.TURN_STARTED and e.turn == slow.id]
+        assert started == [1, 2]
+
+
+async def test_an_interrupt_of_a_turn_that_gives_way_keeps_it_from_coming_back(tmp_path: Path) -> None:
+    async with opened(tmp_path, ["on_interrupt ack_only"], memory=True, options=SHORT_DRAIN) as case:
+        slow = await case.running("slow", priority=BACKGROUND, on_preempt="requeue")
+        urgent = await case.ask("urgent", priority=INTERACTIVE)
+        assert slow.state == "interrupting"
+        assert (await slow.interrupt()).stopped
+        assert (await case.outcome(slow)).kind is Kind.INTERRUPTED
+        assert (await case.outcome(urgent)).text == "urgent"
+        assert prompts(case) == ["slow", "urgent"]
+
+
+# -- busy ------------------------------------------------------------------------------------------------------------
+async def test_reject_is_refused_while_anything_is_going_on(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        assert (await case.answer("idle", on_busy="reject")).kind is Kind.DONE
+        first = await case.running("first")
+        before = await case.kinds()
+        with pytest.raises(Busy):
+            await case.ask("second", on_busy="reject", priority=INTERACTIVE)
+        assert await case.kinds() == before
+        await first.interrupt()
+        await case.outcome(first)
+        assert (await case.answer("third", on_busy="reject")).kind is Kind.DONE
+
+
+async def test_interrupt_ends_an_equal_but_never_a_more_urgent_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        equal = await case.running("equal")
+        go = case.path("go")
+        turn = await case.reaches(f"second\n@@say second\n@@wait {go}", on_busy="interrupt", priority=NORMAL)
+        assert (await case.outcome(equal)).kind is Kind.INTERRUPTED
+        below = await case.ask("third", on_busy="interrupt", priority=BACKGROUND)
+        assert below.state == "queued"
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        assert (await case.outcome(below)).kind is Kind.DONE
+        assert interrupts(case) == 1
+
+
+async def test_a_steered_prompt_joins_the_open_turn_and_ends_with_it(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with opened(tmp_path) as case:
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}")
+        added = await case.ask("added", on_busy="steer")
+        assert added.state == "running"
+        await case.wait_event(lambda e: e.kind == kinds.SENT and b'"added"' in e.data)
+        touch(go)
+        assert (await case.outcome(first)).kind is Kind.DONE
+        assert (await case.outcome(added)).kind is Kind.DONE
+        assert prompts(case) == ["first", "added"]
+        assert interrupts(case) == 0
+        assert (await case.answer("next")).text == "next"
+
+
+async def test_a_prompt_steered_into_an_idle_session_is_a_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        assert (await case.answer("alone", on_busy="steer")).text == "alone"
+
+
+async def test_an_interrupt_of_a_turn_ends_what_was_steered_into_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        added = await case.ask("added\n@@say added", on_busy="steer")
+        await first.interrupt()
+        assert (await case.outcome(first)).kind is Kind.INTERRUPTED
+        assert (await case.outcome(added)).kind in (Kind.INTERRUPTED, Kind.DONE)
+        assert (await case.answer("next")).text == "next"
+
+
+async def test_collected_asks_are_one_prompt_and_each_has_the_outcome(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"collect_seconds": 0.1}) as case:
+        turns = [await case.ask(word, on_busy="collect") for word in ("one", "two", "three")]
+        outcomes = [await case.outcome(turn) for turn in turns]
+        assert [outcome.text for outcome in outcomes] == ["one\n\ntwo\n\nthree"] * 3
+        assert [frame["message"]["content"] for frame in sent(case) if frame["type"] == "user"] == [
+            "one\n\ntwo\n\nthree"
+        ]
+        for turn in turns:
+            chunks = [u["content"]["text"] async for u in turn if u["sessionUpdate"] == "agent_message_chunk"]
+            assert "".join(chunks) == "one\n\ntwo\n\nthree"
+
+
+async def test_one_of_several_collected_asks_can_be_withdrawn(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"collect_seconds": 0.1}) as case:
+        one, two, three = [await case.ask(word, on_busy="collect") for word in ("one", "two", "three")]
+        case.session.withdraw(one)
+        assert (await case.outcome(one)).kind is Kind.WITHDRAWN
+        assert (await case.outcome(two)).text == "two\n\nthree"
+        assert (await case.outcome(three)).text == "two\n\nthree"
+
+
+async def test_the_same_key_is_the_same_ask(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first, same = await asyncio.gather(case.ask("one", key="k"), case.ask("one", key="k"))
+        assert first is same
+        await case.outcome(first)
+        assert await case.ask("one", key="k") is first
+        assert await case.ask("one", key="other") is not first
+        assert prompts(case)[:1] == ["one"]
+        assert len(bodies(await case.events(), kinds.TURN_QUEUED)) == 2
+
+
+async def test_a_key_whose_ask_was_refused_may_be_used_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        with pytest.raises(Busy):
+            await case.ask("second", key="k", on_busy="reject")
+        await first.interrupt()
+        await case.outcome(first)
+        assert (await case.answer("second", key="k")).text == "second"
+
+
+# -- how many may wait -----------------------------------------------------------------------------------------------
+async def test_a_full_queue_refuses_at_once_and_takes_again_when_there_is_room(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"queue_max": 2}) as case:
+        first = await case.running("first")
+        second, third = await case.ask("second"), await case.ask("third")
+        before = await case.kinds()
+        with pytest.raises(QueueFull):
+            await case.ask("fourth", priority=INTERACTIVE)
+        assert await case.kinds() == before
+        case.session.withdraw(third)
+        fifth = await case.ask("fifth")
+        await first.interrupt()
+        for turn in (first, second, third, fifth):
+            await case.outcome(turn)
+        assert prompts(case) == ["first", "second", "fifth"]
+
+
+async def test_when_full_the_last_of_the_lowest_class_may_be_dropped(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"queue_max": 2, "when_full": "drop"}) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
+        low, lower = await case.ask("low"), await case.ask("lower", priority=BACKGROUND)
+        urgent = await case.ask("urgent", priority=INTERACTIVE)
+        dropped = await case.outcome(lower)
+        assert dropped.kind is Kind.REFUSED
+        assert isinstance(dropped.error, QueueFull)
+        with pytest.raises(QueueFull):
+            await case.ask("as low", priority=NORMAL)
+        touch(go)
+        for turn in (first, low, urgent):
+            assert (await case.outcome(turn)).kind is Kind.DONE
+        assert prompts(case) == ["first", "urgent", "low"]
+
+
+# -- holds -----------------------------------------------------------------------------------------------------------
+async def test_nobody_of_the_class_comes_between_the_asks_of_a_hold(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        async with case.session.hold():
+            assert (await case.answer("held 1")).text == "held 1"
+            turn = await outside(case.ask("outsider"))
+            assert turn.state == "queued"
+            assert (await case.answer("held 2")).text == "held 2"
+        assert (await case.outcome(turn)).text == "outsider"
+        assert prompts(case) == ["held 1", "held 2", "outsider"]
+
+
+async def test_the_same_caller_may_enter_its_hold_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        async with case.session.hold(), case.session.hold(INTERACTIVE):
+            async with case.session.hold():
+                assert (await case.answer("inner")).text == "inner"
+            # Leaving the inner one does not end the outer.
+            assert case.session.status().hold is not None
+            assert (await case.answer("outer")).text == "outer"
+            # A task that is started inside is inside.
+            assert await asyncio.ensure_future(case.answer("child")) is not None
+        assert case.session.status().hold is None
+
+
+async def test_a_hold_is_preempted_by_someone_more_urgent_and_goes_on_after(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        async with case.session.hold(NORMAL):
+            turn = await case.running("held")
+            urgent = await outside(case.ask("urgent", priority=INTERACTIVE))
+            assert (await case.outcome(turn)).kind is Kind.PREEMPTED
+            assert (await case.outcome(urgent)).text == "urgent"
+            assert (await case.answer("held again")).text == "held again"
+
+
+async def test_a_hold_that_is_idle_too_long_ends_and_its_late_asks_are_plain_ones(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"hold_idle_seconds": 0.1}) as case:
+        async with case.session.hold(INTERACTIVE):
+            turn = await outside(case.ask("outsider"))
+            assert (await case.outcome(turn)).text == "outsider"
+            assert case.session.status().hold is None
+            assert (await case.answer("late")).text == "late"
+
+
+async def test_a_hold_that_waits_can_be_given_up(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+
+        async def hold() -> None:
+            async with case.session.hold():
+                raise AssertionError("never granted")
+
+        for passes in range(4):
+            holding = asyncio.ensure_future(hold())
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            holding.cancel()
+            await asyncio.wait([holding])
+            assert holding.cancelled()
+        await first.interrupt()
+        await case.outcome(first)
+        assert (await case.answer("next")).text == "next"
+        assert case.session.status().hold is None
+
+
+async def test_a_hold_in_a_session_that_closes_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+
+        async def hold() -> None:
+            async with case.session.hold():
+                raise AssertionError("never granted")
+
+        holding = asyncio.ensure_future(hold())
+        await asyncio.sleep(0)
+        await case.session.close()
+        with pytest.raises(Refused):
+            await holding
+        with pytest.raises(Refused):
+            await hold()
+        await case.outcome(first)

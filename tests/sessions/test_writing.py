@@ -1,0 +1,284 @@
+"""The bytes: whole frames in order, whatever is full, slow, cut or broken; and what is too large to keep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import SHORT_DRAIN, interrupts, opened, prompts, touch
+
+from banksman import AgentError, By, Kind
+from banksman.core import event as kinds
+from banksman.run import driver as driver_module
+from banksman.testing import checks
+
+LARGE = "x" * 200_000
+# More than any pipe between us and the agent holds.
+HUGE = "y" * 4_000_000
+
+
+async def test_eight_callers_at_once_never_mix_their_bytes(tmp_path: Path) -> None:
+    """Large frames and small ones, interrupts between them, an agent that reads in small pieces."""
+    async with opened(tmp_path, ["read_slowly 3000 0"]) as case:
+
+        async def call(caller: int) -> None:
+            for number in range(4):
+                word = f"caller{caller}number{number}x"
+                body = LARGE[: (caller * 37_000 + number * 9_000) % 200_000]
+                ends = "@@hang" if (caller + number) % 3 == 0 else f"@@say {word}"
+                turn = await case.ask(f"{word}\n{body}\n@@say {word}\n{ends}", priority=caller % 3 * 10)
+                if (caller + number) % 3 == 0:
+                    await case.wait_kind(kinds.TURN_STARTED, turn)
+                    await turn.interrupt()
+                outcome = await case.outcome(turn)
+                if outcome.kind is Kind.DONE:
+                    assert outcome.text == word
+
+        await asyncio.gather(*(call(caller) for caller in range(8)))
+        assert len(case.processes) == 1
+        assert len(case.outcomes) == 32
+        # At the level of bytes: what was read is what was sent, frame by frame, and each is whole.
+        frames = checks.frames(case.processes[0].stdin)
+        assert max(len(json.dumps(frame)) for frame in frames) > 65536
+        assert interrupts(case) > 0
+
+
+async def test_a_frame_of_megabytes_to_a_slow_reader_arrives_whole(tmp_path: Path) -> None:
+    async with opened(tmp_path, ["read_slowly 65536 0.001"]) as case:
+        turn = await case.ask(f"{HUGE}\n@@say read it")
+        second = await case.ask("second")
+        assert (await case.outcome(turn)).text == "read it"
+        assert (await case.outcome(second)).text == "second"
+        first, _ = checks.prompts(case.processes[0].stdin)
+        assert first == f"{HUGE}\n@@say read it"
+
+
+# -- stdin is full ---------------------------------------------------------------------------------------------------
+# The conversation is known after the first turn; then the agent reads a piece of what comes next, and no more.
+DEAF = {"prompt 1": ["say one", "at completed read_slowly 4000 60"]}
+
+
+@pytest.mark.parametrize("how", ["interrupt", "clock", "preempt"])
+async def test_a_turn_that_is_stopped_while_its_prompt_is_half_taken_costs_the_process(
+    tmp_path: Path, how: str
+) -> None:
+    options: dict[str, Any] = {**SHORT_DRAIN}
+    if how == "clock":
+        options["clocks"] = {"overall": 0.3}
+    async with opened(tmp_path, DEAF, memory=True, options=options) as case:
+        assert (await case.answer("one")).text == "one"
+        turn = await case.ask(f"two{HUGE}", priority="background")
+        await case.wait_kind(kinds.SENT, turn)
+        waiting = await case.ask("three", priority="interactive" if how == "preempt" else "background")
+        if how == "interrupt":
+            receipt = await turn.interrupt()
+            assert (receipt.stopped, receipt.by) == (True, By.LADDER)
+        outcome = await case.outcome(turn)
+        assert outcome.kind is (Kind.PREEMPTED if how == "preempt" else Kind.INTERRUPTED)
+        assert outcome.clock == ("overall" if how == "clock" else None)
+        assert (await case.outcome(waiting)).text == "three"
+        first, second = case.processes
+        *_, rest = first.stdin.split(b"\n")
+        assert rest.startswith(b'{"type":"user","message":{"role":"user","content":"two')
+        assert b"interrupt" not in first.stdin
+        assert [f["message"]["content"] for f in second.frames if f["type"] == "user"] == ["three"]
+
+
+async def test_a_frame_that_is_half_taken_is_finished_when_the_agent_reads_again(tmp_path: Path) -> None:
+    """The interrupt waits behind it, and is obeyed when its turn comes."""
+    go = tmp_path / "go"
+    script = {"prompt 1": ["say one", f"at completed stop_reading {go}"], "prompt 2": ["say two", "hang"]}
+    async with opened(tmp_path, script) as case:
+        await case.answer("one")
+        turn = await case.ask(f"two{HUGE}")
+        await case.wait_kind(kinds.SENT, turn)
+        interrupting = asyncio.ensure_future(turn.interrupt())
+        await case.wait_kind(kinds.TURN_INTERRUPTED, turn)
+        touch(go)
+        receipt = await interrupting
+        assert (receipt.stopped, receipt.by) == (True, By.BOUNDARY)
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert (await case.answer("three")).text == "three"
+        assert len(case.processes) == 1
+
+
+async def test_a_frame_that_is_not_taken_in_time_fails_the_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path, DEAF, memory=True, options={"write_seconds": 0.3}) as case:
+        await case.answer("one")
+        outcome = await case.answer(f"two{HUGE}")
+        assert outcome.kind is Kind.FAILED
+        assert isinstance(outcome.error, AgentError)
+        assert "stdin" in str(outcome.error)
+        assert (await case.answer("three")).text == "three"
+        assert len(case.processes) == 2
+
+
+async def test_a_session_with_a_full_stdin_closes_quickly(tmp_path: Path) -> None:
+    async with opened(tmp_path, DEAF, memory=True) as case:
+        await case.answer("one")
+        turn = await case.ask(f"two{HUGE}")
+        await case.wait_kind(kinds.SENT, turn)
+        async with asyncio.timeout(5):
+            await case.session.close()
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+
+
+# -- a broken pipe ---------------------------------------------------------------------------------------------------
+async def test_a_closed_stdin_fails_the_ask_and_the_session_recovers(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say one", "stderr I close my ears", "at completed close_stdin"]}
+    async with opened(tmp_path, script, memory=True) as case:
+        await case.answer("one")
+        outcome = await case.answer("two")
+        assert outcome.kind is Kind.FAILED
+        assert outcome.error is not None
+        assert "stdin" in str(outcome.error)
+        assert (await case.answer("three")).text == "three"
+        assert prompts(case) == ["one", "three"]
+
+
+async def test_an_agent_that_dies_in_the_middle_of_a_send_fails_that_ask_only(tmp_path: Path) -> None:
+    async with opened(tmp_path, DEAF, memory=True) as case:
+        await case.answer("one")
+        turn = await case.ask(f"two{HUGE}")
+        await case.wait_kind(kinds.SENT, turn)
+        waiting = await case.ask("three")
+        os.kill(case.processes[0].pid, signal.SIGKILL)
+        outcome = await case.outcome(turn)
+        assert outcome.kind is Kind.FAILED
+        assert outcome.error is not None
+        assert (await case.outcome(waiting)).text == "three"
+        assert prompts(case) == ["one", "three"]
+
+
+async def test_an_interrupt_to_a_closed_stdin_ends_the_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path, memory=True) as case:
+        turn = await case.reaches("one\n@@say so far\n@@close_stdin\n@@hang")
+        await asyncio.sleep(0)
+        receipt = await turn.interrupt()
+        assert receipt.stopped
+        outcome = await case.outcome(turn)
+        assert outcome.kind is Kind.INTERRUPTED
+        assert outcome.text == "so far"
+        assert (await case.answer("two")).text == "two"
+
+
+# -- full buffers ----------------------------------------------------------------------------------------------------
+async def test_a_flood_with_nobody_following_is_kept_and_answered(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        outcome = await case.answer("@@flood 20000 1000\n@@say done")
+        assert outcome.text == "done"
+        assert case.session.status().counters["bytes_in"] > 20_000_000
+
+
+async def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        slow = case.session.follow()
+        assert (await anext(slow)).seq == 1 if (turn := await case.ask("@@flood 5000 500\n@@say done")) else False
+        assert (await case.outcome(turn)).text == "done"
+        await case.session.close()
+        rest = [event async for event in slow]
+        everything = await case.events()
+        checks.readers_agree(rest, everything)
+        assert len(rest) == len(everything) - 1
+
+
+async def test_both_pipes_full_at_once_is_no_deadlock(tmp_path: Path) -> None:
+    """The agent floods and reads nothing meanwhile; our frame to it is larger than its pipe."""
+    go = tmp_path / "go"
+    steps = [f"stop_reading {go}", "flood 3000 1000", f"touch {go}", "flood 3000 1000", "say done"]
+    async with opened(tmp_path, {"prompt 1": steps}) as case:
+        turn = await case.ask("one")
+        await case.wait_event(lambda e: e.kind == kinds.UPDATE and b"content_block_delta" in e.data)
+        added = await case.ask(HUGE, on_busy="steer")
+        await case.outcome(turn)
+        assert (await case.outcome(added)).kind is Kind.DONE
+        assert (await case.answer("next")).text == "next"
+
+
+async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "UNCOMMITTED_BYTES_MAX", 20_000)
+    paused: list[bool] = []
+    async with opened(tmp_path) as case:
+        driver: Any = case.session._driver  # pyright: ignore[reportPrivateUsage]
+        append = driver._append
+
+        def noted(effect: Any) -> None:
+            append(effect)
+            paused.append(driver._is_paused)
+
+        driver._append = noted
+        assert (await case.answer("@@flood 5000 1000\n@@say done")).text == "done"
+        assert any(paused)
+        assert not driver._is_paused
+        assert driver._uncommitted_bytes == 0
+        assert (await case.answer("next")).text == "next"
+        events = await case.events()
+        deltas = sum(b"content_block_delta" in event.data for event in events)
+        assert deltas == 5000
+
+
+async def test_a_turn_is_interrupted_also_while_reading_is_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "UNCOMMITTED_BYTES_MAX", 20_000)
+    async with opened(tmp_path) as case:
+        turn = await case.ask("@@flood 1000000 1000")
+        await case.wait_event(lambda e: b"content_block_delta" in e.data)
+        assert (await turn.interrupt()).stopped
+        assert (await case.answer("next")).text == "next"
+
+
+# -- too large to keep -----------------------------------------------------------------------------------------------
+LIMIT = 100_000
+
+
+async def test_a_frame_at_the_limit_is_kept_and_one_beyond_it_is_spilled(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"frame_bytes_max": LIMIT}) as case:
+        outcome = await case.answer(f"@@huge {LIMIT - 2000}\n@@huge {LIMIT}\n@@say after it")
+        assert outcome.kind is Kind.DONE
+        assert outcome.text == "after it"
+        spilled = [e for e in await case.events() if e.data.startswith(b'{"type": "banksman.spilled"')]
+        assert len(spilled) == 1
+        note = json.loads(spilled[0].data)
+        assert note["bytes"] > LIMIT
+        whole = json.loads(Path(note["file"]).read_bytes())
+        assert whole["message"]["content"][0]["text"] == "x" * LIMIT
+        assert note["head"].startswith('{"type":"assistant"')
+        assert case.session.status().counters["spilled"] == 1
+        await case.session.close()
+        assert not Path(note["file"]).exists()
+
+
+async def test_a_boundary_too_large_to_keep_ends_its_turn_as_failed(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"frame_bytes_max": LIMIT}) as case:
+        outcome = await case.answer(f"@@say what it said\n@@huge_result {LIMIT}")
+        assert outcome.kind is Kind.FAILED
+        assert "frame_too_large" in str(outcome.error)
+        assert outcome.text == "what it said"
+        assert (await case.answer("next")).text == "next"
+        assert len(case.processes) == 1
+
+
+async def test_an_agent_that_dies_inside_a_huge_frame_leaves_no_file(tmp_path: Path) -> None:
+    async with opened(tmp_path, memory=True, options={"frame_bytes_max": LIMIT}) as case:
+        outcome = await case.answer(f"@@say so far\n@@half {LIMIT * 3 * 'z'}\n@@exit 1")
+        assert outcome.kind is Kind.FAILED
+        assert outcome.text == "so far"
+        assert (await case.answer("next")).text == "next"
+        spilled = [json.loads(e.data) for e in await case.events() if e.data.startswith(b'{"type": "banksman.spilled"')]
+        await case.session.close()
+        assert not any(Path(note["file"]).exists() for note in spilled)
+
+
+async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        outcome = await case.answer("@@huge 9000000\n@@huge_result 3000000")
+        assert outcome.kind is Kind.DONE
+        assert outcome.text == "x" * 3_000_000

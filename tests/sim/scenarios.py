@@ -1,0 +1,621 @@
+"""The scenarios that are explored: each makes everything anew, and checks itself at its end. See scene.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from banksman.core.outcome import Kind
+from banksman.errors import Closed, StoreError
+from banksman.run.questions import Answer, Question
+from banksman.testing import sim
+from banksman.testing.world import Ack, Fault, Manner, Phase, Play, Stage, WorldLog
+from tests.sim.scene import MOMENT, TERSE, Scene, explored
+
+Scenario = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A scenario and how far it is explored."""
+
+    scenario: Scenario
+    schedules: int = 3000
+    is_complete: bool = True
+    departures: int = 2
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def name(self) -> str:
+        return getattr(self.scenario, "__name__", "scenario")
+
+    def explore(self) -> sim.Explored:
+        return explored(
+            self.scenario,
+            departures=self.departures,
+            schedules=self.schedules,
+            is_complete=self.is_complete,
+            **self.options,
+        )
+
+    def replay(self, schedule: str) -> None:
+        sim.replay(self.scenario, schedule, **self.options)
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    *, schedules: int = 3000, is_complete: bool = True, departures: int = 2, moment: bool = False, **options: Any
+) -> Callable[[Scenario], Scenario]:
+    """Enter a scenario. `moment`: it has something that may happen at any moment."""
+
+    def enter(scenario: Scenario) -> Scenario:
+        if moment:
+            options["jitter_seconds"] = MOMENT
+        entered = Case(scenario, schedules, is_complete, departures, options)
+        assert entered.name not in CASES
+        CASES[entered.name] = entered
+        return scenario
+
+    return enter
+
+
+def named(scenario: Scenario, name: str) -> Scenario:
+    scenario.__name__ = name
+    return scenario
+
+
+# -- callers ---------------------------------------------------------------------------------------------------------
+@case()
+async def two_callers_and_the_first_process() -> None:
+    scene = Scene()
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} == {Kind.DONE}
+    assert scene.world.spawned == 1
+
+
+@case()
+async def three_callers_of_three_classes() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.ask("low", priority="background", on_preempt="requeue")
+    scene.ask("middle")
+    scene.ask("high", priority="interactive")
+    await scene.end()
+    assert scene.outcomes["high"].kind is Kind.DONE
+    assert scene.outcomes["low"].kind is Kind.DONE
+    assert scene.outcomes["middle"].kind in (Kind.DONE, Kind.PREEMPTED)
+
+
+@case(schedules=700, is_complete=False)
+async def four_callers_that_meet() -> None:
+    scene = Scene({"": Play(says=("hm",))}, queue_max=3)
+    await scene.get_ready()
+    scene.ask("low", priority="background")
+    scene.ask("impatient", on_busy="interrupt")
+    scene.ask("polite", on_busy="reject")
+    scene.ask("high", priority="interactive")
+    await scene.end()
+    assert scene.outcomes["high"].kind is Kind.DONE
+
+
+@case(schedules=600, is_complete=False)
+async def steered_and_collected() -> None:
+    scene = Scene({"": Play(says=("hm",))}, allows_steering=True, collect_seconds=MOMENT)
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("steered", on_busy="steer")
+    scene.ask("one", on_busy="collect")
+    scene.ask("two", on_busy="collect")
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} == {Kind.DONE}
+
+
+@case(moment=True)
+async def a_caller_is_cancelled() -> None:
+    """While it asks, its ask is withdrawn; while it waits for the outcome, nothing changes but that."""
+    scene = Scene({"hangs": Play(hangs=True)})
+    await scene.get_ready()
+
+    async def asking() -> None:
+        try:
+            await scene.asking("hangs")
+        except asyncio.CancelledError:
+            if "hangs" in scene.turns:
+                await scene.turns["hangs"].interrupt()
+            raise
+
+    scene.at_any_moment(scene.start("hangs", asking()).cancel)
+    scene.ask("next")
+    await scene.end()
+    assert scene.outcomes["next"].kind is Kind.DONE
+    assert isinstance(scene.errors["hangs"], asyncio.CancelledError)
+    assert scene.loop.time() < 1
+
+
+@case(moment=True)
+async def a_caller_is_cancelled_and_another_has_its_key() -> None:
+    scene = Scene()
+    await scene.get_ready()
+    scene.at_any_moment(scene.ask("first", "same", key="k").cancel)
+    scene.ask("second", "same", key="k")
+    await scene.end()
+    assert "second" in scene.outcomes or isinstance(scene.errors["second"], Closed)
+
+
+@case(moment=True)
+async def a_holder_is_cancelled() -> None:
+    scene = Scene({"held": Play(hangs=True)})
+    await scene.get_ready()
+
+    async def holding() -> None:
+        async with scene.session.hold():
+            await scene.asking("held")
+
+    def cancel() -> None:
+        holder.cancel()
+        if "held" in scene.turns:
+            scene.session.withdraw(scene.turns["held"])
+
+    holder = scene.start("holder", holding())
+    scene.at_any_moment(cancel)
+    scene.ask("next")
+    await scene.end()
+    assert scene.outcomes["next"].kind is Kind.DONE
+    assert scene.loop.time() < 1
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+@case(moment=True)
+async def an_interrupt_at_any_moment() -> None:
+    scene = Scene({"a": Play(says=("hm",), result_seconds=MOMENT)})
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.at_any_moment(lambda: scene.interrupt("interrupter", turn))
+    scene.ask("b")
+    while "interrupter" not in scene.receipts:
+        await scene.callers()
+        await asyncio.sleep(MOMENT)
+    await scene.end()
+    assert scene.outcomes["b"].kind is Kind.DONE
+    outcome = await turn.outcome()
+    assert scene.receipts["interrupter"].stopped == (outcome.kind is Kind.INTERRUPTED)
+    assert outcome.kind in (Kind.INTERRUPTED, Kind.DONE)
+    assert scene.world.spawned == 1
+
+
+@case()
+async def an_interrupt_and_an_exit() -> None:
+    scene = Scene({"a": Play(says=("hm",), exits_after=Stage.ACKED, hangs=True)})
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.interrupt("interrupter", turn)
+    scene.ask("b")
+    await scene.end()
+    assert (await turn.outcome()).kind is Kind.INTERRUPTED
+    assert scene.outcomes["b"].kind is Kind.DONE
+
+
+@case()
+async def the_drain_is_over_as_the_boundary_comes() -> None:
+    scene = Scene({"a": Play(hangs=True, abort_seconds=5.0)}, drain_seconds=5.0)
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.interrupt("interrupter", turn)
+    scene.ask("b")
+    await scene.end()
+    assert (await turn.outcome()).kind is Kind.INTERRUPTED
+    assert scene.outcomes["b"].kind is Kind.DONE
+    assert scene.loop.time() < 6
+
+
+@case()
+async def an_interrupt_is_never_acknowledged() -> None:
+    scene = Scene({"a": Play(hangs=True, ack=Ack.NEVER)})
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.interrupt("interrupter", turn)
+    scene.ask("b")
+    await scene.end()
+    assert (await turn.outcome()).kind is Kind.INTERRUPTED
+    assert scene.outcomes["b"].kind is Kind.DONE
+    assert scene.loop.time() < 10
+
+
+@case()
+async def preempted_and_requeued() -> None:
+    scene = Scene({"low": Play(says=("hm",), boundaries=2)})
+    await scene.get_ready()
+    scene.ask("low", priority="background", on_preempt="requeue")
+    scene.ask("high", priority="interactive")
+    await scene.end()
+    assert scene.outcomes["low"].kind is Kind.DONE
+    assert scene.outcomes["high"].kind is Kind.DONE
+
+
+@case(moment=True)
+async def closed_at_any_moment() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    scene.at_any_moment(scene.session.close_nowait)
+    await scene.end(is_calm=False)
+
+
+@case(moment=True)
+async def drained_at_any_moment() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    scene.at_any_moment(scene.session.drain_nowait)
+    await scene.session.wait_closed()
+    await scene.end()
+    kinds = {outcome.kind for outcome in scene.outcomes.values()}
+    assert kinds <= {Kind.DONE, Kind.REFUSED}
+
+
+# -- the process -----------------------------------------------------------------------------------------------------
+@case(moment=True)
+async def an_exit_at_any_moment() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    scene.at_any_moment(lambda: scene.world.processes[0].exit_now(3))
+    await scene.end()
+    kinds = {outcome.kind for outcome in scene.outcomes.values()}
+    assert kinds <= {Kind.DONE, Kind.FAILED}
+    assert Kind.DONE in kinds
+
+
+def exits_after(stage: Stage, last_words: int) -> Scenario:
+    async def scenario() -> None:
+        first = Manner(last_words=last_words)
+        scene = Scene({"a": Play(says=("hm",), exits_after=stage)}, manners=[first, TERSE, TERSE])
+        scene.ask("a")
+        scene.ask("b")
+        await scene.end()
+        assert scene.outcomes["b"].kind is Kind.DONE
+        is_done = stage in (Stage.RESULT, Stage.COMPLETED)
+        assert scene.outcomes["a"].kind is (Kind.DONE if is_done else Kind.FAILED)
+
+    return named(scenario, f"exits_after_{stage.name.lower()}_with_{last_words}_last_words")
+
+
+for _stage in (Stage.READ, Stage.QUEUED, Stage.STARTED, Stage.INIT, Stage.SAID, Stage.RESULT, Stage.COMPLETED):
+    case(departures=1)(exits_after(_stage, 0))
+
+
+@case()
+async def the_boundary_is_heard_after_the_exit() -> None:
+    first = Manner(is_terse=True, last_words=2, gone_seconds=0.2)
+    scene = Scene({"": Play(says=("hm",))}, manners=[first, TERSE])
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.loop.outside(scene.world.processes[0].exit_now, lane="kernel")
+    scene.ask("b")
+    await scene.end()
+    assert (await turn.outcome()).kind in (Kind.DONE, Kind.FAILED)
+    assert scene.outcomes["b"].kind is Kind.DONE
+
+
+@case()
+async def a_write_is_stuck() -> None:
+    scene = Scene(manners=[Manner(is_terse=True, stuck_at=3, stop_seconds=2.0), TERSE])
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert sorted(outcome.kind for outcome in scene.outcomes.values()) == [Kind.DONE, Kind.FAILED]
+    assert scene.world.spawned == 2
+
+
+@case()
+async def a_write_breaks() -> None:
+    scene = Scene(manners=[Manner(is_terse=True, broken_at=3), TERSE])
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert sorted(outcome.kind for outcome in scene.outcomes.values()) == [Kind.DONE, Kind.FAILED]
+    assert scene.world.spawned == 2
+    assert scene.loop.time() < 1
+
+
+@case()
+async def that_a_frame_was_taken_is_told_late() -> None:
+    scene = Scene({"a": Play(says=("hm",))}, manners=[Manner(is_terse=True, is_told_late=True)])
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.interrupt("interrupter", turn)
+    scene.ask("b")
+    await scene.end()
+    assert scene.outcomes["b"].kind is Kind.DONE
+
+
+def starts_badly(name: str, *manners: Manner, kinds: set[Kind]) -> Scenario:
+    async def scenario() -> None:
+        scene = Scene(manners=[*manners, TERSE, TERSE], start_seconds=1.0)
+        scene.ask("a")
+        scene.ask("b")
+        await scene.end()
+        assert {outcome.kind for outcome in scene.outcomes.values()} <= kinds
+        assert len(scene.outcomes) == 2
+
+    return named(scenario, name)
+
+
+BOTH = {Kind.DONE, Kind.FAILED}
+case()(starts_badly("a_start_fails", Manner(fails=True), kinds=BOTH))
+case()(starts_badly("a_start_raises", Manner(raises=True), kinds=BOTH))
+case(departures=1)(starts_badly("a_start_takes_its_time", Manner(start_seconds=0.5, is_terse=True), kinds={Kind.DONE}))
+case()(starts_badly("a_start_comes_as_it_is_given_up", Manner(start_seconds=1.0), kinds=BOTH))
+case()(starts_badly("a_handshake_is_answered_as_it_is_given_up", Manner(handshake_seconds=1.0), kinds=BOTH))
+case(departures=1)(starts_badly("a_handshake_is_never_answered", Manner(handshake_seconds=None), kinds=BOTH))
+
+
+# -- turns of the agent's own ----------------------------------------------------------------------------------------
+@case()
+async def an_own_turn_and_a_prompt() -> None:
+    scene = Scene(manners=[Manner(owns={1: Play(says=("by the way",))})])
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} == {Kind.DONE}
+
+
+@case()
+async def an_own_turn_gives_way() -> None:
+    scene = Scene(manners=[Manner(is_terse=True, owns={1: Play(hangs=True)})])
+    await scene.get_ready()
+    scene.ask("a")
+    await scene.end()
+    assert scene.outcomes["a"].kind is Kind.DONE
+    assert scene.loop.time() < 10
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+def an_append_fails(number: int, fault: Fault) -> Scenario:
+    async def scenario() -> None:
+        scene = Scene(log=WorldLog(faults={number: fault}))
+        scene.ask("a")
+        scene.ask("b")
+        await scene.callers()
+        if fault is Fault.FAILS:
+            await asyncio.sleep(3.0)  # It returns with the first retry.
+            scene.ask("later")
+        await scene.end()
+        if fault is Fault.FAILS and number <= scene.log.appends:
+            assert scene.outcomes["later"].kind is Kind.DONE
+        for outcome in scene.outcomes.values():
+            assert outcome.kind in (Kind.DONE, Kind.FAILED)
+            assert outcome.durable == (outcome.kind is Kind.DONE)
+
+    return named(scenario, f"append_{number}_{fault.name.lower()}")
+
+
+for _number in range(1, 12):
+    for _fault in Fault:
+        case(departures=1)(an_append_fails(_number, _fault))
+
+
+@case(moment=True)
+async def the_log_breaks_at_any_moment_and_returns() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+
+    def set_broken(is_broken: bool) -> None:
+        scene.log.is_broken = is_broken
+
+    scene.at_any_moment(lambda: set_broken(True))
+    scene.ask("a")
+    scene.ask("b")
+    await scene.callers()
+    scene.log.is_calm = scene.world.is_calm = True
+    await asyncio.sleep(2 * MOMENT)
+    set_broken(False)
+    await asyncio.sleep(40)
+    scene.ask("later")
+    await scene.end()
+    assert scene.outcomes["later"].kind is Kind.DONE
+
+
+@case()
+async def a_log_that_is_away_for_good_and_cannot_be_read() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.ask("a")
+    scene.ask("b")
+    scene.log.is_broken = scene.log.is_unreadable = True
+    await scene.end()
+    assert not any(outcome.kind is Kind.DONE for outcome in scene.outcomes.values())
+
+
+@case()
+async def slow_commits_and_an_exit() -> None:
+    scene = Scene({"a": Play(exits_after=Stage.RESULT)}, log=WorldLog(commit_seconds=0.1))
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} == {Kind.DONE}
+
+
+# -- holds -----------------------------------------------------------------------------------------------------------
+@case()
+async def a_hold_and_somebody_more_urgent() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+
+    async def holding() -> None:
+        async with scene.session.hold():
+            await scene.asking("held 1", on_preempt="requeue")
+            await scene.asking("held 2", on_preempt="requeue")
+
+    scene.start("holder", holding())
+    scene.ask("other")
+    scene.ask("high", priority="interactive")
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} <= {Kind.DONE, Kind.PREEMPTED}
+    assert scene.outcomes["high"].kind is Kind.DONE
+    assert scene.outcomes["held 2"].kind is Kind.DONE
+    assert scene.loop.time() < 1
+
+
+@case()
+async def a_hold_is_idle_just_as_it_is_used() -> None:
+    scene = Scene(hold_idle_seconds=1.0)
+    await scene.get_ready()
+
+    async def holding() -> None:
+        async with scene.session.hold():
+            await asyncio.sleep(1.0)
+            await scene.asking("held")
+
+    scene.start("holder", holding())
+    scene.ask("other")
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} == {Kind.DONE}
+    assert scene.loop.time() < 3
+
+
+@case()
+async def two_holders() -> None:
+    scene = Scene()
+    await scene.get_ready()
+
+    async def holding(name: str, priority: str) -> None:
+        async with scene.session.hold(priority):
+            await scene.asking(name, priority=priority)
+
+    scene.start("one", holding("held 1", "normal"))
+    scene.start("two", holding("held 2", "interactive"))
+    await scene.end()
+    assert {outcome.kind for outcome in scene.outcomes.values()} <= {Kind.DONE, Kind.PREEMPTED}
+    assert scene.loop.time() < 5
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+@case()
+async def a_question_an_answer_and_an_interrupt() -> None:
+    scene = Scene({"a": Play(tool="Bash")})
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+
+    async def answering() -> None:
+        await scene.session.answer("question-1", "allow")
+
+    scene.start("answerer", answering())
+    scene.interrupt("interrupter", turn)
+    scene.ask("b")
+    await scene.end()
+    assert (await turn.outcome()).kind in (Kind.DONE, Kind.INTERRUPTED)
+    assert scene.outcomes["b"].kind is Kind.DONE
+    _check_answered_once(scene)
+
+
+@case(moment=True)
+async def a_callback_answers_and_an_interrupt_comes() -> None:
+    async def on_question(question: Question) -> Answer:
+        await asyncio.sleep(0)
+        return Answer("allow", updated_input={"command": "false"})
+
+    scene = Scene({"a": Play(tool="Bash")}, on_question=on_question)
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.at_any_moment(lambda: scene.interrupt("interrupter", turn))
+    scene.ask("b")
+    await turn.outcome()
+    while "interrupter" not in scene.receipts:
+        await asyncio.sleep(MOMENT)
+    await scene.end()
+    assert scene.outcomes["b"].kind is Kind.DONE
+    _check_answered_once(scene)
+
+
+@case(moment=True)
+async def closed_while_a_callback_thinks() -> None:
+    async def on_question(question: Question) -> str:
+        await asyncio.sleep(100)
+        return "allow"
+
+    scene = Scene({"a": Play(tool="Bash")}, on_question=on_question)
+    await scene.get_ready()
+    scene.ask("a")
+    scene.at_any_moment(scene.session.close_nowait)
+    await scene.end(is_calm=False)
+
+
+def _check_answered_once(scene: Scene) -> None:
+    for process in scene.world.processes:
+        answered = [answer["request_id"] for answer in process.agent.answers]
+        assert len(answered) == len(set(answered))
+
+
+# -- readers ---------------------------------------------------------------------------------------------------------
+def followers(name: str, *, reads_late: bool) -> Scenario:
+    async def scenario() -> None:
+        scene = Scene(log=WorldLog(reads_late=reads_late))
+        await scene.get_ready()
+        seen: dict[str, list[int]] = {"one": [], "two": []}
+        updates: list[str] = []
+
+        async def following(name: str) -> None:
+            async for event in scene.session.follow():
+                seen[name].append(event.seq)
+
+        async def watching() -> None:
+            turn = scene.turns["watched"] = await scene.session.ask("watched")
+            async for update in turn:
+                updates.append(update["sessionUpdate"])
+
+        for follower in seen:
+            scene.start(follower, following(follower))
+        scene.start("watcher", watching())
+        await scene.tasks[-1]
+        scene.session.close_nowait()
+        await scene.end(is_calm=False)
+        head = scene.log.head("s").seq
+        assert seen["one"] == list(range(1, head + 1))
+        assert seen["two"] == seen["one"]
+
+    return named(scenario, name)
+
+
+case(schedules=800, is_complete=False)(followers("two_followers_agree_and_end", reads_late=False))
+case(schedules=800, is_complete=False)(followers("two_followers_that_hear_late_agree_and_end", reads_late=True))
+
+
+@case()
+async def a_watcher_of_a_turn_ends_with_it_when_the_log_is_lost() -> None:
+    scene = Scene({"a": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.log.faults[scene.log.appends + 4] = Fault.NOT_OWNER
+
+    async def watching() -> None:
+        turn = scene.turns["a"] = await scene.session.ask("a")
+        async for _ in turn:
+            pass
+
+    scene.start("watcher", watching())
+    await scene.end()
+
+
+@case()
+async def a_second_process_claims_while_appends_are_on_their_way() -> None:
+    """An engine may refuse what was not answered when the session is claimed anew."""
+    scene = Scene({"a": Play(exits_after=Stage.INIT)}, log=WorldLog(refuses_at_claim=True))
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert scene.outcomes["b"].kind is Kind.DONE
+
+
+__all__ = ["CASES", "Case", "Phase", "StoreError"]

@@ -1,0 +1,233 @@
+"""One session in a simulated world, its callers, and what must be true of it in every schedule.
+
+A scenario makes a `Scene`, starts callers (each in a lane of its own: they know nothing of each other), and ends with
+`await scene.end()`, which closes the session and looks at everything that was left. Time is virtual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from banksman.core import event as kinds
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.event import Event
+from banksman.core.outcome import Kind, Outcome, Receipt
+from banksman.core.replay import replay
+from banksman.core.state import Config
+from banksman.core.state import Session as State
+from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
+from banksman.run.questions import OnQuestion
+from banksman.run.session import Session, Turn
+from banksman.testing import sim
+from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
+
+# What `ask`, `hold` and `interrupt` may raise, but for a caller's own mistakes.
+DOCUMENTED = (QueueFull, Busy, Closed, NotOwner, StoreError, Refused)
+# No scenario takes longer than this, whatever the order: start, drain and ladder several times over.
+SECONDS_MAX = 500.0
+# Fewer words are fewer choices: what a turn says before its result comes at once, and so does the rest.
+TERSE = Manner(is_terse=True)
+READY = Play()
+# A timer that is due so soon may fire before any step: see `sim`.
+MOMENT = 0.001
+
+
+def budget(schedules: int) -> int:
+    """How many schedules a scenario may have. BANKSMAN_EXPLORE: at least so many, for a longer look."""
+    return max(schedules, int(os.environ.get("BANKSMAN_EXPLORE", "0")))
+
+
+class Scene:
+    def __init__(
+        self,
+        plays: Mapping[str, Play] | None = None,
+        *,
+        manners: Sequence[Manner] = (TERSE, TERSE, TERSE, TERSE),
+        log: WorldLog | None = None,
+        on_question: OnQuestion | None = None,
+        allows_steering: bool = False,
+        **config: Any,
+    ) -> None:
+        self.loop = sim.current()
+        self.world = World({"get ready": READY, **(plays or {})}, manners=manners, allows_steering=allows_steering)
+        self.log = log or WorldLog()
+        self.config = Config(dialect=CLAUDE, **config)
+        self.session = Session(
+            "s",
+            State(config=self.config),
+            name="s",
+            agent="claude",
+            store=self.log,
+            spawn=self.world.spawn,
+            on_question=on_question,
+        )
+        # By the caller's name: how its ask ended, or what was raised.
+        self.outcomes: dict[str, Outcome] = {}
+        self.errors: dict[str, BaseException] = {}
+        self.receipts: dict[str, Receipt] = {}
+        self.turns: dict[str, Turn] = {}
+        self.prompts: dict[str, str] = {}
+        self.is_withdrawn: set[str] = set()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def get_ready(self) -> None:
+        """Start the agent by a first turn, in asyncio's own order: what is explored begins after it."""
+        self.world.is_calm = self.log.is_calm = True
+        turn = await self.session.ask("get ready")
+        assert (await turn.outcome()).kind is Kind.DONE
+        self.world.is_calm = self.log.is_calm = False
+
+    # -- callers -----------------------------------------------------------------------------------------------------
+    def start(self, name: str, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A caller in a lane of its own. What is documented may be raised in it, and nothing else."""
+
+        async def call() -> None:
+            try:
+                await doing
+            except DOCUMENTED as exc:
+                self.errors[name] = exc
+            except asyncio.CancelledError as exc:
+                self.errors[name] = exc
+
+        task = self.loop.create_lane_task(call(), lane=name)
+        self.tasks.append(task)
+        return task
+
+    def ask(self, name: str, prompt: str | None = None, **how: Any) -> asyncio.Task[None]:
+        """A caller that asks and waits for the outcome."""
+        return self.start(name, self.asking(name, prompt, **how))
+
+    async def asking(self, name: str, prompt: str | None = None, **how: Any) -> Turn:
+        turn = await self.session.ask(prompt or name, **how)
+        self.turns[name] = turn
+        self.prompts[name] = prompt or name
+        outcome = await turn.outcome()
+        assert name not in self.outcomes
+        self.outcomes[name] = outcome
+        return turn
+
+    def at_any_moment(self, act: Callable[[], object]) -> None:
+        """When all is quiet, or, with one departure, before any step at all. Explore with `jitter_seconds=MOMENT`."""
+
+        def come() -> None:
+            act()
+
+        self.loop.call_later(MOMENT, come)
+
+    def interrupt(self, name: str, turn: Turn | str | None = None) -> asyncio.Task[None]:
+        async def interrupting() -> None:
+            self.receipts[name] = await self.session.interrupt(turn)
+
+        return self.start(name, interrupting())
+
+    async def callers(self) -> None:
+        await asyncio.gather(*self.tasks)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    async def end(self, *, is_calm: bool = True) -> None:
+        """Wait for the callers, close, and check. `is_calm`: how it closes is not what is explored here."""
+        await self.callers()
+        if is_calm:
+            self.world.is_calm = self.log.is_calm = True
+        await self.session.close()
+        assert self.loop.time() < SECONDS_MAX
+        self.check_callers()
+        self.check_nothing_is_left()
+        self.check_events(await self.events())
+
+    async def events(self) -> list[Event]:
+        is_unreadable, self.log.is_unreadable = self.log.is_unreadable, False
+        events = [event async for event in self.session.follow()]
+        self.log.is_unreadable = is_unreadable
+        return events
+
+    def check_callers(self) -> None:
+        assert self.world.violations == []
+        for name, outcome in self.outcomes.items():
+            if outcome.kind is Kind.DONE:
+                play = self.world.plays.get(self.prompts[name]) or self.world.plays.get("") or Play()
+                expected = play.text if play.text is not None else answer_to(self.prompts[name])
+                # Steered and collected ones share an answer, which has each of their prompts in it.
+                assert outcome.text is not None
+                assert outcome.text == expected or self.prompts[name] in outcome.text.split(), (name, outcome.text)
+            if outcome.kind is Kind.FAILED:
+                assert isinstance(outcome.error, BanksmanError)
+                assert not isinstance(outcome.error, BugError), outcome.error
+        for name, turn in self.turns.items():
+            # One that was not waited for to the end has an outcome all the same.
+            assert turn.state == "ended", name
+
+    def check_nothing_is_left(self) -> None:
+        session, driver = self.session, self.driver
+        assert driver.error is None
+        for name in ("_turns", "_accepting", "_receipts", "_granting"):
+            assert not getattr(session, name), f"left in {name}: {getattr(session, name)}"
+        assert not driver.timers, f"timers left: {driver.timers}"
+        assert not session.questions()
+        assert self.world.is_over, self.world
+        assert driver.state.turn is None
+        assert driver.state.own is None
+        assert not driver.state.queue
+
+    @property
+    def driver(self) -> Any:
+        return self.session._driver  # pyright: ignore[reportPrivateUsage]
+
+    def check_events(self, events: Sequence[Event]) -> None:
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        ended: dict[str, str] = {}
+        for event in events:
+            if event.kind == kinds.TURN_ENDED:
+                assert event.turn is not None
+                assert event.turn not in ended, f"{event.turn} ended twice"
+                ended[event.turn] = event.body["outcome"]
+            elif event.kind != kinds.UPDATE:
+                assert event.turn not in ended, f"{event.kind} of {event.turn} after its end"
+        queued = {event.turn for event in events if event.kind == kinds.TURN_QUEUED}
+        for name, turn in self.turns.items():
+            outcome = self.outcomes.get(name)
+            if outcome is None or outcome.durable:
+                assert turn.id in queued
+                assert turn.id in ended, f"{name} has no end in the log"
+                assert outcome is None or ended[turn.id] == outcome.kind
+        if self.driver.state.store.name == "WORKING":
+            assert queued <= set(ended), "a turn without an end"
+            self.check_replay(events)
+        self.check_interrupts(events)
+
+    def check_replay(self, events: Sequence[Event]) -> None:
+        state = replay(events, self.config)
+        assert state.turn is None
+        assert state.own is None
+        assert not state.queue
+
+    def check_interrupts(self, events: Sequence[Event]) -> None:
+        """An interrupt of a turn of ours never met another turn of ours (G4)."""
+        refs = {event.turn: event.body["ref"] for event in events if event.kind == kinds.TURN_QUEUED}
+        for process in self.world.processes:
+            for request, open_refs in process.agent.interrupts:
+                turn = request.removeprefix("interrupt-").rpartition("#")[0]
+                if turn in refs and open_refs:
+                    assert any(ref[:-4] == refs[turn][:-4] for ref in open_refs), f"{request} met {open_refs}"
+
+
+def explored(
+    scenario: Callable[[], Awaitable[object]],
+    *,
+    departures: int = 2,
+    schedules: int = 3000,
+    is_complete: bool = True,
+    **options: Any,
+) -> sim.Explored:
+    """Explore, print the counts, and insist on completeness where it is promised."""
+    found = sim.explore(scenario, departures_max=departures, schedules_max=budget(schedules), **options)
+    print(
+        f"{getattr(scenario, '__name__', 'scenario')}: {found.schedules} schedules, {found.choice_points} choice points,"
+        f" {found.steps} steps, {found.left} left"
+    )
+    if is_complete:
+        assert found.is_complete, f"{found.left} schedules were not run: there is no budget for them"
+    return found

@@ -1,0 +1,31 @@
+"""Session and driver, real code, in every order of the world up to two departures from asyncio's own.
+
+Each scenario checks in each schedule what scene.py says: outcomes, frames, events, and that nothing is left.
+BANKSMAN_EXPLORE=n raises the budget of every scenario to n schedules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
+
+from tests.sim.scenarios import CASES  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def is_silent() -> Iterator[None]:
+    """A broken log is told by an error line, thousands of times here."""
+    log = logging.getLogger("banksman")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(level)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_of(name: str) -> None:
+    CASES[name].explore()
