@@ -38,8 +38,8 @@ check: venv ## format, lint, strict types, the layers' one-way rule
 bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, from one run
 	.venv-bench/bin/python -m bench
 
-test-pythons: ## the process layer's tests on each other Python from 3.11 to 3.13 that is found
-	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) tests/core tests/real
+test-pythons: ## the tests on each other Python from 3.11 to 3.13 that is found
+	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) tests/core tests/real tests/sessions tests/sim tests/store tests/threads tests/testing
 
 # The locks name no registry: whoever installs uses their own, and the hashes hold whichever it is. The header of a lock
 # says `make lock` and not the command, because the command could name one.

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
+
+from banksman.testing import fake_agent
 
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def run(code: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+def run(code: str, folder: pathlib.Path, *, stdin: str = "", path: str = "") -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    env = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}"}
+    return subprocess.run(
+        argv, cwd=folder, env=env, input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_bot_runs(tmp_path: pathlib.Path) -> None:
+    """With an agent of its name on PATH that hangs on a chore, until it is interrupted, and then gets to it again."""
+    chore = "prompt Tidy up the imports"
+    words = fake_agent.command({f"{chore}": ["hang"], "prompt 3": ["say tidied"]}, memory=tmp_path / "memory")
+    shim = tmp_path / "claude"
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    shim.chmod(0o755)
+    done = run(BLOCKS[0], tmp_path, stdin="How are you?\nbye\n", path=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "> How are you?" in done.stdout
+
+
+def test_the_bot_is_thirty_lines() -> None:
+    assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 30
 
 
 def test_the_first_example_runs(tmp_path: pathlib.Path) -> None:
     (tmp_path / "Makefile").write_text("test:\n\t@echo tested\n")
-    done = run(BLOCKS[0], tmp_path)
+    done = run(BLOCKS[1], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("exited 0 None")
     assert "tested" in done.stdout
 
 
 def test_the_background_example_runs(tmp_path: pathlib.Path) -> None:
-    code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[1], '    ')}\nasyncio.run(main())"
+    code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[2], '    ')}\nasyncio.run(main())"
     done = run(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Serving HTTP on 127.0.0.1" in done.stdout
 
 
 def test_there_are_no_other_examples() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3

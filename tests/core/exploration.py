@@ -153,6 +153,8 @@ class World(NamedTuple):
     is_told_to_stop: bool = False
     is_writing: bool = False
     is_cut: bool = False
+    # The names of the prompts that were sent.
+    sent: frozenset[str] = frozenset()
     timers: frozenset[Subject] = frozenset()
     # Interrupts by the turn they are for, and whose end a caller wanted.
     interrupts: tuple[tuple[str, int], ...] = ()
@@ -167,7 +169,8 @@ class World(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One thing that may happen. `by`: "world" (time, the log, the process), "agent", or "other": who need not act."""
+    """One thing that may happen. `by`: "world" (time, the log, the process), "agent", or "other": who need not act.
+    "late": it happened before, and is told again."""
 
     by: str
     fact: Fact | None
@@ -196,7 +199,7 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
             yield Move("world", TimerFired(AT, subject), world._replace(timers=world.timers - {subject}))
     if budget["late"]:
         for fact in sorted(world.late, key=repr):
-            yield Move("other", fact, world.spend("late")._replace(late=frozenset()))
+            yield Move("late", fact, world.spend("late")._replace(late=frozenset()))
 
 
 def _timer_order(subject: Subject) -> tuple[str, str]:
@@ -330,9 +333,10 @@ def _check_struck(scenario: Scenario, world: World, request: str, current: tuple
     """An interrupt that was sent for one turn must not end another."""
     id = request.removeprefix("interrupt-").split("#")[0]
     ask = scenario.by_id.get(id)
-    if current == (toy.OWN,) or len(current) > 1 or ask is None:
-        # One of the two is the agent's own, or it is several at once. The agent has ours in its queue then, and goes
-        # on to it when it likes: nobody could have known.
+    by_itself = {toy.OWN, *(other.ref for other in scenario.asks if other.on_busy == "steer")}
+    if by_itself & set(current) or len(current) > 1 or ask is None:
+        # One of the two was begun by the agent itself, or it is several at once. It has ours in its queue then, and
+        # goes on to it when it likes: nobody could have known.
         return
     is_same = current[0][:-4] == ask.ref[:-4]
     check(is_same, "G4", f"{request} struck {current}")
@@ -366,11 +370,30 @@ def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
         raise
     except Exception as exc:
         raise Violation("total", f"{type(exc).__name__}: {exc}") from exc
+    if move.by == "late" or _is_too_late(scenario, world, fact):
+        _check_late(world, fact, effects)
     world = world._replace(session=session)
     for effect in effects:
         world = _perform(scenario, world, fact, effect)
     _check_state(world, before)
     return world, effects
+
+
+def _is_too_late(scenario: Scenario, world: World, fact: Fact) -> bool:
+    """Whether a caller speaks of an ask that is over."""
+    match fact:
+        case AskWithdrawn(turn=id) | InterruptAsked(turn=id) | AskMoved(turn=id):
+            index = next((i for i, ask in enumerate(scenario.asks) if ask.id == id), None)
+            return index is not None and world.asks[index] in (Life.OVER, Life.REJECTED)
+        case _:
+            return False
+
+
+def _check_late(world: World, fact: Fact, effects: list[Effect]) -> None:
+    if isinstance(fact, TimerFired) and fact.subject in world.timers:
+        return  # It was started again, and so it is not late.
+    for effect in effects:
+        check(isinstance(effect, GiveReceipt | CancelTimer), "G4", f"{fact} is late, and does {effect}")
 
 
 def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> World:
@@ -457,7 +480,7 @@ def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) 
         is_its_own = text is not None and (text == toy.OWN or text[:-4] in _answers_to(scenario, id))
         check(is_missing or is_its_own, "G4", f"{id} is done with the answer {text!r}")
     elif outcome.kind in (Kind.INTERRUPTED, Kind.PREEMPTED) and scenario.acknowledges:
-        check(text is None or text.endswith("!"), "G4", f"{id} had finished with {text!r} and is called {outcome.kind}")
+        check(text is None or text[-1] in "!?", "G4", f"{id} had finished with {text!r} and is called {outcome.kind}")
 
 
 def _answers_to(scenario: Scenario, id: str) -> set[str]:
@@ -478,6 +501,8 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         turn = world.ledger.turn
         ask = next(ask for ask in scenario.asks if ask.ref[:-4] == ref[:-4])
         check(any(member.id == ask.id for member in turn), "G3", f"{data} is written and {turn} was granted")
+        check(ref not in world.sent, "G4", f"{data} is written again: an agent may drop what it has seen")
+        world = world._replace(sent=world.sent | {ref})
         if turn[0].id == ask.id and len(turn) == 1:
             check(agent.is_idle(acknowledges=scenario.acknowledges), "G1", f"{data} is written while the agent is at work: {agent}")
         if ask.on_busy != "steer":
@@ -507,6 +532,11 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             is_said = isinstance(fact, FramesRead) and any(isinstance(m, TurnOver) for _, m in fact.meanings)
             check(not is_said or boundary >= 0, "log", f"{id} ended before its boundary was logged")
             _check_end(scenario, world, fact, id, data)
+        if kind == kinds.TURN_INTERRUPTED and b'"preempt"' in data:
+            victim = 0 if id not in scenario.by_id else scenario.by_id[id].priority
+            urgent = (*ledger.waiting, *(hold for hold in session.queue if isinstance(hold, Hold)))
+            is_due = any(waiting.priority > max(victim, 0) for waiting in urgent)
+            check(is_due, "G5", f"{id} is told to give way, to nobody more urgent")
         ledger = fold(ledger, entry, may_pass)
         if kind in (kinds.UPDATE, kinds.SENT):
             continue
@@ -610,7 +640,7 @@ def key(world: World) -> tuple[object, ...]:
         tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
         *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process), session.questions),
         *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
-        *(world.agent, world.budget, world.asks, world.holds, world.ledger, world.durable),
+        *(world.agent, world.sent, world.budget, world.asks, world.holds, world.ledger, world.durable),
         tuple(unlogged.ledger for unlogged in world.unlogged),
         *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
         frozenset(_timer_key(session, subject) for subject in world.timers),

@@ -61,7 +61,7 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         if data.startswith(b"P"):
             check(ledger.turn and ledger.turn[0].id == id, "log", f"a prompt is sent outside its turn: {entry}")
         return ledger
-    if not kind.startswith("turn."):
+    if not kind.startswith(("turn.", "queue.")):
         return ledger
     assert id is not None
     body: dict[str, Any] = msgspec.json.decode(data)
@@ -80,6 +80,11 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             return ledger._replace(turn=added, waiting=_at_head_of_class(ledger.waiting, group))
         case kinds.TURN_ENDED:
             return _end(ledger, id)
+        case kinds.QUEUE_CHANGED:
+            check(body["before"] is None, "log", "nobody asks for another place than the first")
+            moved = tuple(waiting for waiting in ledger.waiting if waiting.id == id)
+            rest = tuple(waiting for waiting in ledger.waiting if waiting.id != id)
+            return ledger._replace(waiting=_at_head_of_class(rest, moved))
         case _:
             return ledger
 

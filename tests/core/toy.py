@@ -229,4 +229,4 @@ def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int])
     if budget.get("missing"):
         yield Said(words["settled"] if manners.names else (), over, "missing")
     if manners.errs and not agent.is_aborting:
-        yield Said((b"error" + words["over"][0][4:],), over._replace(said=words["over"][0]))
+        yield Said((" ".join(("error", f"{refs[0]}?", *named[1:])).encode(),), over)

@@ -37,6 +37,7 @@ from banksman import (
 )
 from banksman.run import bridge as bridges
 from banksman.run.bridge import Bridge, Latch
+from banksman.run.driver import Listener
 from banksman.testing import fake_agent
 
 T = TypeVar("T")
@@ -109,8 +110,8 @@ def bridge_of(face: threads.Host | threads.Session) -> Bridge:
     return face._bridge  # pyright: ignore[reportPrivateUsage]
 
 
-def interrupted_once(monkeypatch: pytest.MonkeyPatch, after_seconds: float | None = None) -> None:
-    """The next wait for an answer of this thread ends as by Ctrl-C: after the answer has come, or after so long."""
+def interrupt(call: Callable[[], object], after_seconds: float | None = None) -> None:
+    """Make a call of which the wait ends as by Ctrl-C: after its answer has come, or after so many seconds."""
     wait, thread = Latch.wait, threading.get_ident()
     left = [1]
 
@@ -121,7 +122,10 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch, after_seconds: float | Non
         wait(latch, after_seconds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Latch, "wait", interrupted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Latch, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
 
 
 # -- the same names --------------------------------------------------------------------------------------------------
@@ -129,8 +133,8 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch, after_seconds: float | Non
 INNER = {
     "Host": {"run", "launch", "abandon_if_loop_is_closed", "dismiss_guard"},
     "Session": {
-        *("dialect", "find_turn", "events", "abandon", "accept", "reject", "resolve", "give_receipt", "grant_hold"),
-        *("end_hold", "ask_human", "close_question", "finish", "drain_nowait"),
+        *("dialect", "find_turn", "events", "abandon", "drain_nowait"),
+        *(name for name in dir(Listener) if not name.startswith("_")),
     },
     "Turn": {"resolve"},
     "Command": {
@@ -206,10 +210,10 @@ def test_errors_of_the_async_one_are_raised_by_the_call(host: threads.Host) -> N
 
 def test_eight_threads_ask_one_session_with_all_priorities_and_interrupt(host: threads.Host) -> None:
     session = open_session(host)
-    classes = itertools.cycle([BACKGROUND, NORMAL, INTERACTIVE])
 
-    def work(number: int, priority: int) -> list[tuple[threads.Turn, Outcome]]:
+    def work(number: int) -> list[tuple[threads.Turn, Outcome]]:
         turns: list[threads.Turn] = []
+        priority = (BACKGROUND, NORMAL, INTERACTIVE)[number % 3]
         for step in range(4):
             turn = session.ask(f"{number}.{step}", priority=priority, on_preempt="requeue" if step % 2 else "end")
             turns.append(turn)
@@ -218,13 +222,11 @@ def test_eight_threads_ask_one_session_with_all_priorities_and_interrupt(host: t
                 assert receipt.stopped or receipt.by == "already_over"
         return [(turn, turn.outcome()) for turn in turns]
 
-    workers = [start(lambda n=n, p=next(classes): work(n, p)) for n in range(8)]
+    workers = [start(lambda n=n: work(n)) for n in range(8)]
     outcomes = [pair for worker in workers for pair in worker.result()]
     assert len({turn.id for turn, _ in outcomes}) == 32
     assert {outcome.kind for _, outcome in outcomes} <= ENDINGS
-    for turn, outcome in outcomes:
-        if outcome.kind is Kind.DONE:
-            assert outcome.text is not None
+    assert all(outcome.text for _, outcome in outcomes if outcome.kind is Kind.DONE)
     assert ended(session) == {turn.id: outcome.kind for turn, outcome in outcomes}
 
 
@@ -301,59 +303,57 @@ def test_a_timeout_holds_though_the_loop_is_blocked_and_the_ask_is_withdrawn(
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------
-def test_an_answer_that_nobody_took_is_undone(
-    host: threads.Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, marker: str
-) -> None:
+def test_an_answer_that_nobody_took_is_undone(host: threads.Host, tmp_path: Path, marker: str) -> None:
     mark = Mark(tmp_path)
     session = open_session(host)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupted_once(patch)
-        session.ask(hanging(mark))
+    interrupt(lambda: session.ask(hanging(mark)))
     assert not session.status().queue
     assert session.ask_and_wait("next").text == "next"
     assert set(list(ended(session).values())[:-1]) <= {"interrupted", "withdrawn"}
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupted_once(patch)
-        open_session(host, name="untaken")
+    interrupt(lambda: open_session(host, name="untaken"))
     host.session("untaken").wait_closed()
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupted_once(patch)
-        host.start(["sh", "-c", "sleep 60", marker])
+    interrupt(lambda: host.start(["sh", "-c", "sleep 60", marker]))
     (untaken,) = host.commands()
     assert untaken.wait().ended is Ended.CANCELLED
+    assert host.wait_ended() == [untaken]
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupted_once(patch)
-        session.hold().__enter__()
+    interrupt(session.hold().__enter__)
     assert start(lambda: session.ask_and_wait("not held up", timeout=30)).result().text == "not held up"
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        host.start(["true"]).wait()
-        interrupted_once(patch)
-        host.wait_ended()
-    assert [command.argv for command in host.wait_ended()] == [("true",)]
+    command = host.start(["true"])
+    interrupt(host.wait_ended)
+    assert host.wait_ended() == [command]
     assert not host.take_ended()
 
 
-def test_ctrl_c_in_a_reader_loses_and_repeats_nothing(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_answer_withdraws_the_ask(host: threads.Host, tmp_path: Path) -> None:
+    mark = Mark(tmp_path)
+    session = open_session(host)
+    running = session.ask(hanging(mark))
+    mark.wait()
+    interrupt(lambda: session.ask_and_wait("queued"), after_seconds=0)
+    interrupt(running.outcome, after_seconds=0)
+    assert running.state == "running"
+    assert not session.status().queue
+    running.interrupt()
+
+
+def test_ctrl_c_in_a_reader_loses_and_repeats_nothing(host: threads.Host) -> None:
     session = open_session(host)
     session.ask_and_wait("hello")
     reader = session.follow()
     seqs: list[int] = []
-    for number in itertools.count():
-        with monkeypatch.context() as patch:
-            if number % 2:
-                # Now after the item has come, now before there is one.
-                interrupted_once(patch, after_seconds=None if number % 4 == 1 else 0)
-            try:
-                seqs.append(next(reader).seq)
-            except KeyboardInterrupt:
-                continue
-        if len(seqs) == session.status().seq:
-            break
+    while len(seqs) < session.status().seq:
+        # Once after the item has come, once before there is one.
+        interrupt(reader.__next__)
+        interrupt(reader.__next__, after_seconds=0)
+        seqs.append(next(reader).seq)
     assert seqs == list(range(1, len(seqs) + 1))
+    interrupt(reader.__next__, after_seconds=0)
+    session.ask_and_wait("more")
+    assert next(reader).seq == len(seqs) + 1
     reader.close()
 
 
@@ -471,7 +471,7 @@ def test_ctrl_c_in_execute_ends_the_command(tmp_path: Path, marker: str) -> None
     program.process.send_signal(signal.SIGINT)
     assert program.hear() == {"threads": ["MainThread"]}
     program.end()
-    assert not [line for line in marked(marker) if line]
+    assert not marked(marker)
 
 
 # -- following -------------------------------------------------------------------------------------------------------
@@ -533,13 +533,9 @@ def test_a_reader_that_is_left_alone_leaves_nothing_in_the_loop(host: threads.Ho
 def _wait_for_calls(host: threads.Host, count: int) -> None:
     """Until so many calls wait in the loop."""
     bridge = bridge_of(host)
-
-    async def waits() -> None:
-        # Each pass is one fact: what was posted before it has been begun.
-        while len(bridge._calls) <= count:  # pyright: ignore[reportPrivateUsage]
-            await asyncio.sleep(0)
-
-    bridge.call(waits)
+    # Each look is a pass of the loop, and itself one of the calls.
+    while bridge.look(lambda: len(bridge._calls)) <= count:  # pyright: ignore[reportPrivateUsage]
+        pass
 
 
 # -- holds -----------------------------------------------------------------------------------------------------------
@@ -600,8 +596,7 @@ def test_a_call_in_the_loops_own_thread_raises_at_once(host: threads.Host) -> No
     assert said == ["running", "Bash"]
 
 
-def test_a_question_is_answered_by_another_thread(host: threads.Host, tmp_path: Path) -> None:
-    mark = Mark(tmp_path)
+def test_a_question_is_answered_by_another_thread(host: threads.Host) -> None:
     session = open_session(host)
     turn = session.ask("@@ask Bash\n@@say done")
     asked = next(event for event in session.follow() if event.kind == "question.asked")
@@ -610,7 +605,6 @@ def test_a_question_is_answered_by_another_thread(host: threads.Host, tmp_path: 
     assert asked.turn == turn.id
     session.answer(question.id, "allow")
     assert turn.outcome().text == "done"
-    mark.path.unlink()
 
 
 def test_a_callback_may_stop_what_never_waits(host: threads.Host, marker: str) -> None:
@@ -807,8 +801,11 @@ def test_a_host_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError):
         threads.Host("no-such-store:")
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise OSError(24, "Too many open files")
+
+    def fail_to_start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.events, "new_event_loop", fail)
@@ -817,7 +814,7 @@ def test_a_host_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
             open_session(host)
     with pytest.raises(MachineError, match="loop failed"):
         host.close()
-    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start")))
+    monkeypatch.setattr(threading.Thread, "start", fail_to_start)
     with pytest.raises(MachineError, match="cannot be started"):
         threads.Host()
 
@@ -851,7 +848,7 @@ def test_exit_without_close_leaves_nothing(tmp_path: Path, marker: str) -> None:
         marker,
     )
     program.end()
-    assert not [line for line in marked(marker) if line]
+    assert not marked(marker)
 
 
 def test_threads_that_outlive_the_main_one_use_their_host_to_the_end() -> None:

@@ -192,6 +192,7 @@ class Work:
         hold = self.state.hold
         assert hold is not None
         count = self.state.hold_asks + 1
+        self.cancel_timer(Timer.HOLD, f"{hold.id}#{count - 1}")
         self.set(hold_asks=count)
         self.start_timer(self.state.config.hold_idle_seconds, Timer.HOLD, f"{hold.id}#{count}")
 

@@ -35,6 +35,9 @@ class Answer:
     updated_input: Mapping[str, Any] | None = None
 
 
+# How long the end of a session waits for a callback that was cancelled and does not end.
+CALLBACK_SECONDS_MAX = 5.0
+
 OnQuestion = Callable[[Question], "str | Answer | Awaitable[str | Answer]"]
 
 
@@ -46,6 +49,8 @@ class Questions:
         self._on_question = on_question
         self._open: dict[str, Question] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Every one that is not over, those of closed questions too: they may have something to clean up.
+        self._running: set[asyncio.Task[None]] = set()
 
     def open(self) -> list[Question]:
         return list(self._open.values())
@@ -55,7 +60,10 @@ class Questions:
         self._open[question.id] = question
         if self._on_question is not None:
             # A task, so that the callback never runs inside the door.
-            self._tasks[question.id] = asyncio.ensure_future(self._call(self._on_question, question))
+            task = asyncio.ensure_future(self._call(self._on_question, question))
+            self._tasks[question.id] = task
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     async def _call(self, on_question: OnQuestion, question: Question) -> None:
         try:
@@ -101,3 +109,11 @@ class Questions:
     def end(self) -> None:
         for id in list(self._open):
             self.close(id)
+
+    async def wait_ended(self) -> None:
+        """Until no callback runs any more, but for the one that asks, and not for ever."""
+        running = self._running - {asyncio.current_task()}
+        if running:
+            _, late = await asyncio.wait(running, timeout=CALLBACK_SECONDS_MAX)
+            if late:
+                log.warning("! %d callbacks of on_question were cancelled and go on all the same", len(late))

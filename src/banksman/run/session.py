@@ -485,8 +485,10 @@ class Session(Listener):
         self._driver.dispatch(DrainAsked(self._driver.now()))
 
     async def wait_closed(self) -> None:
-        """Until it is closed, and those who were reading its log at that moment have what they were reading."""
+        """Until it is closed, its callbacks have ended, and those who were reading its log at that moment have what they
+        were reading."""
         await asyncio.shield(self._finished)
+        await self._questions.wait_ended()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         while self._reading:
@@ -600,6 +602,7 @@ def _seq(cursor: Any) -> int:
     if cursor is None:
         return 0
     text = str(cursor).rpartition(".")[2]
-    if isinstance(cursor, bool) or not text.isascii() or not text.isdigit():
+    is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
+    if not is_one or not text.isascii() or not text.isdigit():
         raise UsageError(f"not a cursor: {cursor!r:.60}", hint="the `cursor` of an event, or None for the beginning")
     return int(text)

@@ -1,0 +1,112 @@
+"""The worlds that a session is explored in: who asks, how the agent behaves, what may go wrong.
+
+Each varies a few things and keeps the rest in order, so that each can be explored to its end. What is *eager* happens
+before anything else does: the log (each append is durable at once), the pipe (each frame is taken at once), the start
+(a process is ready at once).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.turn import Ask
+from tests.core.exploration import Scenario
+from tests.core.toy import Manners
+
+
+def ask(id: str, priority: int, **others: Any) -> Ask:
+    return Ask(id=id, ref=f"{id}0000", prompt=id, priority=priority, **others)
+
+
+LOW = ask("low", BACKGROUND)
+ALSO_LOW = ask("also", BACKGROUND)
+USUAL = ask("usual", NORMAL)
+PATIENT = ask("patient", NORMAL, on_preempt="requeue")
+URGENT = ask("urgent", INTERACTIVE)
+STEER = ask("steer", NORMAL, on_busy="steer")
+FIRST, SECOND = (ask(id, NORMAL, on_busy="collect") for id in ("first", "second"))
+HELD = ask("held", NORMAL, hold="hold")
+PUSHY = ask("pushy", NORMAL, on_busy="interrupt")
+SHY = ask("shy", INTERACTIVE, on_busy="reject")
+
+ALL = frozenset(("log", "pipe", "start"))
+NAMELESS = Manners(names=False, labels=True, ends=("over",))
+SILENT = Manners(names=False, announces=False, ends=("over",))
+WORDY = Manners(begins=True, ends=("over,settled", "settled,over", "over+settled"))
+SLOW = Manners(ends=("over,settled",))
+MERGING = Manners(merges=True, ends=("over,settled",))
+
+
+def scenario(name: str, *asks: Ask, lazy: str = "", config: dict[str, Any] | None = None, **others: Any) -> Scenario:
+    """`lazy`: what is not eager. Numbers are budgets; the rest is the scenario's own."""
+    budget = {name: value for name, value in others.items() if type(value) is int}
+    rest = {name: value for name, value in others.items() if type(value) is not int}
+    return Scenario(
+        name=name, asks=asks, eager=ALL - set(lazy.split()), budget=budget, config=config or {}, **rest
+    )
+
+
+_CLOCK = {"clocks": {"overall": 0.0}}
+
+SCENARIOS = {
+    each.name: each
+    for each in (
+        scenario("four asks", LOW, USUAL, PATIENT, URGENT),
+        scenario("an interrupt and a withdrawal", LOW, USUAL, interrupt=1, withdraw=1),
+        scenario("an interrupt among three", LOW, PATIENT, URGENT, interrupt=1),
+        scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1, move=1),
+        scenario("a log that takes its time", LOW, URGENT, lazy="log", withdraw=1),
+        scenario("a log that fails", PATIENT, URGENT, lazy="log", fail=1),
+        scenario("a log that fails twice", LOW, lazy="log", fail=2, interrupt=1, close=1),
+        scenario("a log that is taken over", PATIENT, lazy="log", fenced=1, own=1, close=1),
+        scenario("an own turn and a log that fails", USUAL, lazy="log", own=1, fail=1),
+        scenario("a log that fails while collecting", FIRST, SECOND, lazy="log", fail=1),
+        scenario("an own turn", LOW, URGENT, own=1, interrupt=1),
+        scenario("two own turns", LOW, URGENT, own=2),
+        scenario("a boundary twice", LOW, PATIENT, stray=1, own=1),
+        scenario("a wordy agent", LOW, URGENT, manners=WORDY, own=1, merge=1),
+        scenario("a wordy agent, interrupted", USUAL, manners=WORDY, stray=1, interrupt=1, own=1),
+        scenario("no acknowledgement", LOW, PATIENT, URGENT, unacknowledged=1),
+        scenario("no boundary", LOW, URGENT, missing=1, config=_CLOCK),
+        scenario("an agent that errs", LOW, URGENT, manners=Manners(errs=True), interrupt=1),
+        scenario("an exit", LOW, URGENT, lazy="start", exit=1, unstartable=1),
+        scenario("an exit while the log takes its time", PATIENT, lazy="log start", exit=1, withdraw=1),
+        scenario("a cut frame", LOW, URGENT, lazy="pipe", cut=1),
+        scenario("a nameless agent", LOW, URGENT, manners=NAMELESS, own=1),
+        scenario("a nameless agent, interrupted", LOW, PATIENT, manners=NAMELESS, interrupt=1),
+        scenario("an agent that announces nothing", LOW, URGENT, manners=SILENT, interrupt=1, exit=1),
+        scenario("an agent that acknowledges nothing", LOW, PATIENT, URGENT, acknowledges=False),
+        scenario("a close", PATIENT, lazy="log pipe start", close=1, interrupt=1),
+        scenario("a drain", LOW, PATIENT, drain=1, close=1, exit=1, own=1),
+        scenario("holds", LOW, HELD, holds=(("hold", NORMAL), ("other", INTERACTIVE)), release=1),
+        scenario("a hold, closed", HELD, USUAL, holds=(("hold", NORMAL),), release=1, close=1),
+        scenario("collected", FIRST, SECOND, URGENT, withdraw=1),
+        scenario("steered", USUAL, STEER, lazy="pipe", exit=1),
+        scenario("steered, preempted", PATIENT, STEER, URGENT, manners=SLOW),
+        scenario("steered, merged", PATIENT, STEER, URGENT, manners=MERGING),
+        scenario("a question", LOW, URGENT, question=1, exit=1),
+        scenario("late facts", PATIENT, URGENT, late=1),
+        scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
+        scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
+        scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),
+        scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}, withdraw=1),
+    )
+}
+
+# Minutes each: for when there is time.
+LARGE = {
+    each.name: each
+    for each in (
+        scenario("four asks, an interrupt and a withdrawal", LOW, USUAL, PATIENT, URGENT, interrupt=1, withdraw=1),
+        scenario("three asks and a log that fails", LOW, PATIENT, URGENT, lazy="log", fail=1),
+        scenario("three asks and two own turns", LOW, PATIENT, URGENT, own=2, interrupt=1),
+        scenario("three asks and a boundary twice", LOW, PATIENT, URGENT, own=1, stray=1),
+        scenario("three asks and a cut frame", LOW, PATIENT, URGENT, lazy="pipe", cut=1, interrupt=1),
+        scenario("a close at any moment", LOW, PATIENT, lazy="log", close=1, drain=1, interrupt=1, exit=1),
+        scenario("holds, closed", LOW, HELD, URGENT, holds=(("hold", NORMAL), ("other", INTERACTIVE)), close=1),
+        scenario("steered, and an exit", PATIENT, STEER, URGENT, lazy="pipe", exit=1, interrupt=1),
+        scenario("late facts, and an exit", PATIENT, URGENT, late=1, exit=1, interrupt=1),
+        scenario("a nameless agent among three", LOW, PATIENT, URGENT, manners=NAMELESS, own=1, interrupt=1),
+    )
+}

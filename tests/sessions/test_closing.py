@@ -1,0 +1,204 @@
+"""The end of a session and of its host: everybody has an outcome, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from tests.sessions.helpers import QUICK, exists, opened, prompts, touch
+
+from banksman import Closed, Host, Kind, Session
+from banksman.core import event as kinds
+from banksman.testing import checks, fake_agent
+
+
+async def test_closing_ends_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.running("one")
+        waiting = [await case.ask(f"waiting {number}") for number in range(3)]
+        asking = asyncio.ensure_future(case.ask("about to be accepted"))
+        await asyncio.sleep(0)
+        await case.session.close()
+        outcome = await case.outcome(turn)
+        assert outcome.kind is Kind.INTERRUPTED
+        assert outcome.text == "one"
+        for each in (*waiting, await asking):
+            refused = await case.outcome(each)
+            assert refused.kind is Kind.REFUSED
+            assert isinstance(refused.error, Closed)
+        with pytest.raises(Closed):
+            await case.ask("too late")
+        assert (await case.session.interrupt()).stopped is False
+        assert prompts(case) == ["one"]
+
+
+async def test_a_session_can_be_closed_by_many_and_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.answer("one")
+        first = asyncio.ensure_future(case.session.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(*(case.session.close() for _ in range(3)))
+        await asyncio.wait([first])
+        await case.session.close()
+        assert case.session.is_closed
+        assert (await case.kinds()).count(kinds.SESSION_CLOSED) == 1
+
+
+async def test_a_session_that_was_never_asked_closes_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.session.close()
+        assert await case.kinds() == [kinds.SESSION_CLOSED]
+        assert case.processes == []
+
+
+@pytest.mark.parametrize("point", ["initialize", "read", "started", "init", "result", "completed", "idle", "interrupt"])
+async def test_closing_at_any_moment_ends_everything(tmp_path: Path, point: str) -> None:
+    reached = tmp_path / "reached"
+    script = [f"at {point} touch {reached}", f"at {point} wait {tmp_path / 'never'}"]
+    async with opened(tmp_path, script) as case:
+        turn = await case.ask("@@say x\n@@hang" if point == "interrupt" else "one")
+        if point == "interrupt":
+            await case.wait_said("x")
+            interrupting = asyncio.ensure_future(turn.interrupt())
+            await exists(reached)
+            await case.session.close()
+            assert (await interrupting).stopped
+        await exists(reached)
+        await case.session.close()
+        assert (await case.outcome(turn)).kind in (Kind.INTERRUPTED, Kind.REFUSED, Kind.DONE)
+        assert not os.path.exists(f"/proc/{case.processes[0].pid}")
+
+
+async def test_closing_while_the_process_is_started_leaves_none(tmp_path: Path) -> None:
+    for passes in range(6):
+        async with opened(tmp_path / str(passes)) as case:
+            turn = await case.ask("one")
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            await case.session.close()
+            assert (await case.outcome(turn)).kind in (Kind.REFUSED, Kind.INTERRUPTED)
+
+
+async def test_a_blocked_agent_is_closed_quickly(tmp_path: Path) -> None:
+    """It writes and writes, and takes no notice of the end of its stdin."""
+    async with opened(tmp_path, ["ignore eof", "on_interrupt unanswered"]) as case:
+        turn = await case.ask("@@flood 1000000 1000")
+        await case.wait_said("content_block_delta")
+        async with asyncio.timeout(3):
+            await case.session.close()
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+
+
+async def test_leaving_the_host_closes_its_sessions(tmp_path: Path) -> None:
+    async with Host() as host:
+        before = checks.Things.now()
+        sessions = [
+            await host.open("claude", command=fake_agent.command(evidence=tmp_path / str(n)), options=QUICK)
+            for n in range(3)
+        ]
+        turns = [await session.ask("@@say x\n@@hang") for session in sessions]
+        await asyncio.gather(*(anext(aiter(turn)) for turn in turns))
+    for turn in turns:
+        assert (await turn.outcome()).kind is Kind.INTERRUPTED
+    assert all(session.is_closed for session in sessions)
+    assert checks.Things.now().beyond(before) == []
+    with pytest.raises(Closed):
+        await host.open("claude", command=fake_agent.command())
+
+
+async def test_a_host_that_is_cancelled_twice_still_ends_its_sessions(tmp_path: Path) -> None:
+    running = asyncio.Event()
+    sessions: list[Session] = []
+
+    async def work() -> None:
+        async with Host() as host:
+            session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+            sessions.append(session)
+            turn = await session.ask("@@say x\n@@hang")
+            async for _ in turn:
+                running.set()
+
+    task = asyncio.ensure_future(work())
+    await running.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    # It gave up waiting; what it began goes on.
+    await sessions[0].wait_closed()
+    (process,) = fake_agent.Evidence(tmp_path).processes
+    assert not os.path.exists(f"/proc/{process.pid}")
+
+
+# -- drain -----------------------------------------------------------------------------------------------------------
+async def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        go = case.path("go")
+        turn = await case.reaches(f"one\n@@say one\n@@wait {go}")
+        waiting = await case.ask("two")
+        idle = await host.open("claude", command=fake_agent.command(), options=QUICK)
+        draining = asyncio.ensure_future(host.drain())
+        await asyncio.sleep(0)
+        assert (await case.outcome(waiting)).kind is Kind.REFUSED
+        with pytest.raises(Closed):
+            await case.ask("three")
+        with pytest.raises(Closed):
+            await host.open("claude", command=fake_agent.command())
+        await idle.wait_closed()
+        assert case.session.status().phase == "draining"
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        await draining
+        assert case.session.is_closed
+        assert prompts(case) == ["one"]
+
+
+async def test_a_drain_that_takes_too_long_stops_what_runs(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        turn = await case.running("one")
+        await host.drain(timeout=0.1)
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert case.session.is_closed
+
+
+async def test_a_drain_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        go = case.path("go")
+        turn = await case.reaches(f"one\n@@say one\n@@wait {go}")
+        draining = asyncio.ensure_future(host.drain())
+        await asyncio.sleep(0)
+        draining.cancel()
+        await asyncio.wait([draining])
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        await case.session.wait_closed()
+
+
+async def test_a_drain_also_waits_for_a_turn_of_the_agents_own(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = {"prompt 1": ["say one", f"at idle own task-notification say mine ;; wait {go}"]}
+    async with Host() as host, opened(tmp_path, script, host=host, is_checked=False) as case:
+        await case.answer("one")
+        await case.wait_said("mine")
+        draining = asyncio.ensure_future(host.drain())
+        await asyncio.sleep(0)
+        assert not case.session.is_closed
+        touch(go)
+        await draining
+
+
+async def test_names_are_unique_while_they_are_open(tmp_path: Path) -> None:
+    async with Host() as host:
+        one = await host.open("claude", command=fake_agent.command(), name="it")
+        with pytest.raises(ValueError, match="already"):
+            await host.open("claude", command=fake_agent.command(), name="it")
+        await one.close()
+        two = await host.open("claude", command=fake_agent.command(), name="it")
+        assert host.session("it") is two
+        assert host.session(one.id) is one
+        assert host.sessions() == [one, two]
+        with pytest.raises(ValueError, match="no session"):
+            host.session("other")
