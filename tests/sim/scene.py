@@ -89,10 +89,10 @@ class Scene:
                 await doing
             except DOCUMENTED as exc:
                 self.errors[name] = exc
-            except asyncio.CancelledError as exc:
-                self.errors[name] = exc
 
         task = self.loop.create_lane_task(call(), lane=name)
+        # Cancelled before its first step it has not begun what it was to do, and nobody would ever close that.
+        task.add_done_callback(lambda _: doing.close())
         self.tasks.append(task)
         return task
 
@@ -124,7 +124,9 @@ class Scene:
         return self.start(name, interrupting())
 
     async def callers(self) -> None:
-        await asyncio.gather(*self.tasks)
+        for ended in await asyncio.gather(*self.tasks, return_exceptions=True):
+            if ended is not None and not isinstance(ended, asyncio.CancelledError):
+                raise ended
 
     # -- the end -----------------------------------------------------------------------------------------------------
     async def end(self, *, is_calm: bool = True) -> None:

@@ -333,9 +333,12 @@ class Driver:
     def _on_timer(self, subject: Subject) -> None:
         # The timer may have run late, behind a busy loop, while the answer was waiting to be read. What has happened
         # comes before what is concluded from its absence.
+        timer = self.timers.get(subject)
         if self._process is not None:
             self._process.look_now()
-        if self.timers.pop(subject, None) is not None:
+        # It may have been cancelled by that, or set anew: then it is not this one that is due.
+        if timer is not None and self.timers.get(subject) is timer:
+            del self.timers[subject]
             self.dispatch(TimerFired(self.now(), subject))
 
     # -- the end -----------------------------------------------------------------------------------------------------

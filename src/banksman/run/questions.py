@@ -98,6 +98,8 @@ class Questions:
             given = {"behavior": "allow", "updatedInput": dict(updated_input or question.input)}
         else:
             given = {"behavior": "deny", "message": message or "denied"}
+        # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.
+        self._driver.state.config.dialect.answer(id, given)
         self._driver.tell(QuestionAnswered(self._driver.now(), id, given))
 
     def close(self, id: str) -> None:

@@ -13,7 +13,7 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -137,29 +137,33 @@ class Turn:
 
     async def said(self) -> str | None:
         """What the agent has said in this turn so far."""
-        frames = [event.data async for event in self._events(waits=False) if event.kind == kinds.UPDATE]
+        async with aclosing(self._events(waits=False)) as events:
+            frames = [event.data async for event in events if event.kind == kinds.UPDATE]
         return self.session.dialect.said(frames)
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
-        async for event in self._events(waits=True):
-            if event.kind == kinds.UPDATE:
-                for update in self.session.dialect.project(event.data):
-                    yield update
+        async with aclosing(self._events(waits=True)) as events:
+            async for event in events:
+                if event.kind == kinds.UPDATE:
+                    for update in self.session.dialect.project(event.data):
+                        yield update
 
     async def _events(self, *, waits: bool) -> AsyncGenerator[Event]:
         """The events of this turn: its own, and those of the turn it was collected or steered into."""
         tag = self.id
-        # Once it has its outcome nothing more comes, also if retention took the event that says so.
-        async for event in self.session.events(self._after, waits=waits, until=self._outcome):
-            if event.kind == kinds.TURN_STARTED:
-                if self.id in (event.body.get("joined") or ()):
-                    tag = event.turn or tag
-                elif event.turn == self.id:
-                    tag = event.body.get("into") or self.id
-            if event.turn in (tag, self.id):
-                yield event
-                if event.kind == kinds.TURN_ENDED and event.turn == self.id:
-                    return
+        # Once it has its outcome nothing more comes, also if retention took the event that says so. Closed by name: a
+        # generator that is left to the collector is closed by a task that nobody owns.
+        async with aclosing(self.session.events(self._after, waits=waits, until=self._outcome)) as events:
+            async for event in events:
+                if event.kind == kinds.TURN_STARTED:
+                    if self.id in (event.body.get("joined") or ()):
+                        tag = event.turn or tag
+                    elif event.turn == self.id:
+                        tag = event.body.get("into") or self.id
+                if event.turn in (tag, self.id):
+                    yield event
+                    if event.kind == kinds.TURN_ENDED and event.turn == self.id:
+                        return
 
     # -- for the session ---------------------------------------------------------------------------------------------
     def resolve(self, outcome: Outcome) -> None:
@@ -321,7 +325,8 @@ class Session(Listener):
     async def hold(self, priority: int | str = NORMAL) -> AsyncGenerator[None]:
         """Several asks in a row, with nobody of this class or below between them. May be re-entered."""
         holds = _holds.get()
-        if self.id in holds:
+        # Only one that is still there: a task that was started inside a hold may outlive it.
+        if holds.get(self.id) in self._granting:
             yield  # Its own: whoever holds the session already has what it asks for.
             return
         id = f"h-{os.urandom(8).hex()}"
@@ -337,9 +342,12 @@ class Session(Listener):
             _ignore(granted)
             raise
         finally:
-            _holds.reset(token)
             self._granting.pop(id, None)
             self._driver.dispatch(HoldReleased(self._driver.now(), id))
+            # Left in another context than it was entered in (a fixture, a generator that is closed by the loop): there
+            # is nothing to be put back there.
+            with suppress(ValueError):
+                _holds.reset(token)
 
     # -- following ---------------------------------------------------------------------------------------------------
     def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
@@ -391,6 +399,9 @@ class Session(Listener):
             if not more.done():
                 more.cancel()
                 await asyncio.wait((more,))
+            elif not more.cancelled() and not any(end.done() for end in ends):
+                # A reader that can never be woken is told so, and does not come back at once to be told again.
+                more.result()
             elif not more.cancelled():
                 more.exception()
 
