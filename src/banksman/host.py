@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from banksman.errors import UsageError
 from banksman.run import host
-from banksman.store.log import Log
-from banksman.store.memory import MemoryLog
+
+if TYPE_CHECKING:
+    from banksman.store.log import Log
 
 
 class Host(host.Host):
@@ -29,4 +30,7 @@ def _check(store: Any) -> None:
 
 
 def _open() -> Log:
+    # Loaded with the first session, like the rest of what sessions need.
+    from banksman.store.memory import MemoryLog  # noqa: PLC0415
+
     return MemoryLog()

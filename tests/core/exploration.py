@@ -76,7 +76,11 @@ from tests.core import toy
 from tests.core.ledger import Ledger, Violation, check, fold
 
 AT = 0.0
-BROKEN_PIPE, NO_START, NO_STORE = AgentError("broken pipe"), AgentError("no such program"), StoreError("the disk is full")
+BROKEN_PIPE, NO_START, NO_STORE = (
+    AgentError("broken pipe"),
+    AgentError("no such program"),
+    StoreError("the disk is full"),
+)
 
 # What may happen, and how often at most.
 BUDGETS = (
@@ -504,7 +508,11 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         check(ref not in world.sent, "G4", f"{data} is written again: an agent may drop what it has seen")
         world = world._replace(sent=world.sent | {ref})
         if turn[0].id == ask.id and len(turn) == 1:
-            check(agent.is_idle(acknowledges=scenario.acknowledges), "G1", f"{data} is written while the agent is at work: {agent}")
+            check(
+                agent.is_idle(acknowledges=scenario.acknowledges),
+                "G1",
+                f"{data} is written while the agent is at work: {agent}",
+            )
         if ask.on_busy != "steer":
             is_durable = bool(world.durable.turn) and world.durable.turn[0].id == ask.id
             check(is_durable, "G7", f"{data} is written before the intent is durable")
@@ -581,6 +589,11 @@ def _check_state(world: World, before: Session) -> None:
         return
     if session.mode is Mode.OPEN:
         _check_urgency(world)
+    for turn in (session.turn, session.own):
+        # One of several that share a turn is not heard: the others want it.
+        if turn is not None and turn.id in world.unwanted and len(turn.asks) <= 1:
+            is_going = turn.phase is Phase.INTERRUPTING or turn.boundary is not None
+            check(is_going, "G5", f"{turn.id} is not wanted any more, and goes on")
     is_same = session.queue is before.queue and session.turn is before.turn and session.own is before.own
     if is_same and session.conversation is before.conversation and before.store is Store.WORKING:
         return
@@ -711,9 +724,7 @@ def _fact_key(session: Session, fact: Fact) -> object:
             return _timer_key(session, subject)
         case FramesRead(process=process, lines=lines):
             return lines[0], session.process.number - process
-        case (
-            ProcessGone() | ProcessExited() | ProcessStarted() | FrameWritten() | WriteFailed() | ProcessFailed()
-        ):
+        case ProcessGone() | ProcessExited() | ProcessStarted() | FrameWritten() | WriteFailed() | ProcessFailed():
             return type(fact).__name__, session.process.number - fact.process
         case _:
             return fact

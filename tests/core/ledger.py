@@ -134,10 +134,7 @@ def _end(ledger: Ledger, id: str) -> Ledger:
     # Those that were collected stay where the first of them was, under the next one's name.
     heirs = [other._replace(leader=led[0].id if other is not led[0] else None) for other in led]
     waiting = tuple(
-        kept
-        for other in ledger.waiting
-        if other not in led
-        for kept in (heirs if other.id == id else [other])
+        kept for other in ledger.waiting if other not in led for kept in (heirs if other.id == id else [other])
     )
     turn = tuple(member for member in ledger.turn if member.id != id)
     return ledger._replace(waiting=waiting, turn=turn, ended=ledger.ended | {id})

@@ -42,9 +42,7 @@ def scenario(name: str, *asks: Ask, lazy: str = "", config: dict[str, Any] | Non
     """`lazy`: what is not eager. Numbers are budgets; the rest is the scenario's own."""
     budget = {name: value for name, value in others.items() if type(value) is int}
     rest = {name: value for name, value in others.items() if type(value) is not int}
-    return Scenario(
-        name=name, asks=asks, eager=ALL - set(lazy.split()), budget=budget, config=config or {}, **rest
-    )
+    return Scenario(name=name, asks=asks, eager=ALL - set(lazy.split()), budget=budget, config=config or {}, **rest)
 
 
 _CLOCK = {"clocks": {"overall": 0.0}}
@@ -55,7 +53,8 @@ SCENARIOS = {
         scenario("four asks", LOW, USUAL, PATIENT, URGENT),
         scenario("an interrupt and a withdrawal", LOW, USUAL, interrupt=1, withdraw=1),
         scenario("an interrupt among three", LOW, PATIENT, URGENT, interrupt=1),
-        scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1, move=1),
+        scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1),
+        scenario("one is moved", LOW, USUAL, PATIENT, move=1),
         scenario("a log that takes its time", LOW, URGENT, lazy="log", withdraw=1),
         scenario("a log that fails", PATIENT, URGENT, lazy="log", fail=1),
         scenario("a log that fails twice", LOW, lazy="log", fail=2, interrupt=1, close=1),
@@ -79,7 +78,8 @@ SCENARIOS = {
         scenario("an agent that acknowledges nothing", LOW, PATIENT, URGENT, acknowledges=False),
         scenario("a close", PATIENT, lazy="log pipe start", close=1, interrupt=1),
         scenario("a drain", LOW, PATIENT, drain=1, close=1, exit=1, own=1),
-        scenario("holds", LOW, HELD, holds=(("hold", NORMAL), ("other", INTERACTIVE)), release=1),
+        scenario("two holds", HELD, holds=(("hold", NORMAL), ("other", INTERACTIVE)), release=1),
+        scenario("a hold and others", HELD, LOW, URGENT, holds=(("hold", NORMAL),)),
         scenario("a hold, closed", HELD, USUAL, holds=(("hold", NORMAL),), release=1, close=1),
         scenario("collected", FIRST, SECOND, URGENT, withdraw=1),
         scenario("steered", USUAL, STEER, lazy="pipe", exit=1),

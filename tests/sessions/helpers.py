@@ -90,7 +90,7 @@ class Case:
 
 async def exists(path: Path) -> None:
     """Until a file is there. Its maker tells nobody, so it is looked for again and again."""
-    while not path.exists():
+    while not path.exists():  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 

@@ -91,7 +91,7 @@ async def test_a_waiter_that_vanishes_while_it_is_granted_passes_the_grant_on(tm
         second, third = await case.ask("second"), await case.ask("third")
         interrupting = asyncio.ensure_future(first.interrupt())
         # In the very pass in which the second is granted, and not a byte of it is sent.
-        while case.state().turn is None or case.state().turn.id != second.id:
+        while case.state().turn is None or case.state().turn.id != second.id:  # noqa: ASYNC110
             await asyncio.sleep(0)
         case.session.withdraw(second)
         assert (await case.outcome(second)).kind in (Kind.WITHDRAWN, Kind.INTERRUPTED)
@@ -359,22 +359,20 @@ async def test_the_same_caller_may_enter_its_hold_again(tmp_path: Path) -> None:
 
 
 async def test_a_hold_is_preempted_by_someone_more_urgent_and_goes_on_after(tmp_path: Path) -> None:
-    async with opened(tmp_path) as case:
-        async with case.session.hold(NORMAL):
-            turn = await case.running("held")
-            urgent = await outside(case.ask("urgent", priority=INTERACTIVE))
-            assert (await case.outcome(turn)).kind is Kind.PREEMPTED
-            assert (await case.outcome(urgent)).text == "urgent"
-            assert (await case.answer("held again")).text == "held again"
+    async with opened(tmp_path) as case, case.session.hold(NORMAL):
+        turn = await case.running("held")
+        urgent = await outside(case.ask("urgent", priority=INTERACTIVE))
+        assert (await case.outcome(turn)).kind is Kind.PREEMPTED
+        assert (await case.outcome(urgent)).text == "urgent"
+        assert (await case.answer("held again")).text == "held again"
 
 
 async def test_a_hold_that_is_idle_too_long_ends_and_its_late_asks_are_plain_ones(tmp_path: Path) -> None:
-    async with opened(tmp_path, options={"hold_idle_seconds": 0.1}) as case:
-        async with case.session.hold(INTERACTIVE):
-            turn = await outside(case.ask("outsider"))
-            assert (await case.outcome(turn)).text == "outsider"
-            assert case.session.status().hold is None
-            assert (await case.answer("late")).text == "late"
+    async with opened(tmp_path, options={"hold_idle_seconds": 0.1}) as case, case.session.hold(INTERACTIVE):
+        turn = await outside(case.ask("outsider"))
+        assert (await case.outcome(turn)).text == "outsider"
+        assert case.session.status().hold is None
+        assert (await case.answer("late")).text == "late"
 
 
 async def test_a_hold_that_waits_can_be_given_up(tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ def answers(case: Case) -> list[dict[str, Any]]:
 
 
 def _plain(answer: Any) -> Any:
-    return lambda question: answer  # pyright: ignore[reportUnknownLambdaType]
+    def call(question: Question) -> Any:
+        return answer
+
+    return call
 
 
 def _async(answer: Any) -> Any:
@@ -141,7 +144,7 @@ async def test_an_interrupt_closes_the_question_of_its_turn(tmp_path: Path) -> N
         assert case.session.questions() == []
         assert called == ["ended"]
         await case.session.answer(question.id, "allow")
-        assert not any((answer.get("response") or {}).get("behavior") == "allow" for answer in answers(case))
+        assert not any("allow" in str(answer) for answer in answers(case))
         assert (await case.answer("next")).text == "next"
         assert len(case.processes) == 1
 

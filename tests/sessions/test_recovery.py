@@ -16,7 +16,7 @@ from tests.sessions.helpers import QUICK, bodies, opened, prompts
 from banksman import AgentError, BugError, Host, Kind, UsageError
 from banksman.core import event as kinds
 from banksman.core import session as core
-from banksman.core.session_facts import Fact
+from banksman.core.session_facts import Fact, FramesRead, InterruptAsked
 from banksman.core.state import Session as State
 from banksman.testing import checks, fake_agent
 
@@ -176,12 +176,12 @@ async def test_two_sessions_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 
 # -- bugs of ours ----------------------------------------------------------------------------------------------------
-def _break(monkeypatch: pytest.MonkeyPatch, is_broken: Any) -> None:
-    """From the first fact of which this is so, the core of that one session has a bug."""
+def _break(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> None:
+    """From now on the core of that one session has a bug in how it takes facts of this kind."""
     step = core.step
 
     def broken(state: State, fact: Fact) -> Any:
-        if state.config.queue_max == 77 and is_broken(fact):
+        if state.config.queue_max == 77 and isinstance(fact, kind):
             raise AssertionError("a bug, on purpose")
         return step(state, fact)
 
@@ -203,7 +203,7 @@ async def test_a_bug_fails_its_session_loudly_and_alone(
         holding = asyncio.ensure_future(session.hold().__aenter__())
         await asyncio.sleep(0)
         pid = session.status().pids[0]
-        _break(monkeypatch, lambda fact: type(fact).__name__ == "InterruptAsked")  # pyright: ignore[reportUnknownLambdaType]
+        _break(monkeypatch, InterruptAsked)
         with pytest.raises(BugError):
             await turn.interrupt()
         for each in (turn, waiting):
@@ -230,7 +230,7 @@ async def test_a_bug_in_what_the_process_says_ends_the_process_too(
     async with Host() as host:
         options = {**QUICK, "queue_max": 77}
         session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=options)
-        _break(monkeypatch, lambda fact: type(fact).__name__ == "FramesRead")  # pyright: ignore[reportUnknownLambdaType]
+        _break(monkeypatch, FramesRead)
         turn = await session.ask("one")
         assert isinstance((await turn.outcome()).error, BugError)
         assert [event async for event in session.follow()] != []

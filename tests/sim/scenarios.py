@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from banksman.core.outcome import Kind
+from banksman.run import driver
 from banksman.run.questions import Answer, Question
 from banksman.testing import sim
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog
@@ -339,6 +340,37 @@ async def that_a_frame_was_taken_is_told_late() -> None:
     assert scene.outcomes["b"].kind is Kind.DONE
 
 
+@case()
+async def frames_are_taken_at_once() -> None:
+    scene = Scene({"a": Play(says=("hm",))}, manners=[Manner(is_terse=True, is_told_at_once=True)])
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    scene.interrupt("interrupter", turn)
+    scene.ask("b")
+    await scene.end()
+    assert scene.outcomes["b"].kind is Kind.DONE
+
+
+@case(departures=1)
+async def the_log_is_slower_than_the_agent() -> None:
+    """The agent is not read on before the log has what it said."""
+    before, driver.UNCOMMITTED_BYTES_MAX = driver.UNCOMMITTED_BYTES_MAX, 2000
+    try:
+        words = tuple(f"{number}" * 500 for number in range(9))
+        scene = Scene({"a": Play(says=words)}, manners=[Manner()], log=WorldLog(commit_seconds=0.1))
+        await scene.get_ready()
+        turn = scene.turns["a"] = await scene.session.ask("a")
+        was_paused: list[bool] = []
+        while not turn._outcome.done():  # pyright: ignore[reportPrivateUsage]
+            was_paused.append(scene.world.processes[0].is_paused)
+            await asyncio.sleep(0.01)
+        await scene.end()
+        assert any(was_paused)
+        assert (await turn.outcome()).kind is Kind.DONE
+    finally:
+        driver.UNCOMMITTED_BYTES_MAX = before
+
+
 def starts_badly(name: str, *manners: Manner, kinds: set[Kind]) -> Scenario:
     async def scenario() -> None:
         scene = Scene(manners=[*manners, TERSE, TERSE], start_seconds=1.0)
@@ -388,12 +420,11 @@ def an_append_fails(number: int, fault: Fault) -> Scenario:
         scene.ask("a")
         scene.ask("b")
         await scene.callers()
-        if fault is Fault.FAILS:
-            await asyncio.sleep(3.0)  # It returns with the first retry.
-            scene.ask("later")
-        await scene.end()
         if fault is Fault.FAILS and number <= scene.log.appends:
+            await asyncio.sleep(3.0)  # It returns with the first retry.
+            await scene.asking("later")
             assert scene.outcomes["later"].kind is Kind.DONE
+        await scene.end()
         for outcome in scene.outcomes.values():
             assert outcome.kind in (Kind.DONE, Kind.FAILED)
             assert outcome.durable == (outcome.kind is Kind.DONE)

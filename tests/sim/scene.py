@@ -16,7 +16,8 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import Event
 from banksman.core.outcome import Kind, Outcome, Receipt
 from banksman.core.replay import replay
-from banksman.core.state import Config
+from banksman.core.session_facts import Timer
+from banksman.core.state import Config, ProcessPhase, Stdin
 from banksman.core.state import Session as State
 from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
 from banksman.run.questions import OnQuestion
@@ -70,7 +71,6 @@ class Scene:
         self.receipts: dict[str, Receipt] = {}
         self.turns: dict[str, Turn] = {}
         self.prompts: dict[str, str] = {}
-        self.is_withdrawn: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
 
     async def get_ready(self) -> None:
@@ -134,8 +134,13 @@ class Scene:
         await self.callers()
         if is_calm:
             self.world.is_calm = self.log.is_calm = True
+        self.check_timers()
         await self.session.close()
         assert self.loop.time() < SECONDS_MAX
+        for name, turn in self.turns.items():
+            # One that was not waited for to its end has an outcome all the same.
+            assert turn.state == "ended", name
+            self.outcomes.setdefault(name, await turn.outcome())
         self.check_callers()
         self.check_nothing_is_left()
         self.check_events(await self.events())
@@ -158,9 +163,17 @@ class Scene:
             if outcome.kind is Kind.FAILED:
                 assert isinstance(outcome.error, BanksmanError)
                 assert not isinstance(outcome.error, BugError), outcome.error
-        for name, turn in self.turns.items():
-            # One that was not waited for to the end has an outcome all the same.
-            assert turn.state == "ended", name
+
+    def check_timers(self) -> None:
+        """None waits for what is over. (It would be harmless, but for the memory of a session that lives for weeks.)"""
+        state = self.driver.state
+        kinds_left = {subject[0] for subject in self.driver.timers}
+        if state.process.stdin is Stdin.FREE:
+            assert Timer.WRITE not in kinds_left
+        if state.process.phase is ProcessPhase.READY:
+            assert Timer.START not in kinds_left
+        if state.turn is None and state.own is None and not state.process.unacknowledged:
+            assert not kinds_left & {Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS}
 
     def check_nothing_is_left(self) -> None:
         session, driver = self.session, self.driver
@@ -190,11 +203,11 @@ class Scene:
                 assert event.turn not in ended, f"{event.kind} of {event.turn} after its end"
         queued = {event.turn for event in events if event.kind == kinds.TURN_QUEUED}
         for name, turn in self.turns.items():
-            outcome = self.outcomes.get(name)
-            if outcome is None or outcome.durable:
+            outcome = self.outcomes[name]
+            if outcome.durable:
                 assert turn.id in queued
                 assert turn.id in ended, f"{name} has no end in the log"
-                assert outcome is None or ended[turn.id] == outcome.kind
+                assert ended[turn.id] == outcome.kind
         if self.driver.state.store.name == "WORKING":
             assert queued <= set(ended), "a turn without an end"
             self.check_replay(events)

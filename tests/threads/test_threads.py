@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 from tests.real.count import marked
@@ -37,7 +37,6 @@ from banksman import (
 )
 from banksman.run import bridge as bridges
 from banksman.run.bridge import Bridge, Latch
-from banksman.run.driver import Listener
 from banksman.testing import fake_agent
 
 T = TypeVar("T")
@@ -103,7 +102,7 @@ def ended(session: threads.Session) -> dict[str, str]:
         return [event async for event in async_session.events(0, waits=False)]
 
     events = bridge_of(session).call(read)
-    return {event.turn: event.body["kind"] for event in events if event.kind == "turn.ended" and event.turn}
+    return {event.turn: event.body["outcome"] for event in events if event.kind == "turn.ended" and event.turn}
 
 
 def bridge_of(face: threads.Host | threads.Session) -> Bridge:
@@ -129,31 +128,31 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 
 
 # -- the same names --------------------------------------------------------------------------------------------------
-# What the shell uses of its own objects, and callers do not.
-INNER = {
-    "Host": {"run", "launch", "abandon_if_loop_is_closed", "dismiss_guard"},
+# What the shell awaits of its own objects, and callers do not.
+INNER = {"Host": {"run"}, "Session": {"events"}, "Turn": {"complete"}, "Command": {"wait_started"}}
+# What callers may use without waiting. The rest of what is not async is the shell's own.
+LOOKED_AT = {
+    "Host": {"__init__", "session", "sessions", "commands", "command", "take_ended"},
     "Session": {
-        *("dialect", "find_turn", "events", "abandon", "drain_nowait"),
-        *(name for name in dir(Listener) if not name.startswith("_")),
+        *("id", "name", "agent", "is_closed", "move", "withdraw", "hold", "questions", "status", "close_nowait"),
+        "follow",
     },
-    "Turn": {"resolve"},
-    "Command": {
-        *("ended_before", "wait_started", "put_nowait", "look_now", "pause_reading", "resume_reading", "abandon"),
-        "dispatch",
-    },
+    "Turn": {"id", "session", "state"},
+    "Command": {"id", "argv", "pid", "state", "finished", "is_over", "result", "stop_nowait"},
 }
 
 
 @pytest.mark.parametrize("name", INNER)
 def test_both_faces_have_the_same_names_and_signatures(name: str) -> None:
     there, here = getattr(banksman, name), getattr(threads, name)
-    names = {each for each in dir(there) if not each.startswith("_")} - INNER[name]
+    is_async = [inspect.iscoroutinefunction, inspect.isasyncgenfunction]
+    public = [each for each in dir(there) if not each.startswith("_")]
+    waited_for = {each for each in public if any(check(getattr(there, each)) for check in is_async)}
+    names = (waited_for - INNER[name]) | LOOKED_AT[name]
     missing = {each for each in names if not hasattr(here, each)}
     assert not missing
-    if name == "Host":
-        names.add("__init__")
-    for each in names - {"start"}:  # That one is typed by `How`, which its async twin checks.
-        if not callable(getattr(there, each)):
+    for each in names - {"start"}:  # That one is typed by `How`, as its async twin is.
+        if not callable(getattr(there, each, None)):
             continue
         wanted = dict(inspect.signature(getattr(there, each)).parameters)
         found = dict(inspect.signature(getattr(here, each)).parameters)
@@ -393,15 +392,21 @@ class Program:
 
     def end(self) -> None:
         """It ends by itself, with nothing to complain about."""
-        with self.process:
-            _, errors = self.process.communicate()
+        _, errors = self.process.communicate()
         assert errors == ""
         assert self.process.returncode == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
 
 
 def test_ctrl_c_in_ask_and_wait_withdraws(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
-    program = Program(
+    arguments = (
         """
         with threads.Host() as host:
             session = open_session(host)
@@ -410,20 +415,21 @@ def test_ctrl_c_in_ask_and_wait_withdraws(tmp_path: Path) -> None:
             except KeyboardInterrupt:
                 say(phase=session.status().phase)
             end = next(event for event in session.follow() if event.kind == "turn.ended")
-            say(end=end.body["kind"])
+            say(end=end.body["outcome"])
         """,
         mark.path,
     )
-    mark.wait()
-    program.process.send_signal(signal.SIGINT)
-    assert program.hear()["phase"] != "running"
-    assert program.hear()["end"] == "interrupted"
-    program.end()
+    with Program(*arguments) as program:
+        mark.wait()
+        program.process.send_signal(signal.SIGINT)
+        assert program.hear()["phase"] != "running"
+        assert program.hear()["end"] == "interrupted"
+        program.end()
 
 
 def test_ctrl_c_in_outcome_and_close_only_stops_waiting(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
-    program = Program(
+    arguments = (
         """
         host = threads.Host()
         session = open_session(host)
@@ -445,19 +451,20 @@ def test_ctrl_c_in_outcome_and_close_only_stops_waiting(tmp_path: Path) -> None:
         """,
         mark.path,
     )
-    mark.wait()
-    program.process.send_signal(signal.SIGINT)
-    assert program.hear() == {"state": "running"}
-    assert program.hear() == {"closing": True}
-    program.process.send_signal(signal.SIGINT)
-    assert program.hear() == {"interrupted": True}
-    assert program.hear() == {"ended": "host_closed"}
-    program.end()
+    with Program(*arguments) as program:
+        mark.wait()
+        program.process.send_signal(signal.SIGINT)
+        assert program.hear() == {"state": "running"}
+        assert program.hear() == {"closing": True}
+        program.process.send_signal(signal.SIGINT)
+        assert program.hear() == {"interrupted": True}
+        assert program.hear() == {"ended": "host_closed"}
+        program.end()
 
 
 def test_ctrl_c_in_execute_ends_the_command(tmp_path: Path, marker: str) -> None:
     mark = Mark(tmp_path)
-    program = Program(
+    arguments = (
         """
         try:
             threads.execute(["sh", "-c", f"echo > {MARK}; sleep 60 & wait", MARKER])
@@ -467,11 +474,12 @@ def test_ctrl_c_in_execute_ends_the_command(tmp_path: Path, marker: str) -> None
         mark.path,
         marker,
     )
-    mark.wait()
-    program.process.send_signal(signal.SIGINT)
-    assert program.hear() == {"threads": ["MainThread"]}
-    program.end()
-    assert not marked(marker)
+    with Program(*arguments) as program:
+        mark.wait()
+        program.process.send_signal(signal.SIGINT)
+        assert program.hear() == {"threads": ["MainThread"]}
+        program.end()
+        assert not marked(marker)
 
 
 # -- following -------------------------------------------------------------------------------------------------------
@@ -752,13 +760,21 @@ def test_no_call_is_lost_in_the_race_with_close(round_number: int) -> None:
 
 def test_close_ends_what_waits_for_ever(host: threads.Host) -> None:
     session = open_session(host)
-    waiters = [start(host.wait_ended), start(session.wait_closed), start(lambda: list(session.follow()))]
+    seqs: list[int] = []
+
+    def follow() -> None:
+        for event in session.follow():
+            seqs.append(event.seq)  # noqa: PERF401 (it is told what came before the error)
+
+    report, end, follower = start(host.wait_ended), start(session.wait_closed), start(follow)
     _wait_for_calls(host, 3)
     host.close()
     with pytest.raises(Closed):
-        waiters[0].result()
-    assert waiters[1].result() is None
-    assert waiters[2].result() == []
+        report.result()
+    end.result()
+    # It comes to the end of the log, or is told that there is no more of it to be had.
+    assert follower.exception() is None or isinstance(follower.exception(), Closed)
+    assert seqs == list(range(1, len(seqs) + 1))
 
 
 def test_close_does_not_wait_for_calls_that_never_settle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -834,7 +850,7 @@ def test_an_error_of_the_close_is_raised_and_the_loop_ends(monkeypatch: pytest.M
 # -- the end of the program, and its forks ---------------------------------------------------------------------------
 def test_exit_without_close_leaves_nothing(tmp_path: Path, marker: str) -> None:
     mark = Mark(tmp_path)
-    program = Program(
+    arguments = (
         """
         host, other = threads.Host(), threads.Host()
         session = open_session(host)
@@ -842,17 +858,19 @@ def test_exit_without_close_leaves_nothing(tmp_path: Path, marker: str) -> None:
         other.start(["sh", "-c", "setsid sleep 60 & wait", MARKER])
         waiter = threading.Thread(target=session.wait_closed, daemon=True)
         waiter.start()
-        assert open(MARK).read() == "\\n"
+        with open(MARK) as file:
+            assert file.read() == "\\n"
         """,
         mark.path,
         marker,
     )
-    program.end()
-    assert not marked(marker)
+    with Program(*arguments) as program:
+        program.end()
+        assert not marked(marker)
 
 
 def test_threads_that_outlive_the_main_one_use_their_host_to_the_end() -> None:
-    program = Program(
+    arguments = (
         """
         host = threads.Host()
         session = open_session(host)
@@ -863,15 +881,16 @@ def test_threads_that_outlive_the_main_one_use_their_host_to_the_end() -> None:
             say(code=threads.execute(["true"]).code)
 
         threading.Thread(target=work).start()
-        """
+        """,
     )
-    assert program.hear() == {"text": "still here"}
-    assert program.hear() == {"code": 0}
-    program.end()
+    with Program(*arguments) as program:
+        assert program.hear() == {"text": "still here"}
+        assert program.hear() == {"code": 0}
+        program.end()
 
 
 def test_a_fork_cannot_use_the_host_and_harms_it_in_nothing() -> None:
-    program = Program(
+    arguments = (
         """
         import warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork in a program with threads.
@@ -905,8 +924,9 @@ def test_a_fork_cannot_use_the_host_and_harms_it_in_nothing() -> None:
                 sys.exit(code)
             say(child=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             say(text=session.ask_and_wait("still here").text)
-        """
+        """,
     )
-    assert program.hear() == {"child": 0}
-    assert program.hear() == {"text": "still here"}
-    program.end()
+    with Program(*arguments) as program:
+        assert program.hear() == {"child": 0}
+        assert program.hear() == {"text": "still here"}
+        program.end()

@@ -10,6 +10,7 @@ from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
 from banksman.core.session_facts import (
     GrantHold,
+    Timer,
 )
 from banksman.core.state import MayWrite, Mode, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
@@ -86,6 +87,7 @@ def _grant(work: Work) -> None:
                 asking.take_out(work, chosen)
                 if state.hold is not None:
                     # Preempted by a more urgent one: it is next in its class again.
+                    work.cancel_timer(Timer.HOLD, f"{state.hold.id}#{state.hold_asks}")
                     work.set(queue=arbiter.requeue(work.state.queue, state.hold))
                 work.set(hold=chosen)
                 work.do(GrantHold(chosen.id))

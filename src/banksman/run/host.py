@@ -18,19 +18,20 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, overload
 
 from banksman.errors import Closed, UsageError
 from banksman.run.command import Command
 from banksman.run.finished import Ended, Finished
 from banksman.run.launch import Argv, Launch, prepare
-from banksman.run.opening import Opening
 from banksman.run.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
 from banksman.run.output import OUTPUT_BYTES_MAX
-from banksman.run.questions import OnQuestion
-from banksman.run.session import Session
 from banksman.run.waiters import Waiters
-from banksman.store.log import Log
+
+if TYPE_CHECKING:
+    from banksman.run.questions import OnQuestion
+    from banksman.run.session import Session
+    from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
@@ -123,6 +124,10 @@ class Host:
         `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
         conversation of the agent's own, to go on with. `options`: see `run/opening.py`.
         """
+        # Loaded with the first session: whoever only runs commands pays for none of it.
+        from banksman.run.opening import Opening  # noqa: PLC0415
+        from banksman.run.session import Session  # noqa: PLC0415
+
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it opens nothing more", hint="open another Host")

@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from banksman.core import event as kinds
@@ -32,7 +33,7 @@ def log(events: Sequence[Event]) -> None:
     for place, event in enumerate(events, 1):
         assert event.seq == place, f"event {place} has seq {event.seq}"
         assert event.session == events[0].session
-    for before, after in zip(events, events[1:], strict=False):
+    for before, after in pairwise(events):
         assert before.epoch <= after.epoch, f"the epoch falls at {after.cursor}"
 
 
@@ -40,7 +41,7 @@ def readers_agree(*readers: Sequence[Event]) -> None:
     """Any two readers agree on what both have read, wherever each began and ended (G8)."""
     known: dict[int, Event] = {}
     for events in readers:
-        for before, after in zip(events, events[1:], strict=False):
+        for before, after in pairwise(events):
             assert after.seq == before.seq + 1, f"a reader was given {after.seq} after {before.seq}"
         for event in events:
             assert known.setdefault(event.seq, event) == event, f"two readers differ at {event.cursor}"
@@ -89,10 +90,11 @@ def _start(event: Event, queued: Collection[str], running: Mapping[str, set[str]
         return
     assert event.turn in queued, f"{event.cursor}: {event.turn} was never queued"
     # A prompt that was added to the open turn begins with it, and so do those that were collected.
+    together = {event.turn, *(event.body.get("joined") or ())}
     if event.body.get("into") is None:
-        others = running["ours"] - {event.turn}
+        others = running["ours"] - together
         assert not others, f"{event.cursor}: {event.turn} begins while {others} runs"
-    running["ours"].update((event.turn, *(event.body.get("joined") or ())))
+    running["ours"].update(together)
 
 
 def outcomes(events: Sequence[Event], given: Mapping[str, Outcome]) -> None:
@@ -144,10 +146,10 @@ def _refs(line: bytes) -> list[str]:
     if b"user_message_uuids" not in line:
         return []
     try:
-        names = json.loads(line).get("user_message_uuids")
+        names: Any = json.loads(line).get("user_message_uuids")
     except ValueError:
         return []
-    return names if isinstance(names, list) else []
+    return [str(name) for name in names or ()]
 
 
 # -- the bytes an agent was given ------------------------------------------------------------------------------------

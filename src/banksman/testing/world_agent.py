@@ -81,6 +81,7 @@ class Exit:
 
 Act = bytes | Pause | Exit
 
+
 class _Mark(enum.Enum):
     # It waits until it is interrupted, or until its question is answered.
     WAIT = enum.auto()

@@ -28,7 +28,7 @@ class Manner:
     `broken_at`: this write breaks. `exits_at`: it exits instead of its n-th act. `stop_seconds`: how long it takes no
     notice of being stopped. `last_words`: so many of its acts are heard after its exit was. `gone_seconds`: how long
     something holds its pipe after that. `is_told_late`: that a frame was taken is told in a lane of its own, so that
-    the answer to it may be heard before. `names`, `is_terse`: see `Agent`. `conversation`: what it calls the conversation; None: `conversation-N`.
+    the answer to it may be heard before; `is_told_at_once`: inside of `write`, as by a pipe that has room. `names`, `is_terse`: see `Agent`. `conversation`: what it calls the conversation; None: `conversation-N`.
     """
 
     start_seconds: float = 0.0
@@ -43,6 +43,7 @@ class Manner:
     last_words: int = 0
     gone_seconds: float = 0.0
     is_told_late: bool = False
+    is_told_at_once: bool = False
     owns: Mapping[int, Play] = field(default_factory=dict[int, Play])
     names: bool = True
     is_terse: bool = False
@@ -123,7 +124,10 @@ class WorldProcess:
         if self.phase is not Phase.RUNNING or count == self.manner.broken_at:
             self._soon("stdin", self._break)
         elif self.manner.stuck_at is None or count < self.manner.stuck_at:
-            self._soon("stdin", lambda: self._take(data))
+            if self.manner.is_told_at_once:
+                self._take(data)
+            else:
+                self._soon("stdin", lambda: self._take(data))
 
     def stop(self) -> None:
         if self.is_stopped or self.phase is Phase.GONE:

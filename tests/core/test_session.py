@@ -1,0 +1,290 @@
+"""The session, in every order of facts. See exploration.py for what is watched, scenarios.py for the worlds, and
+mutants.py for the mistakes that must be found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.meaning import PromptTaken, Replied, TurnOpened, TurnOver
+from banksman.core.outcome import By, Kind
+from banksman.core.session import step
+from banksman.core.session_facts import (
+    Append,
+    Asked,
+    AskMoved,
+    AskWithdrawn,
+    CloseAsked,
+    Committed,
+    Effect,
+    EndHold,
+    Fact,
+    FramesRead,
+    FrameWritten,
+    GiveReceipt,
+    HoldAsked,
+    HoldReleased,
+    InterruptAsked,
+    ProcessExited,
+    ProcessGone,
+    ProcessStarted,
+    QuestionAnswered,
+    Reject,
+    Resolve,
+    StartTimer,
+    Timer,
+    TimerFired,
+    WriteFailed,
+    WriteFrame,
+)
+from banksman.core.state import Config, Mode, Session
+from banksman.core.turn import Ask
+from banksman.errors import AgentError
+from tests.core import exploration, scenarios, toy
+from tests.core.exploration import Move, Scenario, World
+from tests.core.mutants import MUTANTS, Mutant
+from tests.core.scenarios import LARGE, SCENARIOS, ask
+
+IS_LARGE = "BANKSMAN_EXPLORE_LARGE" in os.environ
+
+
+# -- every order -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
+def test_every_order_of_facts_keeps_the_guarantees(scenario: Scenario) -> None:
+    found = exploration.assert_holds(scenario)
+    assert found.is_whole
+    assert found.terminals > 0
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scenario", LARGE.values() if IS_LARGE else (), ids=list(LARGE) if IS_LARGE else ())
+def test_every_order_of_more_facts_keeps_the_guarantees(scenario: Scenario) -> None:
+    assert exploration.assert_holds(scenario).is_whole
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
+def test_a_mistake_is_found(mutant: Mutant) -> None:
+    with mutant.applied():
+        found = exploration.explore(SCENARIOS[mutant.scenario])
+        assert found.violation is not None
+        print(f"{mutant.name}: {len(found.trace)} facts, {found.states:,} states")
+        print(exploration.told(found))
+
+
+# -- any order, longer, and with what makes no sense -----------------------------------------------------------------
+EVERYTHING = scenarios.scenario(
+    "everything",
+    *(scenarios.LOW, scenarios.USUAL, scenarios.PATIENT, scenarios.URGENT, scenarios.STEER),
+    *(scenarios.FIRST, scenarios.SECOND, scenarios.HELD, scenarios.PUSHY, scenarios.SHY),
+    lazy="log pipe start",
+    holds=(("hold", NORMAL), ("other", INTERACTIVE)),
+    manners=toy.Manners(begins=True, ends=("over,settled", "over+settled"), errs=True),
+    config={"clocks": {"overall": 0.0}},
+    **dict.fromkeys(("own", "stray", "unacknowledged", "question", "exit", "cut", "unstartable", "fail", "late"), 2),
+    **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
+)
+
+_names = st.sampled_from(["nobody", "low#7", "own-99", "99", "99.1", "other#99", ""])
+_at = st.just(exploration.AT)
+ABSURD: st.SearchStrategy[Fact] = st.one_of(
+    st.builds(AskWithdrawn, _at, _names),
+    st.builds(InterruptAsked, _at, _names, _names),
+    st.builds(AskMoved, _at, _names, st.none() | _names),
+    st.builds(HoldReleased, _at, _names | st.sampled_from([ask.id for ask in EVERYTHING.asks])),
+    st.builds(QuestionAnswered, _at, _names, st.just({})),
+    st.builds(Committed, _at, st.just(0)),
+    st.builds(TimerFired, _at, st.tuples(st.sampled_from(Timer), _names)),
+    st.builds(ProcessStarted, _at, st.sampled_from([0, 99]), st.just(1)),
+    st.builds(FrameWritten, _at, st.sampled_from([0, 99])),
+    st.builds(WriteFailed, _at, st.sampled_from([0, 99]), st.just(AgentError("late"))),
+    st.builds(ProcessExited, _at, st.sampled_from([0, 99])),
+    st.builds(ProcessGone, _at, st.sampled_from([0, 99])),
+    st.builds(
+        FramesRead,
+        _at,
+        st.sampled_from([0, 99]),
+        st.just((b"x",)),
+        st.sampled_from([(), ((0, TurnOver()),), ((0, TurnOpened()),), ((0, PromptTaken("low0000")),)]),
+    ),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """What may happen, at random and for longer than can be explored; between it, what makes no sense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World = EVERYTHING.first()
+
+    def _possible(self) -> list[Move]:
+        return list(exploration.moves(EVERYTHING, self.world))
+
+    @precondition(lambda self: bool(self._possible()))
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        possible = self._possible()
+        move = possible[data.draw(st.integers(0, len(possible) - 1))]
+        self.world, _ = exploration.take(EVERYTHING, move)
+
+    @rule(fact=ABSURD)
+    def something_absurd_happens(self, fact: Fact) -> None:
+        if isinstance(fact, TimerFired) and fact.subject in self.world.timers:
+            return
+        before = self.world.session
+        session, effects = step(before, fact)
+        assert session == before
+        assert all(isinstance(effect, GiveReceipt) for effect in effects)
+
+    @invariant()
+    def the_log_says_what_is_durable(self) -> None:
+        assert self.world.session.committed <= self.world.session.head
+
+    def teardown(self) -> None:
+        """However it went, it can be closed, and time, the log and the process bring that to its end."""
+        world = self.world
+        if world.session.mode in (Mode.OPEN, Mode.DRAINING):
+            world, _ = exploration.take(EVERYTHING, Move("other", CloseAsked(exploration.AT), world))
+        for _ in range(200):
+            if world.is_finished:
+                return
+            # Time is last: what is under way is done first, as it is by those who are in no hurry.
+            ways = [move for move in exploration.moves(EVERYTHING, world) if move.by == "world"]
+            move = next((way for way in ways if not isinstance(way.fact, TimerFired)), None) or ways[0]
+            world, _ = exploration.take(EVERYTHING, move)
+        raise AssertionError("it does not end")
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestAnyOrder = AnyOrder.TestCase
+
+
+# -- what the search leaves out: time, and a closed session ------------------------------------------------------------
+CONFIG = Config(dialect=toy.ToyDialect())
+
+
+class Talk:
+    """A session driven by hand: appends are durable at once, frames are taken at once."""
+
+    def __init__(self, config: Config = CONFIG) -> None:
+        self.state = Session(config=config)
+        self.effects: list[Effect] = []
+        self.at: float = 0.0
+
+    def tell(self, fact: Fact) -> list[Effect]:
+        told = [fact]
+        effects: list[Effect] = []
+        while told:
+            self.state, done = step(self.state, told.pop(0))
+            effects += done
+            if any(isinstance(effect, Append) for effect in done):
+                told.append(Committed(self.at, self.state.head))
+            told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
+        self.effects += effects
+        return effects
+
+    def ask(self, ask: Ask) -> list[Effect]:
+        return self.tell(Asked(self.at, replace(ask, at=self.at)))
+
+    def hear(self, *lines: bytes) -> list[Effect]:
+        read = self.state.config.dialect.read
+        meanings = [(i, meaning) for i, line in enumerate(lines) if (meaning := read(line)) is not None]
+        return self.tell(FramesRead(self.at, self.state.process.number, lines, meanings))
+
+    def begin(self) -> None:
+        number = self.state.process.number
+        self.tell(ProcessStarted(self.at, number, 77))
+        self.hear(f"ok handshake-{number}".encode())
+
+    def over(self, ref: str) -> list[Effect]:
+        refs = ref.encode()
+        return self.hear(b"taken " + refs, b"init " + refs, b"over " + refs + b" " + refs, b"settled " + refs)
+
+
+def _sent(effects: list[Effect]) -> list[bytes]:
+    return [effect.data for effect in effects if isinstance(effect, WriteFrame)]
+
+
+def _outcomes(effects: list[Effect]) -> Iterator[tuple[str, Kind]]:
+    return ((e.turn, e.outcome.kind) for e in effects if isinstance(e, Resolve))
+
+
+def test_one_that_waited_long_is_chosen_as_the_next_class_up_and_preempts_nobody() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.ask(ask("low", BACKGROUND))
+    talk.at = 299.9
+    talk.ask(ask("b", NORMAL))
+    assert _sent(talk.over("a0000")) == [b"P b0000\n"]  # Not yet.
+    talk.at = 300.0
+    assert not _sent(talk.ask(ask("c", NORMAL)))  # Aged, it stops nobody.
+    assert _sent(talk.over("b0000")) == [b"P low0000\n"]
+    # What runs is still what it was: it gives way.
+    assert _sent(talk.hear(b"taken low0000")) == []
+    assert dict(_outcomes(talk.effects))["a"] is Kind.DONE
+    assert any(data.startswith(b"I") for data in _sent(talk.effects))
+
+
+def test_a_clock_warns_and_then_ends_the_turn_and_is_named() -> None:
+    talk = Talk(replace(CONFIG, clocks={"progress": 10.0}))
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    timer = next(e for e in talk.effects if isinstance(e, StartTimer) and e.subject[0] is Timer.CLOCKS)
+    assert timer == StartTimer(5.0, (Timer.CLOCKS, "a#1"))
+    talk.at = 4.0
+    talk.hear(b"taken a0000", b"init a0000")
+    talk.at = 5.0
+    assert talk.tell(TimerFired(5.0, timer.subject)) == [StartTimer(9.0, timer.subject)]
+    talk.at = 9.0
+    warned = talk.tell(TimerFired(9.0, timer.subject))
+    assert isinstance(warned[0], Append)
+    assert [kind for _, kind, _ in warned[0].entries] == ["clock.warning"]
+    talk.at = 14.0
+    assert _sent(talk.tell(TimerFired(14.0, timer.subject))) == [b"I interrupt-a#1-1\n"]
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
+    resolved = next(e for e in talk.effects if isinstance(e, Resolve))
+    assert resolved.outcome.kind is Kind.INTERRUPTED
+    assert resolved.outcome.clock == "progress"
+
+
+def test_a_closed_session_answers_whoever_still_asks() -> None:
+    talk = Talk()
+    talk.tell(CloseAsked(0.0))
+    assert talk.state.mode is Mode.CLOSED
+    late: list[Fact] = [Asked(0.0, ask("a", NORMAL)), InterruptAsked(0.0, "a", "x"), HoldAsked(0.0, "h", NORMAL)]
+    rejected, receipt, ended = [step(talk.state, fact)[1][0] for fact in late]
+    assert isinstance(rejected, Reject)
+    assert isinstance(receipt, GiveReceipt)
+    assert receipt.receipt.by is By.ALREADY_OVER
+    assert isinstance(ended, EndHold)
+    silent: list[Fact] = [
+        AskWithdrawn(0.0, "a"),
+        HoldReleased(0.0, "h"),
+        CloseAsked(0.0),
+        QuestionAnswered(0.0, "q", {}),
+    ]
+    assert all(step(talk.state, fact) == (talk.state, []) for fact in silent)
+
+
+def test_an_acknowledgement_acts_on_nothing_but_the_interrupt_it_names() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.hear(b"taken a0000", b"init a0000")
+    before = talk.state.turn
+    stranger = FramesRead(0.0, 1, (b"ok interrupt-z#1-1",), ((0, Replied("interrupt-z#1-1")),))
+    talk.tell(stranger)
+    assert talk.state.turn == before
