@@ -22,6 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tests.core import toy
+from tests.core.ledger import Ledger, Violation, check, fold
+
 from banksman.core import event as kinds
 from banksman.core import replay
 from banksman.core.arbiter import Hold
@@ -72,8 +75,6 @@ from banksman.core.session_facts import (
 from banksman.core.state import Config, MayWrite, Mode, Process, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Phase, Turn
 from banksman.errors import AgentError, StoreError
-from tests.core import toy
-from tests.core.ledger import Ledger, Violation, check, fold
 
 AT = 0.0
 BROKEN_PIPE, NO_START, NO_STORE = (
@@ -98,7 +99,7 @@ class Scenario:
     asks: tuple[Ask, ...]
     holds: tuple[tuple[str, int], ...] = ()
     budget: Mapping[str, int] = field(default_factory=dict[str, int])
-    manners: toy.Manners = toy.Manners()
+    manners: toy.Manners = toy.POLITE
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     acknowledges: bool = True
     # What is done before anything else can happen: less to see, and fewer states.
@@ -342,7 +343,7 @@ def _check_struck(scenario: Scenario, world: World, request: str, current: tuple
         # One of the two was begun by the agent itself, or it is several at once. It has ours in its queue then, and
         # goes on to it when it likes: nobody could have known.
         return
-    is_same = current[0][:-4] == ask.ref[:-4]
+    is_same = all(ref[:-4] == ask.ref[:-4] for ref in current)
     check(is_same, "G4", f"{request} struck {current}")
 
 
@@ -527,8 +528,7 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             return True
         hold = session.hold
         asks = scenario.by_id
-        is_outside = hold is not None and asks[other].hold != hold.id and asks[other].priority <= hold.priority
-        return is_outside
+        return hold is not None and asks[other].hold != hold.id and asks[other].priority <= hold.priority
 
     ledger, mirror = world.ledger, world.mirror
     boundary = -1
@@ -678,8 +678,8 @@ def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:
 _KNOWN_MEMBERS = frozenset(
     (
         *("id", "ask", "priority", "origin", "phase", "attempt", "joined", "steered", "cause", "clock", "interrupts"),
-        *("may_write", "is_opened", "names_prompts", "heard", "can_interrupt", "is_acknowledged", "settled"),
-        "boundary",
+        *("may_write", "seq", "granted_at", "is_opened", "names_prompts", "heard", "can_interrupt", "is_acknowledged"),
+        *("settled", "boundary"),
     )
 )
 _OTHER_MEMBERS = tuple(name for name in Turn.__dataclass_fields__ if name not in _KNOWN_MEMBERS)

@@ -6,14 +6,14 @@ may be, in which it is found; the core without it passes the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from banksman.core import arbiter, asking, closing, ending, granting, hearing, living, session, storing, timing
-from banksman.core.arbiter import BACKGROUND
+from banksman.core.arbiter import BACKGROUND, Queue, Waiting
 from banksman.core.meaning import Replied, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
 from banksman.core.session_facts import Resolve, Timer
@@ -34,7 +34,7 @@ class Mutant:
     scenario: str
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
         right = getattr(self.where, self.function)
         with mock.patch.object(self.where, self.function, self.wrong(right)):
             yield
@@ -54,7 +54,10 @@ def _mutant(name: str, where: object, function: str, scenario: str) -> Callable[
 # -- whose boundary it is --------------------------------------------------------------------------------------------
 @_mutant("boundary not matched to its turn", hearing, "_may_be_of", "a boundary twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work, turn, over: True
+    def may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
+        return True
+
+    return may_be_of
 
 
 @_mutant("own turn's boundary answers the ask", hearing, "_may_be_of", "an own turn")
@@ -116,9 +119,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return on_reply
 
 
-@_mutant("receipt forgotten", ending, "end", "an interrupt and a withdrawal")
+@_mutant("receipt forgotten", ending, "end", "a wordy agent, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work, turn, *args, **kwargs: right(work, replace(turn, interrupts=()), *args, **kwargs)
+    def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
+        right(work, replace(turn, interrupts=()), *args, **kwargs)
+
+    return end
 
 
 @_mutant("wish lost when the boundary was another's", ending, "stop", "an own turn")
@@ -160,25 +166,37 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return end
 
 
-@_mutant("requeue keeps the attempt", Turn, "requeued", "four asks")
+@_mutant("requeue keeps the attempt", Turn, "requeued", "three asks")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda turn: replace(right(turn), attempt=turn.attempt)
+    def requeued(turn: Turn) -> Turn:
+        return replace(right(turn), attempt=turn.attempt)
+
+    return requeued
 
 
 # -- who is next -----------------------------------------------------------------------------------------------------
 @_mutant("background preempts", arbiter, "preempts", "an own turn")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda priority, running: priority > running or priority == BACKGROUND
+    def preempts(priority: int, running: int) -> bool:
+        return priority > running or priority == BACKGROUND
+
+    return preempts
 
 
-@_mutant("a newcomer overtakes a queued equal", arbiter, "enqueue", "four asks")
+@_mutant("a newcomer overtakes a queued equal", arbiter, "enqueue", "three asks")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda queue, waiting: (waiting, *queue)
+    def enqueue(queue: Queue, waiting: Waiting) -> Queue:
+        return (waiting, *queue)
+
+    return enqueue
 
 
-@_mutant("requeue at the tail", arbiter, "requeue", "four asks")
+@_mutant("requeue at the tail", arbiter, "requeue", "three asks")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda queue, waiting: (*queue, waiting)
+    def requeue(queue: Queue, waiting: Waiting) -> Queue:
+        return (*queue, waiting)
+
+    return requeue
 
 
 @_mutant("own turn is not preempted", granting, "_make_room", "an own turn")
@@ -219,17 +237,26 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("exit while starting loses the ask", living, "_begin_again", "an exit while the log takes its time")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work, turn, error: work.set(turn=None)
+    def begin_again(work: Work, turn: Turn, error: object) -> None:
+        work.set(turn=None)
+
+    return begin_again
 
 
 @_mutant("close forgets the queue", closing, "_refuse_queue", "a drain")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work: work.set(queue=(), collecting=(), hold=None)
+    def refuse_queue(work: Work) -> None:
+        work.set(queue=(), collecting=(), hold=None)
+
+    return refuse_queue
 
 
 @_mutant("steered ask forgotten", ending, "end", "steered")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work, turn, *args, **kwargs: right(work, replace(turn, steered=()), *args, **kwargs)
+    def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
+        right(work, replace(turn, steered=()), *args, **kwargs)
+
+    return end
 
 
 @_mutant("collected asks go with the first", asking, "_withdraw_queued", "collected")
@@ -258,7 +285,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("hold not released", asking, "release", "two holds")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work, id: None
+    def release(work: Work, id: str) -> None:
+        pass
+
+    return release
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------
@@ -306,7 +336,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- the process and the pipe ----------------------------------------------------------------------------------------
 @_mutant("a partial frame followed by another", Work, "break_stdin", "a cut frame")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work, error: work.send_next()
+    def break_stdin(work: Work, error: object) -> None:
+        work.send_next()
+
+    return break_stdin
 
 
 @_mutant("frames do not wait for each other", Work, "send", "a cut frame")
@@ -321,7 +354,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("facts of an older process count", session, "_is_current", "late facts of a process")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda state, fact: state.process.phase is not ProcessPhase.NONE
+    def is_current(state: Session, fact: object) -> bool:
+        return state.process.phase is not ProcessPhase.NONE
+
+    return is_current
 
 
 @_mutant("outbox survives the order to stop", Work, "stop_process", "a cut frame")

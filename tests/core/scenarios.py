@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.turn import Ask
 from tests.core.exploration import Scenario
 from tests.core.toy import Manners
+
+from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.turn import Ask
 
 
 def ask(id: str, priority: int, **others: Any) -> Ask:
@@ -51,6 +52,7 @@ SCENARIOS = {
     each.name: each
     for each in (
         scenario("four asks", LOW, USUAL, PATIENT, URGENT),
+        scenario("three asks", USUAL, PATIENT, URGENT),
         scenario("an interrupt and a withdrawal", LOW, USUAL, interrupt=1, withdraw=1),
         scenario("an interrupt among three", LOW, PATIENT, URGENT, interrupt=1),
         scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1),
@@ -90,7 +92,7 @@ SCENARIOS = {
         scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
         scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
         scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),
-        scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}, withdraw=1),
+        scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )
 }
 

@@ -104,6 +104,9 @@ class Manners(NamedTuple):
     errs: bool = False
 
 
+POLITE = Manners()
+
+
 class Agent(NamedTuple):
     """The truth about the agent, which the session can only guess at."""
 
@@ -220,7 +223,7 @@ def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int])
     refs = agent.current
     text = refs[0] + ("!" if agent.is_aborting else "")
     named = (text, *refs) if manners.names else (text,)
-    words = {"over": (" ".join(("over", *named)).encode(),)}
+    words: dict[str, tuple[bytes, ...]] = {"over": (" ".join(("over", *named)).encode(),)}
     words["settled"] = tuple(f"{'cancelled' if agent.is_aborting else 'settled'} {ref}".encode() for ref in refs)
     for end in manners.ends:
         breaths = [tuple(line for word in breath.split("+") for line in words[word]) for breath in end.split(",")]

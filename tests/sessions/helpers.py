@@ -61,8 +61,15 @@ class Case:
         *before, last = prompt.split("\n")
         mark = self.path(f"reached-{len(list(self.folder.glob('reached-*')))}")
         turn = await self.ask("\n".join([*before, f"@@touch {mark}", last]), **how)
-        await exists(mark)
+        await self.reached(mark)
         return turn
+
+    async def reached(self, mark: Path) -> None:
+        """Until the agent has made this file, and we have heard all that it said before."""
+        await exists(mark)
+        process = self.session._driver._process  # pyright: ignore[reportPrivateUsage]
+        if process is not None:
+            process.look_now()
 
     async def wait_event(self, is_wanted: Callable[[Event], bool], after: int = 0) -> Event:
         """The first event of the log of which this is so, waited for."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
+from tests.real.helpers import wait_until
 from tests.sessions.helpers import QUICK, exists, opened, prompts, touch
 
-from banksman import Closed, Host, Kind, Session
+from banksman import Closed, Host, Kind, Session, Turn
 from banksman.core import event as kinds
 from banksman.testing import checks, fake_agent
 
@@ -131,6 +133,43 @@ async def test_a_host_that_is_cancelled_twice_still_ends_its_sessions(tmp_path: 
     await sessions[0].wait_closed()
     (process,) = fake_agent.Evidence(tmp_path).processes
     assert not os.path.exists(f"/proc/{process.pid}")
+
+
+def test_a_loop_that_ends_without_a_close_ends_its_sessions(tmp_path: Path) -> None:
+    turns: list[Turn] = []
+
+    async def work() -> None:
+        host = Host()
+        session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+        turns.append(await session.ask("@@say x\n@@hang"))
+        async for _ in turns[0]:
+            return
+
+    asyncio.run(work())
+    (process,) = fake_agent.Evidence(tmp_path).processes
+    assert not os.path.exists(f"/proc/{process.pid}")
+    assert turns[0].state == "ended"
+
+
+def test_a_loop_that_is_closed_without_a_word_leaves_nothing_by_the_next_use(tmp_path: Path) -> None:
+    async def work() -> int:
+        host = Host()
+        session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+        turn = await session.ask("@@say x\n@@hang")
+        async with contextlib.aclosing(aiter(turn)) as updates:
+            await anext(updates)
+        return session.status().pids[0]
+
+    async def use() -> None:
+        async with Host() as host:
+            session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+            assert (await (await session.ask("fine")).outcome()).text == "fine"
+
+    loop = asyncio.new_event_loop()
+    pid = loop.run_until_complete(work())
+    loop.close()
+    asyncio.run(use())
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to be ended by its keeper")
 
 
 # -- drain -----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ async def test_an_empty_result_after_an_interrupt_is_not_success(tmp_path: Path)
     script = {"prompt 1": ["omit result", "omit completed", f"at acked raw {empty}", f"touch {mark}", "hang"]}
     async with opened(tmp_path, script) as case:
         turn = await case.ask("first")
-        await exists(mark)
+        await case.reached(mark)
         receipt = await turn.interrupt()
         assert receipt.stopped
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.sessions.helpers import bodies, ended, exists, opened, prompts, touch
 
-from banksman import AgentError, Kind, UsageError
+from banksman import AgentError, By, Kind, UsageError
 from banksman.core import event as kinds
 from banksman.testing import checks
 
@@ -143,6 +143,20 @@ async def test_an_exit_right_after_the_boundary_is_not_the_turns(tmp_path: Path)
         assert (await case.answer("@@say all of it\n@@at result exit 7")).kind is Kind.DONE
         assert (await case.answer("next")).text == "next"
         assert len(case.processes) == 2
+
+
+@pytest.mark.parametrize("when", ["in a turn", "idle"])
+async def test_an_agent_that_closes_its_stdout_and_lives_on_is_replaced(tmp_path: Path, when: str) -> None:
+    """It could never answer, and nothing else would ever end the turn."""
+    async with opened(tmp_path, memory=True) as case:
+        if when == "idle":
+            assert (await case.answer("@@at completed close_stdout\n@@say one")).kind is Kind.DONE
+        outcome = await case.answer("two\n@@say so far\n@@close_stdout\n@@hang")
+        assert outcome.kind is Kind.FAILED
+        assert isinstance(outcome.error, AgentError)
+        assert "stdout" in str(outcome.error)
+        assert outcome.text == ("so far" if when == "in a turn" else None)
+        assert (await case.answer("three")).text == "three"
 
 
 async def test_half_a_frame_before_the_exit_is_not_an_answer(tmp_path: Path) -> None:
@@ -307,6 +321,18 @@ async def test_a_turn_of_the_agents_own_that_races_a_prompt_does_not_answer_it(
         assert (await case.outcome(second)).text == "second"
         assert (await case.answer("third")).text == "third"
         assert ended(await case.events(), second)["text"] == "second"
+
+
+async def test_an_own_turn_can_be_interrupted(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say one", "at idle own task-notification say by myself ;; hang"]}
+    async with opened(tmp_path, script) as case:
+        await case.answer("first")
+        await case.wait_said("by myself")
+        status = case.session.status()
+        assert (status.phase, status.holder) == ("running", "own-1")
+        receipt = await case.session.interrupt()
+        assert (receipt.stopped, receipt.by) == (True, By.BOUNDARY)
+        assert (await case.answer("second")).text == "second"
 
 
 async def test_an_own_turn_gives_way_to_whoever_asks(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ SCENARIOS: list[Scenario] = [
     test_writing.test_an_agent_that_dies_in_the_middle_of_a_send_fails_that_ask_only,
     test_writing.test_both_pipes_full_at_once_is_no_deadlock,
     test_following.test_any_two_readers_agree_wherever_they_begin,
-    test_following.test_a_follower_sees_the_end_when_the_host_closes,
+    test_following.test_outcomes_and_receipts_can_be_had_after_the_host_is_closed,
     test_closing.test_closing_ends_what_runs_and_refuses_what_waits,
     test_closing.test_a_blocked_agent_is_closed_quickly,
 ]

@@ -148,6 +148,16 @@ async def a_caller_is_cancelled_and_another_has_its_key() -> None:
 
 
 @case(moment=True)
+async def a_caller_is_cancelled_while_the_log_breaks() -> None:
+    scene = Scene()
+    await scene.get_ready()
+    scene.log.is_broken = True
+    scene.at_any_moment(scene.ask("a").cancel)
+    scene.ask("b")
+    await scene.end()
+
+
+@case(moment=True)
 async def a_holder_is_cancelled() -> None:
     scene = Scene({"held": Play(hangs=True)})
     await scene.get_ready()
@@ -351,7 +361,7 @@ async def frames_are_taken_at_once() -> None:
     assert scene.outcomes["b"].kind is Kind.DONE
 
 
-@case(departures=1)
+@case(departures=1, steps_max=5000)
 async def the_log_is_slower_than_the_agent() -> None:
     """The agent is not read on before the log has what it said."""
     before, driver.UNCOMMITTED_BYTES_MAX = driver.UNCOMMITTED_BYTES_MAX, 2000
@@ -639,6 +649,23 @@ async def a_watcher_of_a_turn_ends_with_it_when_the_log_is_lost() -> None:
 
 
 @case()
+async def a_follower_ends_with_a_session_that_lost_its_log() -> None:
+    scene = Scene()
+    await scene.get_ready()
+    scene.log.faults[scene.log.appends + 2] = Fault.NOT_OWNER
+
+    async def following() -> None:
+        async for _ in scene.session.follow():
+            pass
+
+    scene.start("follower", following())
+    scene.ask("a")
+    await asyncio.gather(*scene.tasks[1:])
+    await scene.session.close()
+    await scene.end()
+
+
+@case()
 async def a_second_process_claims_while_appends_are_on_their_way() -> None:
     """An engine may refuse what was not answered when the session is claimed anew."""
     scene = Scene({"a": Play(exits_after=Stage.INIT)}, log=WorldLog(refuses_at_claim=True))
@@ -646,3 +673,46 @@ async def a_second_process_claims_while_appends_are_on_their_way() -> None:
     scene.ask("b")
     await scene.end()
     assert scene.outcomes["b"].kind is Kind.DONE
+
+
+@case(moment=True)
+async def closed_while_a_start_waits_for_the_log() -> None:
+    scene = Scene(log=WorldLog(refuses_at_claim=True, commit_seconds=0.1))
+    scene.ask("a")
+    scene.ask("b")
+    scene.at_any_moment(scene.session.close_nowait)
+    await scene.end(is_calm=False)
+
+
+@case(departures=1)
+async def a_claim_fails() -> None:
+    scene = Scene()
+    scene.log.claims_failing = 1
+    scene.ask("a")
+    scene.ask("b")
+    await scene.end()
+    assert sorted(outcome.kind for outcome in scene.outcomes.values()) == [Kind.DONE, Kind.FAILED]
+
+
+def a_log_that_refuses_at_each_claim(number: int) -> Scenario:
+    async def scenario() -> None:
+        log = WorldLog(refuses_at_claim=True, faults={number: Fault.FAILS})
+        scene = Scene({"a": Play(exits_after=Stage.INIT)}, log=log)
+        scene.ask("a")
+        scene.ask("b")
+        await scene.end()
+
+    return named(scenario, f"append_{number}_fails_where_claims_refuse")
+
+
+for _number in range(1, 8):
+    case(departures=1)(a_log_that_refuses_at_each_claim(_number))
+
+
+@case(departures=1)
+async def a_tree_takes_longer_to_go_than_its_leader() -> None:
+    """Who has exited is not said to be mute."""
+    scene = Scene({"a": Play(exits_after=Stage.INIT)}, manners=[Manner(gone_seconds=3.0), TERSE])
+    scene.ask("a")
+    await scene.end()
+    assert "exited" in str(scene.outcomes["a"].error)

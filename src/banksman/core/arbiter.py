@@ -98,6 +98,14 @@ def preempts(priority: int, running: int) -> bool:
     return priority > running and priority > BACKGROUND
 
 
+def displaces(waiting: Waiting, turn: Turn) -> bool:
+    """Whether this one, which waits, interrupts that turn. Those that it was chosen before, for its age, do not: it
+    would never be served."""
+    if preempts(waiting.priority, turn.priority if turn.standing is None else turn.standing):
+        return True
+    return preempts(waiting.priority, turn.priority) and waited_since(waiting) > turn.granted_at
+
+
 def may_interrupt(priority: int, running: int) -> bool:
     """Whether `on_busy="interrupt"` may: its equals too, never somebody more urgent, and never for BACKGROUND."""
     return priority >= running and priority > BACKGROUND

@@ -33,8 +33,10 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
         case Phase.RUNNING if turn.boundary is None:
             work.log(turn.id, kinds.TURN_INTERRUPTED, cause=cause.value, clock=clock)
             work.set_turn(replace(turn.moved(Move.STOP), cause=cause, clock=clock))
-            work.close_questions(turn.id)
+            # The interrupt first: an agent that is told "cancelled" before it knows that it is to stop takes it for an
+            # answer, and goes on.
             interrupt(work, turn)
+            work.close_questions(turn.id)
             work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
         case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
             # Somebody wants it to end, and not only to give way: it is not to come back.

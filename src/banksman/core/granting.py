@@ -5,6 +5,8 @@ It is looked at after every fact that could have made it possible, so no path ca
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from banksman.core import arbiter, asking, clocks, closing, ending
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
@@ -41,7 +43,7 @@ def _make_room(work: Work) -> None:
     for turn in (state.own, state.turn):
         if turn is not None and state.queue:
             ready = arbiter.ready(state.queue, hold=state.hold, collecting=state.collecting)
-            if any(arbiter.preempts(waiting.priority, turn.priority) for waiting in ready):
+            if any(arbiter.displaces(waiting, turn) for waiting in ready):
                 ending.stop(work, turn, Cause.PREEMPT)
 
 
@@ -99,7 +101,8 @@ def _grant(work: Work) -> None:
                 if not _is_free(state):
                     return
                 asking.take_out(work, chosen)
-                turn = chosen.moved(Move.GRANT)
+                standing = arbiter.standing(chosen, work.at, state.config.ageing_seconds)
+                turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
                 work.set(turn=turn)
                 work.log(turn.id, kinds.TURN_STARTED, attempt=turn.attempt, joined=[ask.id for ask in turn.joined])
                 work.after_commit(MayWrite(turn.key))

@@ -49,6 +49,8 @@ def read_frames(work: Work, fact: FramesRead) -> None:
             hear(work, meaning)
             _keep(work, fact.lines[index : index + 1])
         else:
+            if isinstance(meaning, TurnOver) and work.state.own is None and not _is_ours(work, meaning):
+                _open_own(work, meaning.origin, meaning.refs)
             _keep(work, fact.lines[index : index + 1])
             hear(work, meaning)
         begin = index + 1
@@ -216,19 +218,27 @@ def _on_over(work: Work, over: TurnOver) -> None:
     turn = state.turn
     if over.conversation is not None and not over.is_error:
         _know_conversation(work, over.conversation)
-    if turn is None or not turn.is_open or turn.boundary is not None or not _may_be_of(work, turn, over):
+    if turn is None or not _is_ours(work, over):
         _log_own_episode(work, over)
         return
     if over.refs and state.own is not None:
         # It took our prompt into what it was doing by itself, and both are over.
         ending.end_by_boundary(work, state.own, TurnOver())
     is_certain = bool(over.refs) or turn.is_opened or state.process.naming is Naming.ABSENT
-    if is_certain and (turn.settled is not None or not turn.names_prompts):
+    # Steered prompts are told apart by what is said about each, so that is always waited for.
+    will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
+    if is_certain and (turn.settled is not None or not will_settle):
         _end_ours(work, turn, over)
         return
     # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
     work.set_turn(replace(turn, boundary=over))
     work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+
+
+def _is_ours(work: Work, over: TurnOver) -> bool:
+    """Whether this can be the boundary of the turn that we opened."""
+    turn = work.state.turn
+    return turn is not None and turn.is_open and turn.boundary is None and _may_be_of(work, turn, over)
 
 
 def _may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
@@ -250,6 +260,7 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
         return
     turn = replace(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
     work.set_turn(turn)
+    work.set_process(settles=True)
     if settled.ref != turn.ref:
         return
     turn = replace(turn, settled=settled)
@@ -267,6 +278,8 @@ def settle(work: Work, turn: Turn) -> None:
         return
     if work.state.process.naming is Naming.UNKNOWN:
         work.set_process(naming=Naming.ABSENT)
+    if turn.settled is None:
+        work.set_process(settles=False)  # It says no such thing; the next turn does not wait for it.
     _end_ours(work, turn, turn.boundary or TurnOver())
 
 

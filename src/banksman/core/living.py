@@ -18,8 +18,8 @@ from banksman.errors import AgentError, BanksmanError
 
 
 def started(work: Work, fact: ProcessStarted) -> None:
+    work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
     if work.state.process.phase is ProcessPhase.STARTING:
-        work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
         work.send(None, work.state.config.dialect.handshake(f"{hearing.HANDSHAKE}-{fact.process}"))
 
 
@@ -41,11 +41,9 @@ def gone(work: Work, fact: ProcessGone) -> None:
             survivors=[{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors],
             drained=fact.drained,
         )
-    error = process.error
-    if error is None:
-        message = f"the agent exited ({process.exit or 'nobody saw how'})"
-        error = AgentError(message, hint=fact.stderr[-4096:].strip(), process=process.number)
-    lost(work, error)
+    exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
+    message = exited_how if process.error is None else process.error.args[0]
+    lost(work, AgentError(message, hint=fact.stderr[-STDERR_KEPT:].strip(), process=process.number))
 
 
 def lost(work: Work, error: BanksmanError) -> None:
@@ -86,5 +84,7 @@ def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
     work.set(turn=None, queue=arbiter.requeue(work.state.queue, again))
 
 
+# The end of its stderr, as characters, in each outcome that its death has failed.
+STDERR_KEPT = 4096
 # An agent that dies each time before it is sent anything is not going to answer.
 START_ATTEMPTS_MAX = 3

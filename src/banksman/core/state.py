@@ -82,6 +82,8 @@ class Process:
     outbox: tuple[bytes, ...] = ()
     frames_sent: int = 0
     naming: Naming = Naming.UNKNOWN
+    # It says when it is done with a prompt, as far as we know.
+    settles: bool = True
     # It has announced a turn at least once: one that never does is taken at its boundary's word.
     announces: bool = False
     # Interrupts that it has not acknowledged, each with the key of the turn it was for.

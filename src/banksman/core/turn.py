@@ -88,6 +88,9 @@ class Turn:
     origin: str | None = None
     phase: Phase = Phase.QUEUED
     attempt: int = 1
+    # The class that it was chosen in, for its age perhaps above its own; None: its own. And when that was.
+    standing: int | None = None
+    granted_at: float = 0.0
     # Asks that end with this turn: collected before it began, or added to it while it ran.
     joined: tuple[Ask, ...] = ()
     steered: tuple[Ask, ...] = ()

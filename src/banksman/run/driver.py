@@ -55,7 +55,7 @@ from banksman.core.session_facts import (
     WriteFrame,
 )
 from banksman.core.state import Mode, Session
-from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
+from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
 from banksman.run.agent import (
     AgentEvent,
     AgentProcess,
@@ -77,6 +77,9 @@ _data_of = itemgetter(2)
 # What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
 # is dropped.
 UNCOMMITTED_BYTES_MAX = 8 << 20
+# The end of its stdout is nearly always the beginning of an agent's exit. One that lives on after this can neither
+# answer nor be interrupted.
+MUTE_SECONDS_MAX = 1.0
 
 
 @dataclass(slots=True)
@@ -148,6 +151,10 @@ class Driver:
         self._run: int = 0
         self._uncommitted_bytes = 0
         self._is_paused = False
+        # Appends that the log has not answered, and the start of a process that waits for that.
+        self._unanswered = 0
+        self._postponed: StartProcess | None = None
+        self._mute: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Driver {self.id} {self.state.mode.name} process={self.state.process.phase.name} pid={self.pid}>"
@@ -206,11 +213,10 @@ class Driver:
             case CancelTimer(subject=subject):
                 self._cancel_timer(subject)
             case StartProcess():
-                self._start_process(effect)
+                self._postponed = effect
+                self._start_if_answered()
             case StopProcess():
-                assert self._process is not None
-                self._let_read()
-                self._process.stop()
+                self._stop_process()
             case Accept(turn=turn):
                 self._listener.accept(turn)
             case Reject(turn=turn, error=error):
@@ -241,14 +247,20 @@ class Driver:
             self._is_paused = True
             self._process.pause()
         expected = self._appended
+        self._unanswered += 1
         self._appended += len(entries)
         done = partial(self._on_answer, self._run, self._appended, size)
         self._store.append(self.id, self._epoch, expected, time.time(), entries, done)
 
     def _on_answer(self, run: int, seq: int, size: int, error: StoreError | NotOwner | None) -> None:
+        self._unanswered -= 1
         self._uncommitted_bytes -= size
+        self._take_answer(run, seq, error)
+        self._start_if_answered()
         if self._is_paused and self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2:
             self._let_read()
+
+    def _take_answer(self, run: int, seq: int, error: StoreError | NotOwner | None) -> None:
         if run != self._run:
             return
         if error is None:
@@ -265,6 +277,23 @@ class Driver:
             self._process.resume()
 
     # -- the process -------------------------------------------------------------------------------------------------
+    def _start_if_answered(self) -> None:
+        """A start claims the session anew, and a log may refuse whatever it has not answered by then: it would be our
+        own last words that are refused. So they are waited for."""
+        effect = self._postponed
+        if effect is not None and not self._unanswered:
+            self._postponed = None
+            self._start_process(effect)
+
+    def _stop_process(self) -> None:
+        if self._postponed is not None:
+            number, self._postponed = self._postponed.process, None
+            self.tell(ProcessGone(self.now(), number))
+            return
+        assert self._process is not None
+        self._let_read()
+        self._process.stop()
+
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
         number = effect.process
@@ -292,9 +321,12 @@ class Driver:
                 self.tell(ProcessStarted(at, number, pid))
             case OutputEnded():
                 self._on_lines(number, self._framing.end())
+                if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
+                    self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
             case WriteBroke(error=error):
                 self.tell(WriteFailed(at, number, error))
             case Exited(code=code, signal=signal):
+                self._hear()
                 self.tell(ProcessExited(at, number, code, signal))
             case Failed(error=error):
                 self._forget_process()
@@ -305,7 +337,22 @@ class Driver:
             case _:
                 assert_never(event)
 
+    def _on_mute(self, number: int) -> None:
+        if self._process is not None:
+            self._process.look_now()
+        if self._mute is not None:
+            self._mute = None
+            error = AgentError("the agent closed its stdout and did not exit", hint="nothing more can be heard of it")
+            self.tell(WriteFailed(self.now(), number, error))
+
+    def _hear(self) -> None:
+        """It is not mute: it exits."""
+        if self._mute is not None:
+            self._mute.cancel()
+            self._mute = None
+
     def _forget_process(self) -> None:
+        self._hear()
         self._process = None
         self.pid = None
         if self.error is not None:
@@ -354,6 +401,7 @@ class Driver:
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._facts.clear()
+        self._postponed = None
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._listener.fail(self.bug())

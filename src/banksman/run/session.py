@@ -496,7 +496,7 @@ class Session(Listener):
         self._driver.dispatch(DrainAsked(self._driver.now()))
 
     async def wait_closed(self) -> None:
-        """Until it is closed, its callbacks have ended, and who was reading its log at that moment has what it reads."""
+        """Until it is closed, its callbacks have ended, and who was reading its log by then has what it reads."""
         await asyncio.shield(self._finished)
         await self._questions.wait_ended()
         while self._tasks:

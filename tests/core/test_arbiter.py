@@ -1,0 +1,168 @@
+"""Who speaks next, against a list that is sorted anew each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banksman.core import arbiter
+from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL, Hold, Queue, Waiting
+from banksman.core.turn import Ask, Phase, Turn, queued
+
+PRIORITIES = (BACKGROUND, NORMAL, INTERACTIVE)
+AGEING = 300.0
+
+
+def _turn(id: str, priority: int, *, at: float = 0.0, hold: str | None = None, on_busy: str = "enqueue") -> Turn:
+    return queued(Ask(id=id, ref=f"{id}-0000", prompt="", priority=priority, at=at, hold=hold, on_busy=on_busy))
+
+
+def _choose(queue: Queue, *, at: float = 0.0, hold: Hold | None = None, collecting: tuple[str, ...] = ()) -> str | None:
+    chosen = arbiter.choose(queue, at, hold=hold, ageing_seconds=AGEING, collecting=collecting)
+    return None if chosen is None else chosen.id
+
+
+@dataclass
+class Naive:
+    """Each with a number: the smaller, the earlier in its class."""
+
+    waiting: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
+    last: int = 0
+
+    def numbers(self, priority: int) -> list[int]:
+        return [number for number, _, other in self.waiting if other == priority]
+
+    def add(self, id: str, priority: int, *, is_first: bool) -> None:
+        self.last += 1
+        number = min(self.numbers(priority), default=0) - 1 if is_first else self.last
+        self.waiting.append((number, id, priority))
+
+    def order(self, priority: int) -> list[str]:
+        return [id for _, id, other in sorted(self.waiting) if other == priority]
+
+    def next(self) -> str | None:
+        return next((id for priority in reversed(PRIORITIES) for id in self.order(priority)), None)
+
+
+_does = st.lists(
+    st.tuples(
+        st.sampled_from(["enqueue", "requeue", "remove", "serve", "move"]),
+        st.sampled_from(PRIORITIES),
+        st.integers(0, 7),
+    ),
+    max_size=40,
+)
+
+
+@given(does=_does)
+def test_it_chooses_as_a_sorted_list_would(does: list[tuple[str, int, int]]) -> None:
+    queue: Queue = ()
+    naive = Naive()
+    for count, (what, priority, index) in enumerate(does):
+        ids = [waiting.id for waiting in queue]
+        picked = ids[index % len(ids)] if ids else ""
+        match what:
+            case "enqueue":
+                queue = arbiter.enqueue(queue, _turn(f"t{count}", priority))
+                naive.add(f"t{count}", priority, is_first=False)
+            case "requeue":
+                queue = arbiter.requeue(queue, _turn(f"t{count}", priority))
+                naive.add(f"t{count}", priority, is_first=True)
+            case "move":
+                queue = arbiter.move(queue, picked, None)
+                mine = next((each for each in naive.waiting if each[1] == picked), None)
+                if mine is not None:
+                    naive.waiting.remove(mine)
+                    naive.add(picked, mine[2], is_first=True)
+            case _:
+                gone = _choose(queue) if what == "serve" else picked
+                queue = arbiter.remove(queue, gone or "")
+                naive.waiting = [each for each in naive.waiting if each[1] != gone]
+        assert _choose(queue) == naive.next()
+        for each in PRIORITIES:
+            assert [waiting.id for waiting in queue if waiting.priority == each] == naive.order(each)
+
+
+@given(ats=st.lists(st.tuples(st.sampled_from(PRIORITIES), st.floats(0, 600)), min_size=1, max_size=12))
+def test_age_lifts_by_one_class_and_no_more(ats: list[tuple[int, float]]) -> None:
+    ats.sort(key=lambda pair: pair[1])
+    queue = tuple(_turn(f"t{i}", priority, at=at) for i, (priority, at) in enumerate(ats))
+    now = 600.0
+    lifted = {BACKGROUND: NORMAL, NORMAL: INTERACTIVE, INTERACTIVE: INTERACTIVE + 1}
+    standings = [lifted[priority] if now - at >= AGEING else priority for priority, at in ats]  # pyright: ignore[reportArgumentType]
+    assert _choose(queue, at=now) == f"t{standings.index(max(standings))}"
+
+
+def test_age_preempts_nobody_and_who_was_chosen_for_it_is_not_stopped_by_those_it_passed() -> None:
+    running = replace(_turn("aged", BACKGROUND), phase=Phase.RUNNING, standing=NORMAL, granted_at=400.0)
+    assert not arbiter.displaces(_turn("passed", NORMAL, at=399.0), running)
+    assert arbiter.displaces(_turn("newcomer", NORMAL, at=401.0), running)
+    assert arbiter.displaces(_turn("urgent", INTERACTIVE, at=1.0), running)
+    assert not arbiter.displaces(_turn("aged too", BACKGROUND, at=0.0), running)
+
+
+@given(priority=st.integers(-5, 30), running=st.integers(-5, 30))
+def test_background_stops_nobody_and_nobody_stops_the_more_urgent(priority: int, running: int) -> None:
+    if arbiter.preempts(priority, running):
+        assert priority > running
+        assert priority > BACKGROUND
+        assert arbiter.may_interrupt(priority, running)
+    if arbiter.may_interrupt(priority, running):
+        assert priority >= running
+        assert priority > BACKGROUND
+
+
+def test_a_hold_lets_its_own_and_the_more_urgent_pass() -> None:
+    hold = Hold("h", NORMAL, 0.0)
+    queue: tuple[Waiting, ...] = (_turn("equal", NORMAL), _turn("low", BACKGROUND), _turn("own", NORMAL, hold="h"))
+    assert _choose(queue, hold=hold) == "own"
+    assert _choose(queue[:2], hold=hold) is None
+    assert _choose((*queue, _turn("urgent", INTERACTIVE)), hold=hold) == "urgent"
+    assert _choose((*queue, Hold("more", INTERACTIVE, 0.0)), hold=hold) == "more"
+    # Age does not lift anybody over a hold: it ends by its own clock.
+    assert _choose(queue[:2], at=1e6, hold=hold) is None
+
+
+def test_a_window_that_is_open_is_not_ready() -> None:
+    queue = (_turn("c", INTERACTIVE, on_busy="collect"), _turn("n", NORMAL))
+    assert _choose(queue, collecting=("c",)) == "n"
+    assert _choose(queue) == "c"
+
+
+def test_only_the_like_are_collected() -> None:
+    queue = (_turn("c", NORMAL, on_busy="collect"), _turn("h", NORMAL, on_busy="collect", hold="h"), _turn("n", NORMAL))
+    ask = queue[0].ask
+    assert ask is not None
+    leader = arbiter.leader(queue, replace(ask, id="d"))
+    assert leader is queue[0]
+    in_hold = arbiter.leader(queue, replace(ask, id="d", hold="h"))
+    assert in_hold is queue[1]
+    assert arbiter.leader(queue, replace(ask, id="d", priority=INTERACTIVE)) is None
+    again = tuple(replace(turn, attempt=2) for turn in queue)
+    assert arbiter.leader(again, replace(ask, id="d")) is None
+    joined = arbiter.join(queue, "c", replace(ask, id="d"))
+    assert arbiter.count(joined) == 4
+    found = arbiter.find(joined, "d")
+    assert found is not None
+    assert found.id == "c"
+
+
+def test_a_move_stays_in_its_class_and_names_turns_only() -> None:
+    queue: Queue = (_turn("a", NORMAL), Hold("h", NORMAL, 0.0), _turn("b", NORMAL), _turn("u", INTERACTIVE))
+    assert [waiting.id for waiting in arbiter.move(queue, "b", "a")] == ["b", "a", "h", "u"]
+    for id, before in (("b", "u"), ("b", "h"), ("h", "a"), ("x", None), ("a", "a")):
+        assert arbiter.move(queue, id, before) == queue
+
+
+def test_who_gives_way_is_the_last_of_the_lowest_class_below() -> None:
+    queue = (_turn("low1", BACKGROUND), _turn("n", NORMAL), _turn("low2", BACKGROUND))
+    gives_way = arbiter.dispensable(queue, NORMAL)
+    assert gives_way is not None
+    assert gives_way.id == "low2"
+    assert arbiter.dispensable(queue, BACKGROUND) is None
+
+
+def test_the_class_above_the_named_ones_is_the_next_number() -> None:
+    assert [arbiter.class_above(p) for p in (BACKGROUND, 5, NORMAL, INTERACTIVE, 40)] == [NORMAL, NORMAL, 20, 21, 41]

@@ -1,0 +1,160 @@
+"""The log, folded. That it says at every moment what the session was, the exploration shows; here are its edges."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core import exploration, scenarios, toy
+from tests.core.scenarios import ask
+
+from banksman.core import event as kinds
+from banksman.core.event import Entry, Event, entry
+from banksman.core.outcome import Kind
+from banksman.core.replay import replay
+from banksman.core.session import step
+from banksman.core.session_facts import (
+    Append,
+    AppendFailed,
+    Asked,
+    Committed,
+    FramesRead,
+    ProcessStarted,
+    Resolve,
+    Timer,
+    TimerFired,
+)
+from banksman.core.state import Config, Mode, Session
+from banksman.core.turn import Phase
+from banksman.errors import StoreError
+
+CONFIG = Config(dialect=toy.ToyDialect())
+
+
+def _events(*entries: Entry) -> list[Event]:
+    return [Event("s", 1, seq, 0.0, turn, kind, data) for seq, (turn, kind, data) in zip(count(1), entries)]
+
+
+def _queued(id: str, priority: int = 10, into: str | None = None) -> Entry:
+    return entry(
+        id,
+        kinds.TURN_QUEUED,
+        ref=f"{id}-0000",
+        prompt=id,
+        priority=priority,
+        on_busy="enqueue",
+        on_preempt="end",
+        key=None,
+        into=into,
+    )
+
+
+def _unknown(prefix: str) -> st.SearchStrategy[str]:
+    known = {value for name, value in vars(kinds).items() if name.isupper()}
+    return st.text(min_size=1, max_size=8).map(prefix.__add__).filter(lambda kind: kind not in known)
+
+
+def test_an_empty_log_is_a_new_session() -> None:
+    assert replay([], CONFIG) == Session(config=CONFIG)
+
+
+@pytest.mark.parametrize("seqs", [(2,), (1, 3), (1, 1), (1, 2, 2)])
+def test_a_log_with_a_hole_or_a_repetition_is_refused(seqs: tuple[int, ...]) -> None:
+    events = [Event("s", 1, seq, 0.0, None, kinds.UPDATE, b"{}") for seq in seqs]
+    with pytest.raises(AssertionError):
+        replay(events, CONFIG)
+
+
+@given(kind=st.sampled_from(["turn.", "queue.", "session.", "process.", ""]).flatmap(_unknown))
+def test_a_kind_of_a_later_version_is_passed_over(kind: str) -> None:
+    state = replay(_events(_queued("a"), ("a", kind, b'{"x":1}')), CONFIG)
+    assert [waiting.id for waiting in state.queue] == ["a"]
+    assert state.head == 2
+
+
+def test_frames_are_not_looked_into() -> None:
+    state = replay(_events((None, kinds.UPDATE, b"no json"), (None, kinds.SENT, b"\xff")), CONFIG)
+    assert state.head == state.committed == 2
+
+
+def test_it_goes_on_from_where_another_stopped() -> None:
+    events = _events(_queued("a"), _queued("b"), entry("a", kinds.TURN_STARTED, attempt=1, joined=[]))
+    for cut in range(len(events) + 1):
+        assert replay(events[cut:], CONFIG, replay(events[:cut], CONFIG)) == replay(events, CONFIG)
+
+
+def test_what_was_collected_follows_its_leader() -> None:
+    started = entry("a", kinds.TURN_STARTED, attempt=1, joined=["b"])
+    queue = _events(_queued("a"), _queued("b", into="a"), _queued("c", into="a"))
+    state = replay(queue, CONFIG)
+    assert [waiting.id for waiting in state.queue] == ["a"]
+    state = replay([*queue, *_events(*(started,) * 4)[3:]], CONFIG)
+    assert state.turn is not None
+    assert [each.id for each in state.turn.asks] == ["a", "b", "c"]
+    withdrawn = [*queue, *_events(*(entry("a", kinds.TURN_ENDED, outcome=Kind.WITHDRAWN),) * 4)[3:]]
+    first = replay(withdrawn, CONFIG).queue[0]
+    assert first.id == "b"
+
+
+@pytest.mark.parametrize("entries", [[entry("x", kinds.TURN_ENDED)], [entry("x", kinds.TURN_STARTED, attempt=1)]])
+def test_what_was_never_queued_is_a_fault_of_the_log(entries: list[Entry]) -> None:
+    with pytest.raises(AssertionError):
+        replay(_events(*entries), CONFIG)
+
+
+def test_a_turn_that_was_open_is_open_and_a_closed_session_is_closed() -> None:
+    events = _events(
+        _queued("a"),
+        entry("a", kinds.TURN_STARTED, attempt=1, joined=[]),
+        entry("a", kinds.TURN_INTERRUPTED, cause="interrupt", clock=None),
+        entry("own-1", kinds.TURN_STARTED, origin="task", attempt=1),
+        entry(None, kinds.SESSION_CONVERSATION, conversation="talk"),
+        entry(None, kinds.PROCESS_STARTED, process=3, pid=1),
+        entry(None, kinds.SESSION_CLOSED),
+    )
+    state = replay(events, CONFIG)
+    assert state.turn is not None
+    assert state.turn.phase is Phase.INTERRUPTING
+    assert state.own is not None
+    assert state.own_count == 1
+    assert state.conversation == "talk"
+    assert state.process.number == 3
+    assert state.mode is Mode.CLOSED
+    lost = _events(*((None, event.kind, event.data) for event in events[4:5]), entry(None, kinds.SESSION_CONTEXT_LOST))
+    assert replay(lost, CONFIG).conversation is None
+
+
+def test_the_conversation_is_known_again_when_the_store_returns() -> None:
+    """Its name was in an append that failed: a resume would have begun a new conversation."""
+    written: list[Entry] = []
+    state = Session(config=CONFIG)
+
+    def tell(*facts: exploration.Fact) -> list[exploration.Effect]:
+        nonlocal state
+        done: list[exploration.Effect] = []
+        for fact in facts:
+            state, effects = step(state, fact)
+            done += effects
+            for effect in effects:
+                if isinstance(effect, Append):
+                    written.extend(effect.entries)
+        return done
+
+    tell(Asked(0.0, ask("a", 10)), Committed(0.0, 1), ProcessStarted(0.0, 1, 77), Committed(0.0, 3))
+    init = toy.ToyDialect().read(b"init")
+    assert init is not None
+    tell(FramesRead(0.0, 1, (b"init",), ((0, init),)))
+    del written[state.committed :]
+    failed = tell(AppendFailed(0.0, StoreError("full")))
+    assert [effect.outcome.durable for effect in failed if isinstance(effect, Resolve)] == [False]
+    tell(TimerFired(1.0, (Timer.STORE, "1")))
+    tell(Committed(1.0, len(written)))
+    again = replay(_events(*written), CONFIG)
+    assert state.conversation == "talk"
+    assert exploration.projection(again) == exploration.projection(state)
+
+
+def test_the_scenarios_have_names_of_their_own() -> None:
+    assert not set(scenarios.SCENARIOS) & set(scenarios.LARGE)

@@ -1,0 +1,289 @@
+"""What every `AgentProcess` promises, sentence by sentence of `banksman.run.agent`: the real one, and the one of tests.
+
+A subclass says how its processes are started and in which loop they live. The agents inside speak just enough of
+Claude's dialect to answer a handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.facts import Exited, Started
+from banksman.core.meaning import Replied
+from banksman.run.agent import (
+    AgentEvent,
+    AgentProcess,
+    Failed,
+    Gone,
+    OnEvent,
+    Output,
+    OutputEnded,
+    WriteBroke,
+    Written,
+)
+
+# Every kind of process that a subclass must be able to start.
+#   plain: answers handshakes, exits at the end of its stdin       exits: exits with code 3 when it is spoken to
+#   stubborn: takes no notice of a polite stop                     missing: cannot be started
+#   full: does not read its stdin                                  closed: has closed its stdin
+KINDS = ("plain", "exits", "stubborn", "missing", "full", "closed")
+
+
+class Heard:
+    """What a process told, in order; and it checks the order as it comes."""
+
+    def __init__(self) -> None:
+        self.events: list[AgentEvent] = []
+        self._more = asyncio.Event()
+
+    def on_event(self, event: AgentEvent) -> None:
+        if self.events:
+            assert not isinstance(event, Started | Failed), f"{event} is not the first"
+            assert not isinstance(self.events[-1], Gone | Failed), f"{event} after the end"
+        if self.has(OutputEnded):
+            assert not isinstance(event, Output | OutputEnded)
+        self.events.append(event)
+        self._more.set()
+
+    def has(self, kind: type[object]) -> bool:
+        return self.count(kind) > 0
+
+    def count(self, kind: type[object]) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+    @property
+    def replies(self) -> list[str]:
+        said = b"".join(event.data for event in self.events if isinstance(event, Output))
+        meanings = [CLAUDE.read(line) for line in said.split(b"\n") if line]
+        return [meaning.request for meaning in meanings if isinstance(meaning, Replied)]
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._more.clear()
+            await self._more.wait()
+
+    async def wait(self, kind: type[object], count: int = 1) -> None:
+        await self.wait_until(lambda: self.count(kind) >= count)
+
+    def check_end(self) -> None:
+        """It came to its end as it should."""
+        assert self.count(Gone) == 1
+        assert isinstance(self.events[-1], Gone)
+        if self.has(Started):
+            assert isinstance(self.events[0], Started)
+            assert self.count(Exited) == 1
+            assert self.count(OutputEnded) == 1
+
+
+class ProcessConformance:
+    """Subclass it as `Test…`."""
+
+    # From `stop` to `Gone`, for one that takes no notice: all rungs of the ladder, as the subclass has set them.
+    stop_seconds_max: ClassVar[float]
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """Run it in the loop that these processes live in."""
+        raise NotImplementedError
+
+    def spawn(self, kind: str, on_event: OnEvent) -> AgentProcess:
+        raise NotImplementedError
+
+    def start(self, kind: str) -> tuple[AgentProcess, Heard]:
+        heard = Heard()
+        return self.spawn(kind, heard.on_event), heard
+
+    def test_it_starts_answers_and_ends(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            await heard.wait(Started)
+            assert heard.events[0] == heard.events[-1]
+            process.write(CLAUDE.handshake("one"))
+            await heard.wait(Written)
+            await heard.wait_until(lambda: heard.replies == ["one"])
+            process.stop()
+            await heard.wait(Gone)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_each_write_is_answered_once_and_what_it_says_comes_in_order(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            await heard.wait(Started)
+            for number in range(1, 6):
+                process.write(CLAUDE.handshake(f"r-{number}"))
+                await heard.wait(Written, number)
+            await heard.wait_until(lambda: len(heard.replies) == 5)
+            assert heard.replies == [f"r-{number}" for number in range(1, 6)]
+            assert heard.count(Written) == 5
+            assert not heard.has(WriteBroke)
+            process.stop()
+            await heard.wait(Gone)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_nothing_of_that_is_told_inside_of_the_start(self) -> None:
+        async def scenario() -> None:
+            for kind in KINDS:
+                process, heard = self.start(kind)
+                assert heard.events == []
+                process.stop()
+                await heard.wait_until(lambda heard=heard: heard.has(Gone) or heard.has(Failed))
+
+        self.run(scenario)
+
+    def test_an_exit_of_its_own_accord_is_told_and_then_its_end(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("exits")
+            await heard.wait(Started)
+            process.write(CLAUDE.handshake("one"))
+            await heard.wait(Gone)
+            heard.check_end()
+            exited = next(event for event in heard.events if isinstance(event, Exited))
+            assert (exited.code, exited.signal) == (3, None)
+            process.stop()
+            process.look_now()
+            await asyncio.sleep(0)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_to_be_stopped_twice_is_to_be_stopped_once(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            await heard.wait(Started)
+            process.stop()
+            process.stop()
+            await heard.wait(Exited)
+            process.stop()
+            await heard.wait(Gone)
+            process.stop()
+            await asyncio.sleep(0)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_one_that_is_stopped_before_it_began_ends_all_the_same(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            process.stop()
+            await heard.wait(Gone)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_one_that_takes_no_notice_of_the_stop_ends_within_the_ladder(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("stubborn")
+            await heard.wait(Started)
+            process.write(CLAUDE.handshake("one"))
+            await heard.wait_until(lambda: heard.replies == ["one"])
+            loop = asyncio.get_running_loop()
+            at = loop.time()
+            process.stop()
+            await heard.wait(Gone)
+            assert loop.time() - at < self.stop_seconds_max
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_a_start_that_fails_is_the_only_thing_that_is_told(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("missing")
+            await heard.wait(Failed)
+            process.stop()
+            process.look_now()
+            await asyncio.sleep(0)
+            assert len(heard.events) == 1
+
+        self.run(scenario)
+
+    def test_a_pipe_that_is_full_answers_nothing_until_the_stop(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("full")
+            await heard.wait(Started)
+            process.write(CLAUDE.prompt("0" * 36, "x" * (4 << 20)))
+            process.look_now()
+            await asyncio.sleep(0)
+            assert not heard.has(Written)
+            assert not heard.has(WriteBroke)
+            process.stop()
+            await heard.wait(Gone)
+            assert not heard.has(Written)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_a_broken_pipe_is_told_and_is_not_the_end(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("closed")
+            await heard.wait(Started)
+            await self.wait_closed(heard)
+            process.write(CLAUDE.handshake("one"))
+            await heard.wait(WriteBroke)
+            assert not heard.has(Gone)
+            process.stop()
+            await heard.wait(Gone)
+            assert heard.count(WriteBroke) == 1
+            assert not heard.has(Written)
+            heard.check_end()
+
+        self.run(scenario)
+
+    async def wait_closed(self, heard: Heard) -> None:
+        """Until a "closed" one has closed its stdin."""
+
+    def test_a_paused_one_is_not_heard_until_it_is_resumed(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            await heard.wait(Started)
+            process.pause()
+            for number in range(1, 4):
+                process.write(CLAUDE.handshake(f"r-{number}"))
+                await heard.wait(Written, number)
+            assert heard.replies == []
+            process.resume()
+            await heard.wait_until(lambda: len(heard.replies) == 3)
+            process.pause()
+            process.stop()  # Which ends the pause: one that is blocked on its output could not react.
+            await heard.wait(Gone)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_to_look_now_changes_nothing_but_the_time(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            process.look_now()
+            await heard.wait(Started)
+            process.write(CLAUDE.handshake("one"))
+            while not heard.replies:
+                process.look_now()
+                await asyncio.sleep(0)
+            process.stop()
+            while not heard.has(Gone):
+                process.look_now()
+                await asyncio.sleep(0)
+            heard.check_end()
+            assert heard.count(Written) == 1
+            assert heard.replies == ["one"]
+
+        self.run(scenario)
+
+    def test_one_that_is_abandoned_says_nothing_more(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            await heard.wait(Started)
+            process.write(CLAUDE.handshake("one"))
+            await heard.wait(Written)
+            process.abandon()
+            count = len(heard.events)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(heard.events) == count
+
+        self.run(scenario)
