@@ -685,12 +685,12 @@ _KNOWN_MEMBERS = frozenset(
 _OTHER_MEMBERS = tuple(name for name in Turn.__dataclass_fields__ if name not in _KNOWN_MEMBERS)
 
 
+# All that it knows, but for numbers that only grow and words that only explain.
+_PROCESS_MEMBERS = tuple(n for n in Process.__dataclass_fields__ if n not in ("number", "frames_sent", "exit", "error"))
+
+
 def _process_key(process: Process) -> tuple[object, ...]:
-    return (
-        *(process.phase, process.stdin, process.outbox, process.naming, process.announces, process.unacknowledged),
-        *(process.requests, process.is_resuming, process.was_ready, process.was_told_to_stop),
-        *(process.exited_by_itself, process.error is None),
-    )
+    return process.error is None, *(getattr(process, name) for name in _PROCESS_MEMBERS)
 
 
 def _brief_deferred(deferred: object) -> object:

@@ -34,7 +34,7 @@ SHY = ask("shy", INTERACTIVE, on_busy="reject")
 ALL = frozenset(("log", "pipe", "start"))
 NAMELESS = Manners(names=False, labels=True, ends=("over",))
 SILENT = Manners(names=False, announces=False, ends=("over",))
-WORDY = Manners(begins=True, ends=("over,settled", "settled,over", "over+settled"))
+WORDY = Manners(begins=True, ends=("over", "over,settled", "settled,over", "over+settled"))
 SLOW = Manners(ends=("over,settled",))
 MERGING = Manners(merges=True, ends=("over,settled",))
 

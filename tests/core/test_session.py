@@ -58,7 +58,7 @@ CHOSEN = {**SCENARIOS, **(LARGE if IS_LARGE else {})}
 
 
 # -- every order -----------------------------------------------------------------------------------------------------
-@pytest.mark.timeout(3600 if IS_LARGE else 120)
+@pytest.mark.timeout(3600 if IS_LARGE else 600)
 @pytest.mark.parametrize("scenario", CHOSEN.values(), ids=list(CHOSEN))
 def test_every_order_of_facts_keeps_the_guarantees(scenario: Scenario) -> None:
     found = exploration.assert_holds(scenario)

@@ -107,6 +107,18 @@ async def test_a_frame_that_is_half_taken_is_finished_when_the_agent_reads_again
         assert len(case.processes) == 1
 
 
+async def test_frames_that_wait_for_the_pipe_keep_their_order(tmp_path: Path) -> None:
+    """Prompts that are added to a turn whose agent does not read; the first of them fills the pipe."""
+    go = tmp_path / "go"
+    async with opened(tmp_path) as case:
+        turn = await case.reaches(f"one\n@@stop_reading {go}\n@@wait {go}")
+        added = [await case.ask(word, on_busy="steer") for word in (f"two{HUGE}", "three", "four", "five")]
+        touch(go)
+        for each in (turn, *added):
+            assert (await case.outcome(each)).kind is Kind.DONE
+        assert [prompt[:3] for prompt in prompts(case)] == ["one", "two", "thr", "fou", "fiv"]
+
+
 async def test_a_frame_that_is_not_taken_in_time_fails_the_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, DEAF, memory=True, options={"write_seconds": 0.3}) as case:
         await case.answer("one")

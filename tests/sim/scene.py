@@ -81,7 +81,7 @@ class Scene:
         self.world.is_calm = self.log.is_calm = False
 
     # -- callers -----------------------------------------------------------------------------------------------------
-    def start(self, name: str, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, name: str, doing: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         """A caller in a lane of its own. What is documented may be raised in it, and nothing else."""
 
         async def call() -> None:
@@ -175,6 +175,7 @@ class Scene:
         state = self.driver.state
         process = state.process
         subjects = set(self.driver.timers)
+        assert all(timer.when() >= self.loop.time() for timer in self.driver.timers.values()), "one that fired is kept"
         if process.stdin is Stdin.FREE and process.phase is ProcessPhase.READY:
             assert not {(Timer.WRITE, f"{process.number}.{count}") for count in range(99)} & subjects
         if process.phase is ProcessPhase.READY:
@@ -247,10 +248,9 @@ def explored(
 ) -> sim.Explored:
     """Explore, print the counts, and insist on completeness where it is promised."""
     found = sim.explore(scenario, departures_max=departures, schedules_max=budget(schedules), **options)
-    print(
-        f"{getattr(scenario, '__name__', 'scenario')}: {found.schedules} schedules, {found.choice_points} choice points,"
-        f" {found.steps} steps, {found.left} left"
-    )
+    name = getattr(scenario, "__name__", "scenario")
+    counts = f"{found.schedules} schedules, {found.choice_points} choice points, {found.steps} steps"
+    print(f"{name}: {counts}, {found.left} left")
     if is_complete:
         assert found.is_complete, f"{found.left} schedules were not run: there is no budget for them"
     return found

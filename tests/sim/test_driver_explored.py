@@ -7,6 +7,7 @@ BANKSMAN_EXPLORE=n raises the budget of every scenario to n schedules.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,9 @@ import pytest
 pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 
 from tests.sim.scenarios import CASES  # noqa: E402
+
+# With a budget of its own it takes as long as it takes.
+pytestmark = pytest.mark.timeout(3600) if "BANKSMAN_EXPLORE" in os.environ else []
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 
 pytest.register_assert_rewrite("tests.sim.scene")
 
+from tests.sim.scene import Scene, budget  # noqa: E402
+
 from banksman.core.outcome import By, Kind  # noqa: E402
 from banksman.errors import StoreError  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog  # noqa: E402
-from tests.sim.scene import Scene, budget  # noqa: E402
 
 INTERRUPTING = ("interrupt", "withdraw")
 ACTIONS = ("nothing", "nothing", "interrupt", "withdraw", "cancel", "move")
@@ -183,6 +185,10 @@ async def played(plan: Plan) -> None:
         outcome = scene.outcomes.get(f"p{number}")
         if outcome is not None and not isinstance(outcome.error, StoreError):
             assert outcome.kind in allowed(caller, plan) or plan.faults, (caller, outcome)
+
+
+# With a budget of its own it takes as long as it takes.
+pytestmark = pytest.mark.timeout(3600) if "BANKSMAN_EXPLORE" in os.environ else []
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,12 +15,13 @@ import pytest
 
 pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 
+from tests.sim.scenarios import CASES  # noqa: E402
+from tests.sim.scene import Scene  # noqa: E402
+
 from banksman.core.outcome import Kind  # noqa: E402
 from banksman.errors import StoreError, UsageError  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Play, WorldLog  # noqa: E402
-from tests.sim.scenarios import CASES  # noqa: E402
-from tests.sim.scene import Scene  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +95,7 @@ def test_an_answer_that_cannot_be_sent_is_the_callers_mistake_and_fails_no_sessi
     async def scenario() -> None:
         scene = Scene({"a": Play(tool="Bash")})
         turn = scene.turns["a"] = await scene.session.ask("a")
-        while not scene.session.questions():
-            await asyncio.sleep(0)
+        await asyncio.sleep(1)
         with pytest.raises(UsageError):
             await scene.session.answer("question-1", "allow", updated_input={"command": object()})
         await scene.session.answer("question-1", "deny")

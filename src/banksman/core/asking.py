@@ -16,7 +16,7 @@ from banksman.core.session_facts import (
     Reject,
     Timer,
 )
-from banksman.core.state import Mode, ProcessPhase, Session, Store
+from banksman.core.state import MaySteer, Mode, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Cause, Phase, Turn, queued
 from banksman.core.work import Work
 from banksman.errors import BanksmanError, Busy, Closed, QueueFull
@@ -98,16 +98,30 @@ def _steer(work: Work, ask: Ask) -> bool:
     """Add a prompt to the open turn, if there is one that can take it."""
     state = work.state
     turn = state.turn
-    if turn is None or turn.phase is not Phase.RUNNING or turn.boundary is not None or turn.settled is not None:
-        return False
-    if state.own is not None or state.process.phase is not ProcessPhase.READY:
+    if turn is None or not _takes_prompts(state, turn):
         return False
     _log_queued(work, ask)
     work.log(ask.id, kinds.TURN_STARTED, into=turn.id, attempt=1)
-    work.set_turn(replace(turn, steered=(*turn.steered, ask)))
-    work.send(turn.id, state.config.dialect.prompt(ask.ref, ask.prompt))
+    work.set_turn(replace(turn, steered=(*turn.steered, ask), unsent=(*turn.unsent, ask.id)))
     work.after_commit(Accept(ask.id))
+    work.after_commit(MaySteer(turn.key, ask.id))
     return True
+
+
+def send_steered(work: Work, key: str, id: str) -> None:
+    """Add the prompt now that the log has the intent, if the turn still takes it; else it waits for the turn's end, and
+    is an ask like any other then."""
+    turn = work.state.turn
+    if turn is None or turn.key != key or id not in turn.unsent or not _takes_prompts(work.state, turn):
+        return
+    ask = next(ask for ask in turn.steered if ask.id == id)
+    work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
+    work.send(turn.id, work.state.config.dialect.prompt(ask.ref, ask.prompt))
+
+
+def _takes_prompts(state: Session, turn: Turn) -> bool:
+    is_running = turn.phase is Phase.RUNNING and turn.boundary is None and turn.settled is None
+    return is_running and state.own is None and state.process.phase is ProcessPhase.READY
 
 
 def _interrupt_for(work: Work, priority: int) -> None:
@@ -132,7 +146,7 @@ def withdraw(work: Work, id: str) -> None:
 def _withdraw_queued(work: Work, id: str) -> bool:
     turn = arbiter.find(work.state.queue, id)
     if turn is None:
-        return False
+        return _withdraw_unsent(work, id)
     ask = next(ask for ask in turn.asks if ask.id == id)
     rest = tuple(other for other in turn.asks if other is not ask)
     if rest:
@@ -147,6 +161,18 @@ def _withdraw_queued(work: Work, id: str) -> bool:
             work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
     else:
         take_out(work, turn)
+    ending.end_queued(work, ask, Kind.WITHDRAWN)
+    return True
+
+
+def _withdraw_unsent(work: Work, id: str) -> bool:
+    """Not queued any more, and not sent either: it was to be added to the turn that runs."""
+    turn = work.state.turn
+    if turn is None or id not in turn.unsent:
+        return False
+    ask = next(ask for ask in turn.steered if ask.id == id)
+    steered = tuple(other for other in turn.steered if other is not ask)
+    work.set_turn(replace(turn, steered=steered, unsent=tuple(other for other in turn.unsent if other != id)))
     ending.end_queued(work, ask, Kind.WITHDRAWN)
     return True
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from banksman.core import arbiter, clocks
 from banksman.core import event as kinds
+from banksman.core import turn as turns
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session_facts import GiveReceipt, Resolve, Timer
 from banksman.core.state import Mode, OwnOver, ProcessPhase
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
-from banksman.errors import AgentError, BanksmanError
+from banksman.errors import AgentError, BanksmanError, Closed
 
 # What a turn that was to end is called, by why.
 KIND_OF = {
@@ -140,14 +141,16 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
     # itself, and that is then the open turn.
     coming: tuple[Ask, ...] = ()
     if by is By.BOUNDARY and turn.names_prompts:
-        coming = tuple(a for a in turn.steered if a.ref not in (*turn.heard, *boundary.refs))
+        named = (*turn.heard, *boundary.refs)
+        coming = tuple(ask for ask in turn.steered if ask.ref not in named and ask.id not in turn.unsent)
     is_requeued = (
         outcome.kind is Kind.PREEMPTED
         and turn.ask.on_preempt == "requeue"
         and turn.attempt < state.config.attempts_max
         and work.is_open
     )
-    steered = tuple(ask for ask in turn.steered if ask not in coming)
+    _requeue_unsent(work, turn)
+    steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
     for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
         log_ended(work, ask.id, outcome, by)
         work.after_commit(Resolve(ask.id, outcome))
@@ -165,6 +168,16 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         following = replace(following, names_prompts=True)
         work.set(turn=following, clocks=clocks.wound(state.config.clocks, work.at))
         work.arm_clocks(following)
+
+
+def _requeue_unsent(work: Work, turn: Turn) -> None:
+    """Prompts that were to be added, and of which not one byte was sent, are asks like any other again."""
+    for ask in reversed([ask for ask in turn.steered if ask.id in turn.unsent]):
+        if work.is_open:
+            work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
+            work.set(queue=arbiter.requeue(work.state.queue, replace(turns.queued(ask), attempt=2)))
+        else:
+            end_queued(work, ask, Kind.REFUSED, error=Closed("the session was closed before this was sent"))
 
 
 def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:

@@ -126,9 +126,9 @@ def _on_opened(work: Work, opened: TurnOpened) -> None:
     if opened.can_interrupt:
         work.set_process(announces=True)
     turn = work.state.turn
-    if turn is not None and turn.settled is not None and not set(opened.refs) & set(turn.refs):
-        # It was done with our prompt, and has begun something else: the boundary will not come any more.
-        settle(work, turn)
+    if turn is not None and _seems_over(work, turn) and not set(opened.refs) & set(turn.refs):
+        # It was done with our prompt, and has begun something else: whatever else would say so will not be waited for.
+        _end_ours(work, turn, turn.boundary or TurnOver())
         turn = work.state.turn
     if opened.refs:
         work.set_process(naming=Naming.PRESENT)
@@ -224,7 +224,7 @@ def _on_over(work: Work, over: TurnOver) -> None:
     if over.refs and state.own is not None:
         # It took our prompt into what it was doing by itself, and both are over.
         ending.end_by_boundary(work, state.own, TurnOver())
-    is_certain = bool(over.refs) or turn.is_opened or state.process.naming is Naming.ABSENT
+    is_certain = _is_certain(work, turn, over)
     # Steered prompts are told apart by what is said about each, so that is always waited for.
     will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
     if is_certain and (turn.settled is not None or not will_settle):
@@ -233,6 +233,15 @@ def _on_over(work: Work, over: TurnOver) -> None:
     # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
     work.set_turn(replace(turn, boundary=over))
     work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+
+
+def _is_certain(work: Work, turn: Turn, over: TurnOver) -> bool:
+    """Whether nothing that the agent may still say could make this another's boundary."""
+    return bool(over.refs) or turn.is_opened or work.state.process.naming is Naming.ABSENT
+
+
+def _seems_over(work: Work, turn: Turn) -> bool:
+    return turn.settled is not None or (turn.boundary is not None and _is_certain(work, turn, turn.boundary))
 
 
 def _is_ours(work: Work, over: TurnOver) -> bool:

@@ -40,6 +40,8 @@ def _fold(state: Session, event: Event) -> Session:
             return _start(state, turn, event.body)
         case kinds.TURN_REQUEUED:
             assert state.turn is not None
+            if turn != state.turn.id:
+                return _requeue_unsent(state, state.turn, event)
             # Requeued as `Turn.requeued` does; a prompt that was added to it stays with the agent.
             rest = _led_by_next(state.turn, state.turn.steered)
             again = replace(state.turn.requeued(), attempt=event.body["attempt"])
@@ -99,6 +101,14 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
         assert waiting.ask is not None
         return replace(state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask)))
     return replace(state, queue=queue, turn=replace(waiting, phase=Phase.STARTING, attempt=body["attempt"]))
+
+
+def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
+    """It was to be added to the turn, and nothing of it was sent before the turn was over."""
+    ask = next(ask for ask in turn.steered if ask.id == event.turn)
+    again = replace(queued(ask), attempt=event.body["attempt"])
+    rest = replace(turn, steered=tuple(other for other in turn.steered if other is not ask))
+    return replace(state, turn=rest, queue=arbiter.requeue(state.queue, again))
 
 
 def _end(state: Session, id: str) -> Session:

@@ -130,8 +130,16 @@ class OwnOver:
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class MaySteer:
+    """The intent to add this ask's prompt to the turn (key) is durable."""
+
+    key: str
+    ask: str
+
+
 # What is held back until the log has what it rests on.
-Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish
+Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import ending
+from banksman.core import asking, ending
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.event import entry
@@ -20,7 +20,7 @@ from banksman.core.session_facts import (
     Resolve,
     Timer,
 )
-from banksman.core.state import MayWrite, Mode, OwnOver, Store
+from banksman.core.state import MaySteer, MayWrite, Mode, OwnOver, Store
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import BanksmanError
@@ -43,6 +43,8 @@ def commit(work: Work, seq: int) -> None:
                 turn = work.state.turn
                 if turn is not None and turn.key == key and turn.phase is Phase.STARTING:
                     work.set_turn(replace(turn, may_write=True))
+            case MaySteer(key=key, ask=ask):
+                asking.send_steered(work, key, ask)
             case OwnOver():
                 pass
             case _:

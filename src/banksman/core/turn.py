@@ -94,6 +94,8 @@ class Turn:
     # Asks that end with this turn: collected before it began, or added to it while it ran.
     joined: tuple[Ask, ...] = ()
     steered: tuple[Ask, ...] = ()
+    # Those of the latter (ids) whose prompt is not sent yet: the intent to send it is on its way to the log.
+    unsent: tuple[str, ...] = ()
     # Why it is to end, and the clock that said so.
     cause: Cause | None = None
     clock: str | None = None

@@ -106,13 +106,14 @@ def outcomes(events: Sequence[Event], given: Mapping[str, Outcome]) -> None:
 
 
 def attribution(events: Sequence[Event], answers: Mapping[str, str | None] | None = None) -> None:
-    """What names a prompt belongs to that prompt's turn (G4), or is late: then that turn has ended.
+    """What names a prompt belongs to that prompt's turn (G4), or is late: that turn has ended, or had its boundary.
 
     `answers`: the text of each outcome by a word that only its own prompt had the agent say; no text may have another's
     word.
     """
     owners: dict[str, set[str]] = {}
     ended: set[str | None] = set()
+    bounded: set[str] = set()
     for event in events:
         if event.kind == kinds.TURN_ENDED:
             ended.add(event.turn)
@@ -123,7 +124,10 @@ def attribution(events: Sequence[Event], answers: Mapping[str, str | None] | Non
         elif event.kind == kinds.UPDATE:
             for ref in _refs(event.data):
                 turns_of = owners.get(_stem(ref), set[str]()) - ended
-                assert not turns_of or event.turn in turns_of, f"{event.cursor} names a prompt of {turns_of}"
+                is_late = not turns_of or ref in bounded
+                assert is_late or event.turn in turns_of, f"{event.cursor} names a prompt of {turns_of}"
+                if json.loads(event.data).get("type") == "result":
+                    bounded.add(ref)
     for word, text in (answers or {}).items():
         for other in answers or {}:
             assert other == word or other not in (text or ""), f"the answer of {word} has {other}"

@@ -28,7 +28,8 @@ class Manner:
     `broken_at`: this write breaks. `exits_at`: it exits instead of its n-th act. `stop_seconds`: how long it takes no
     notice of being stopped. `last_words`: so many of its acts are heard after its exit was. `gone_seconds`: how long
     something holds its pipe after that. `is_told_late`: that a frame was taken is told in a lane of its own, so that
-    the answer to it may be heard before; `is_told_at_once`: inside of `write`, as by a pipe that has room. `names`, `is_terse`: see `Agent`. `conversation`: what it calls the conversation; None: `conversation-N`.
+    the answer to it may be heard before; `is_told_at_once`: inside of `write`, as by a pipe that has room. `names`,
+    `is_terse`: see `Agent`. `conversation`: what it calls the conversation; None: `conversation-N`.
     """
 
     start_seconds: float = 0.0
