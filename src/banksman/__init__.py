@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from banksman.run.limits import raise_fd_limit
     from banksman.run.output import Output
     from banksman.run.questions import Answer, Question
-    from banksman.run.session import Session, Status, Turn
+    from banksman.run.session import Session
     from banksman.run.shutdown import shutdown
+    from banksman.run.status import Status
+    from banksman.run.turn import Turn
 
 __version__ = "0.1.0"
 
@@ -58,8 +60,10 @@ _HOMES = {
     "run.limits": ("raise_fd_limit",),
     "run.output": ("Output",),
     "run.questions": ("Answer", "Question"),
-    "run.session": ("Session", "Status", "Turn"),
+    "run.session": ("Session",),
     "run.shutdown": ("shutdown",),
+    "run.status": ("Status",),
+    "run.turn": ("Turn",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

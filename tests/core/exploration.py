@@ -514,9 +514,8 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
                 "G1",
                 f"{data} is written while the agent is at work: {agent}",
             )
-        if ask.on_busy != "steer":
-            is_durable = bool(world.durable.turn) and world.durable.turn[0].id == ask.id
-            check(is_durable, "G7", f"{data} is written before the intent is durable")
+        is_durable = any(member.id == ask.id for member in world.durable.turn)
+        check(is_durable, "G7", f"{data} is written before the intent is durable")
     return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
 
 

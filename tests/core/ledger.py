@@ -73,7 +73,12 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         case kinds.TURN_STARTED:
             return _start(ledger, id, body, may_pass)
         case kinds.TURN_REQUEUED:
-            check(ledger.turn and ledger.turn[0].id == id, "log", f"{id} is requeued and was not granted")
+            check(any(member.id == id for member in ledger.turn), "log", f"{id} is requeued and was not granted")
+            if ledger.turn[0].id != id:
+                # It was to be added to the turn, and was not sent before that was over: an ask like any other again.
+                unsent = tuple(member for member in ledger.turn if member.id == id)
+                rest = tuple(member for member in ledger.turn if member.id != id)
+                return ledger._replace(turn=rest, waiting=_at_head_of_class(ledger.waiting, unsent))
             # What was added to it stays with the agent.
             added = tuple(member for member in ledger.turn[1:] if member.leader != id)
             group = tuple(member for member in ledger.turn if member not in added)

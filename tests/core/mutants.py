@@ -18,7 +18,7 @@ from banksman.core.meaning import Replied, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
 from banksman.core.session_facts import Resolve, Timer
 from banksman.core.state import Deferred, MayWrite, ProcessPhase, Session, Stdin
-from banksman.core.turn import Move, Phase, Turn
+from banksman.core.turn import Ask, Move, Phase, Turn
 from banksman.core.work import Work
 
 # Given the right function, the wrong one.
@@ -257,6 +257,26 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
         right(work, replace(turn, steered=()), *args, **kwargs)
 
     return end
+
+
+@_mutant("steered prompt sent before the log has it", asking, "_steer", "steered")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def steer(work: Work, ask: Ask) -> bool:
+        is_steered = right(work, ask)
+        if is_steered:
+            assert work.state.turn is not None
+            asking.send_steered(work, work.state.turn.key, ask.id)
+        return is_steered
+
+    return steer
+
+
+@_mutant("steered and not sent is forgotten", ending, "_requeue_unsent", "steered while the log takes its time")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def requeue_unsent(work: Work, turn: Turn) -> None:
+        pass
+
+    return requeue_unsent
 
 
 @_mutant("collected asks go with the first", asking, "_withdraw_queued", "collected")

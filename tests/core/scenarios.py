@@ -85,6 +85,7 @@ SCENARIOS = {
         scenario("a hold, closed", HELD, USUAL, holds=(("hold", NORMAL),), release=1, close=1),
         scenario("collected", FIRST, SECOND, URGENT, withdraw=1),
         scenario("steered", USUAL, STEER, lazy="pipe", exit=1),
+        scenario("steered while the log takes its time", USUAL, STEER, lazy="log", withdraw=1),
         scenario("steered, preempted", PATIENT, STEER, URGENT, manners=SLOW),
         scenario("steered, merged", PATIENT, STEER, URGENT, manners=MERGING),
         scenario("a question", LOW, URGENT, question=1, exit=1),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, opened, sent, touch
 
-from banksman import Answer, Kind, Question, UsageError
+from banksman import Answer, Kind, Question, Session, UsageError
 from banksman.core import event as kinds
 
 ASK = '@@ask Bash {"command":"ls"}\n@@say went on'
@@ -195,21 +195,25 @@ async def test_a_question_ends_with_its_process(tmp_path: Path, how: str) -> Non
 
 async def test_closing_waits_for_a_callback_that_is_still_busy(tmp_path: Path) -> None:
     finished: list[str] = []
+    sessions: list[Session] = []
 
     async def on_question(question: Question) -> str:
         try:
             await asyncio.Event().wait()
         finally:
-            for _ in range(50):
+            # Busy until all else of the session is over, and a little longer.
+            while not sessions[0].is_closed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(5):
                 await asyncio.sleep(0)
             finished.append("cleaned up")
         return "allow"
 
     async with opened(tmp_path, on_question=on_question) as case:
+        sessions.append(case.session)
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
         await asyncio.sleep(0)
-        # The process goes first, so that closing has nothing else to wait for.
         await case.session.close()
         assert finished == ["cleaned up"]
         await case.outcome(turn)

@@ -188,7 +188,8 @@ class Scene:
         session, driver = self.session, self.driver
         assert driver.error is None
         for name in ("_turns", "_accepting", "_receipts", "_granting"):
-            assert not getattr(session, name), f"left in {name}: {getattr(session, name)}"
+            left = getattr(session._promises, name)  # pyright: ignore[reportPrivateUsage]
+            assert not left, f"left in {name}: {left}"
         assert not driver.timers, f"timers left: {driver.timers}"
         assert not session.questions()
         assert self.world.is_over, self.world

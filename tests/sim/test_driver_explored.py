@@ -17,7 +17,7 @@ pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 from tests.sim.scenarios import CASES  # noqa: E402
 
 # With a budget of its own it takes as long as it takes.
-pytestmark = pytest.mark.timeout(3600) if "BANKSMAN_EXPLORE" in os.environ else []
+pytestmark = pytest.mark.timeout(3600 if "BANKSMAN_EXPLORE" in os.environ else 120)
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,9 @@ from tests.sim.scenarios import CASES  # noqa: E402
 from banksman.core.session_facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
 from banksman.run.agent import AgentEvent, WriteBroke  # noqa: E402
 from banksman.run.driver import Driver  # noqa: E402
+from banksman.run.following import Readers  # noqa: E402
+from banksman.run.promises import Promises  # noqa: E402
 from banksman.run.questions import Questions  # noqa: E402
-from banksman.run.session import Session  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
 Patch = Callable[[type, str, Callable[..., Any]], None]
@@ -83,7 +84,7 @@ def a_timer_that_was_cancelled_is_kept(patch: Patch) -> None:
     patch(Driver, "_cancel_timer", cancel)
 
 
-@mutant("a_write_is_stuck")
+@mutant("a_window_closes_and_its_turn_takes_its_time")
 def a_timer_that_fired_is_kept(patch: Patch) -> None:
     def on_timer(self: Any, subject: Any) -> None:
         if subject in self.timers:
@@ -161,7 +162,7 @@ def whoever_waits_to_be_accepted_cancels_the_acceptance(patch: Patch) -> None:
         del self._turns[turn]
         self._accepting[turn].set_exception(error)
 
-    patch(Session, "reject", reject)
+    patch(Promises, "reject", reject)
 
 
 @mutant("two_followers_that_hear_late_agree_and_end")
@@ -169,7 +170,7 @@ def a_follower_looks_for_the_end_after_it_has_read(patch: Patch) -> None:
     async def events(self: Any, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None) -> Any:
         seq, ends = after, (self._finished, *([until] if until else []))
         while True:
-            page = await self._read(self._store.read(self.id, seq))
+            page = await self._read(self._store.read(self._session, seq))
             for event in page.events:
                 yield event
                 seq = event.seq
@@ -178,15 +179,15 @@ def a_follower_looks_for_the_end_after_it_has_read(patch: Patch) -> None:
                     return
                 await self._read(self._wait_past(seq, ends))
 
-    patch(Session, "events", events)
+    patch(Readers, "events", events)
 
 
 @mutant("a_follower_ends_with_a_session_that_lost_its_log")
 def the_end_forgets_those_who_follow(patch: Patch) -> None:
     async def wait_past(self: Any, seq: int, ends: Any) -> None:
-        await self._store.wait_past(self.id, seq)
+        await self._store.wait_past(self._session, seq)
 
-    patch(Session, "_wait_past", wait_past)
+    patch(Readers, "_wait_past", wait_past)
 
 
 @mutant("closed_while_a_callback_thinks")

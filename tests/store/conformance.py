@@ -157,6 +157,18 @@ class LogConformance:
             assert log.claim("s") == 4
             assert log.head("s") == Head(epoch=4, seq=2, first=1)
 
+    async def test_who_holds_a_session_may_raise_its_own_epoch_and_nobody_elses(self) -> None:
+        async with self.opened() as log:
+            held = log.claim("s")
+            raised = log.claim("s", held)
+            assert raised > held
+            with pytest.raises(NotOwner):
+                log.claim("s", held)
+            with pytest.raises(NotOwner):
+                log.claim("never claimed", 1)
+            assert log.head("s").epoch == raised
+            assert log.sessions() == ["s"]
+
     async def test_an_append_under_an_older_epoch_is_refused_whatever_it_holds(self) -> None:
         async with self.opened() as log:
             old = Writer(log)

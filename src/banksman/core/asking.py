@@ -29,12 +29,13 @@ def ask(work: Work, ask: Ask) -> None:
         work.do(Reject(ask.id, refusal))
         return
     if ask.hold is not None:
-        # Inside a hold an ask has the hold's class. A hold that has ended no longer lends it.
-        if state.hold is not None and state.hold.id == ask.hold:
-            ask = replace(ask, priority=state.hold.priority)
+        # Inside a hold an ask has the hold's class, also while the hold gives way to a more urgent one. A hold that has
+        # ended no longer lends it.
+        holds = (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold)))
+        hold = next((hold for hold in holds if hold is not None and hold.id == ask.hold), None)
+        ask = replace(ask, hold=None) if hold is None else replace(ask, priority=hold.priority)
+        if hold is not None and hold is state.hold:
             work.watch_hold()
-        else:
-            ask = replace(ask, hold=None)
     if ask.on_busy == "steer" and _steer(work, ask):
         return
     _make_place(work, ask)
@@ -136,11 +137,9 @@ def withdraw(work: Work, id: str) -> None:
         return
     turn = work.state.turn
     if turn is not None and any(ask.id == id for ask in turn.asks):
-        if turn.phase is Phase.STARTING and len(turn.asks) == 1:
-            ending.end(work, turn, Kind.WITHDRAWN, By.WITHDRAWN)  # The grant passes on.
-        elif len(turn.asks) == 1:
-            ending.stop(work, turn, Cause.INTERRUPT)
-        # One of several that share a turn vanished: the others still want it, and its outcome is theirs.
+        # One of several that share a turn may vanish: the others still want it, and its outcome is theirs.
+        work.set_turn(replace(turn, unwanted=(*turn.unwanted, id)))
+        ending.stop_if_unwanted(work)
 
 
 def _withdraw_queued(work: Work, id: str) -> bool:

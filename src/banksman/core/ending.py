@@ -50,6 +50,17 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
             pass  # It is ending already.
 
 
+def stop_if_unwanted(work: Work) -> None:
+    """A turn that nobody wants any more is stopped; one that was only granted passes the grant on."""
+    turn = work.state.turn
+    if turn is None or not all(ask.id in turn.unwanted for ask in turn.asks):
+        return
+    if turn.phase is Phase.STARTING:
+        end(work, turn, Kind.WITHDRAWN, By.WITHDRAWN)
+    else:
+        stop(work, turn, Cause.INTERRUPT)
+
+
 def interrupt(work: Work, turn: Turn) -> None:
     """Tell the agent. It acts on whatever the agent is doing, so it is only sent while that is this turn, and the next
     prompt is not sent before it is acknowledged."""
@@ -165,9 +176,10 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         if state.mode is Mode.CLOSING:
             following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
         # The agent has it already, and names what it does: nothing else could be begun before it anyway.
-        following = replace(following, names_prompts=True)
+        following = replace(following, names_prompts=True, unwanted=turn.unwanted)
         work.set(turn=following, clocks=clocks.wound(state.config.clocks, work.at))
         work.arm_clocks(following)
+        stop_if_unwanted(work)
 
 
 def _requeue_unsent(work: Work, turn: Turn) -> None:

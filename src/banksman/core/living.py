@@ -60,6 +60,8 @@ def lost(work: Work, error: BanksmanError) -> None:
             ending.end_by_exit(work, turn, error)
     for _, key in process.unacknowledged:
         work.cancel_timer(Timer.DRAIN, key)
+    work.cancel_timer(Timer.START, str(process.number))
+    work.cancel_timer(Timer.WRITE, f"{process.number}.{process.frames_sent}")
     work.set(process=Process(number=process.number))
     if process.was_ready or state.mode is not Mode.OPEN:
         return

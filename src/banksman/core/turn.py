@@ -96,6 +96,8 @@ class Turn:
     steered: tuple[Ask, ...] = ()
     # Those of the latter (ids) whose prompt is not sent yet: the intent to send it is on its way to the log.
     unsent: tuple[str, ...] = ()
+    # Those of all (ids) whose caller no longer wants it.
+    unwanted: tuple[str, ...] = ()
     # Why it is to end, and the clock that said so.
     cause: Cause | None = None
     clock: str | None = None
@@ -172,6 +174,7 @@ class Turn:
             phase=again.phase,
             attempt=self.attempt + 1,
             joined=self.joined,
+            unwanted=self.unwanted,
         )
 
 

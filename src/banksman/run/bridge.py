@@ -287,8 +287,7 @@ class Bridge:
     def close(self) -> None:
         """End the loop and its thread. May be called again, and by several; Ctrl-C only stops the waiting."""
         self.check_caller()
-        self.close_nowait().wait()
-        self._thread.join()
+        self.wait_gone(self.close_nowait())
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -297,6 +296,11 @@ class Bridge:
         gone = Latch()
         self.post(partial(self._stop, gone))
         return gone
+
+    def wait_gone(self, gone: Latch, seconds: float | None = None) -> None:
+        """For the thread itself too, which has nothing left to do when it has said that it is gone."""
+        if gone.wait(seconds):
+            self._thread.join()
 
     def context(self) -> contextvars.Context:
         """The one in which all calls of this thread run: what one of them enters (a hold), the next ones are in."""
@@ -427,7 +431,7 @@ def is_in_a_loop_thread() -> bool:
 
 def close_all() -> None:
     """At interpreter exit: all at once, so that it takes as long as the longest."""
-    latches = [bridge.close_nowait() for bridge in list(_open) if bridge.is_mine]
+    closing = [(bridge, bridge.close_nowait()) for bridge in list(_open) if bridge.is_mine]
     deadline = time.monotonic() + EXIT_SECONDS_MAX
-    for latch in latches:
-        latch.wait(deadline - time.monotonic())
+    for bridge, gone in closing:
+        bridge.wait_gone(gone, deadline - time.monotonic())

@@ -301,8 +301,9 @@ class Driver:
         self._is_paused = False
         self.counters.processes += 1
         try:
-            # A new process is a new writer's generation: what an older one still has to say is refused.
-            self._epoch = self._store.claim(self.id)
+            # A new process is a new writer's generation: what an older one still has to say is refused. It is raised,
+            # not taken: whoever claimed the session in the meantime has it.
+            self._epoch = self._store.claim(self.id, self._epoch)
             self._process = self._spawn(effect.conversation, partial(self._on_event, number))
         except BanksmanError as exc:
             self.tell(ProcessFailed(self.now(), number, exc))

@@ -37,7 +37,7 @@ from banksman.run.host import How
 from banksman.run.launch import Argv
 from banksman.run.session import Prompt
 from banksman.run.session import Session as AsyncSession
-from banksman.run.session import Turn as AsyncTurn
+from banksman.run.turn import Turn as AsyncTurn
 
 P = ParamSpec("P")
 R = TypeVar("R")

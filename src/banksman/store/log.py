@@ -44,8 +44,11 @@ class Page(NamedTuple):
 class Log(Protocol):
     """One store. Every method belongs to the loop it was opened in."""
 
-    def claim(self, session: str) -> int:
-        """Become the writer: the new epoch. What the writer before still appends is refused from here on."""
+    def claim(self, session: str, held: int | None = None) -> int:
+        """Become the writer: the new epoch. What the writer before still appends is refused from here on.
+
+        `held`: the epoch that we hold, to raise our own; `NotOwner` if somebody has claimed the session since.
+        """
         ...
 
     def append(  # noqa: PLR0917

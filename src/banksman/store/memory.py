@@ -154,10 +154,12 @@ class MemoryLog:
             f"waiting={waiting}>"
         )
 
-    def claim(self, session: str) -> int:
+    def claim(self, session: str, held: int | None = None) -> int:
         self._check_open()
         self._commit()
         state = self._sessions.get(session)
+        if held is not None and (state is None or state.epoch != held):
+            raise NotOwner(f"the session {session} was claimed by another writer", session=session, epoch=held)
         if state is None:
             state = self._sessions[session] = _Session(session, self._epoch_deleted_max)
         state.epoch += 1

@@ -56,13 +56,13 @@ class WorldLog(MemoryLog):
         self.appends = 0
         self.claims_failing = 0
 
-    def claim(self, session: str) -> int:
+    def claim(self, session: str, held: int | None = None) -> int:
         if self.claims_failing:
             self.claims_failing -= 1
             raise StoreError("the world does not let it be claimed", session=session)
         if self.refuses_at_claim:
             self._refuse_unanswered(session)
-        return super().claim(session)
+        return super().claim(session, held)
 
     def append(  # noqa: PLR0917  The protocol's own signature.
         self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done

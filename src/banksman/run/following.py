@@ -1,0 +1,91 @@
+"""Readers of a session's log: pages, then waiting past the head, then pages. Each is a cursor, and nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from banksman.core import event as kinds
+from banksman.core.event import Event
+from banksman.errors import UsageError
+from banksman.run.waiters import Waiters
+from banksman.store.log import Log
+
+R = TypeVar("R")
+
+
+class Readers:
+    """Everybody who reads one session's log; `finished` is done when nothing more will be written to it."""
+
+    def __init__(self, store: Log, session: str, finished: asyncio.Future[None]) -> None:
+        self._store = store
+        self._session = session
+        self._finished = finished
+        # Those inside the store just now. They are waited for at the end, because the host closes the log then.
+        self._reading = 0
+        self._pauses = Waiters()
+
+    async def events(
+        self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None
+    ) -> AsyncGenerator[Event]:
+        """`waits`: also for what is not there yet, until the session is closed or `until` is done."""
+        seq = after
+        ends = (self._finished,) if until is None else (self._finished, until)
+        while True:
+            # Looked at before it is read: what is committed after the reading may be the last.
+            is_last = not waits or any(end.done() for end in ends)
+            page = await self._read(self._store.read(self._session, seq))
+            if page.gap is not None:
+                first, last = page.gap
+                yield kinds.gap(self._session, first, last)
+                seq = last
+            for event in page.events:
+                yield event
+                seq = event.seq
+                if event.kind == kinds.SESSION_CLOSED and self._finished.done():
+                    return  # There is nothing after it; and the log may be closed by now.
+            if page.events:
+                continue
+            if is_last:
+                return
+            await self._read(self._wait_past(seq, ends))
+
+    async def wait_left(self) -> None:
+        """Until nobody is inside the store."""
+        while self._reading:
+            await self._pauses.wait()
+
+    async def _read(self, reading: Coroutine[Any, Any, R]) -> R:
+        self._reading += 1
+        try:
+            return await reading
+        finally:
+            self._reading -= 1
+            self._pauses.wake()
+
+    async def _wait_past(self, seq: int, ends: Sequence[asyncio.Future[Any]]) -> None:
+        """Until there is more, or there never will be."""
+        more = asyncio.ensure_future(self._store.wait_past(self._session, seq))
+        try:
+            await asyncio.wait((more, *ends), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not more.done():
+                more.cancel()
+                await asyncio.wait((more,))
+            elif not more.cancelled() and not any(end.done() for end in ends):
+                # A reader that can never be woken is told so, and does not come back at once to be told again.
+                more.result()
+            elif not more.cancelled():
+                more.exception()
+
+
+def seq_of(cursor: Any) -> int:
+    """The seq of a cursor: `epoch.seq`, a bare seq, or None for the beginning."""
+    if cursor is None:
+        return 0
+    text = str(cursor).rpartition(".")[2]
+    is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
+    if not is_one or not text.isascii() or not text.isdigit():
+        raise UsageError(f"not a cursor: {cursor!r:.60}", hint="the `cursor` of an event, or None for the beginning")
+    return int(text)
