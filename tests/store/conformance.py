@@ -947,6 +947,9 @@ class Machine(RuleBasedStateMachine):
             seq += len(session.unanswered[count].entries)
             count += 1
         assert seq == head, "a claim has cut an append in two"
+        for append in session.unanswered[:count]:
+            if not append.entries:
+                append.expected = {None, NotOwner}  # Of one that holds nothing the head does not tell.
         session.commit(count)
         session.epoch = self.epochs[name] = epoch
         session.has_failed = False
