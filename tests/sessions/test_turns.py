@@ -302,6 +302,8 @@ async def test_a_turn_of_the_agents_own_while_idle_is_logged_and_answers_nobody(
         begun = [body["origin"] for body in bodies(await case.events(), kinds.TURN_STARTED) if "origin" in body]
         # A turn that is announced says whose it is only when it is over.
         assert begun == [origin if naming == "no init" and origin != "none" else "agent"]
+        ended = [body["origin"] for body in bodies(await case.events(), kinds.TURN_ENDED) if "origin" in body]
+        assert ended == ["agent" if origin == "none" else origin]
 
 
 @pytest.mark.parametrize("origin", ["task-notification", "none"])

@@ -133,7 +133,8 @@ def end(
     )
     if turn.is_own:
         work.set(own=None)
-        log_ended(work, turn.id, outcome, by)
+        # Many an agent says only at its end what a turn of its own was for.
+        log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
         work.after_commit(OwnOver(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
@@ -199,7 +200,7 @@ def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None 
     work.after_commit(Resolve(ask.id, outcome))
 
 
-def log_ended(work: Work, id: str, outcome: Outcome, by: By) -> None:
+def log_ended(work: Work, id: str, outcome: Outcome, by: By, **more: object) -> None:
     work.log(
         id,
         kinds.TURN_ENDED,
@@ -211,4 +212,5 @@ def log_ended(work: Work, id: str, outcome: Outcome, by: By) -> None:
         cost=outcome.cost,
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
+        **more,
     )
