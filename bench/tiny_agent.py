@@ -1,8 +1,8 @@
 """An agent that costs next to nothing: the Claude dialect, and what each benchmark needs of it.
 
 Run by its path with `python -I -S`. A prompt is `frames N`: so many stream events of about 400 bytes, then the result;
-`hang`: says that it began, and waits for an interrupt; anything else: the result at once. Times are written to the file
-named by the first argument, if there is one: `boundary` when a boundary left, `prompt` and `interrupt` when one came in.
+`hang`: says that it began, and waits for an interrupt; anything else: the result at once. Times are written to the
+file named by the first argument, if there is one: `boundary` when one left, `prompt` and `interrupt` when one came in.
 """
 
 import os
