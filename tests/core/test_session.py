@@ -22,6 +22,7 @@ from banksman.core.outcome import By, Kind
 from banksman.core.session import step
 from banksman.core.session_facts import (
     Append,
+    AppendFailed,
     Asked,
     AskMoved,
     AskWithdrawn,
@@ -37,6 +38,7 @@ from banksman.core.session_facts import (
     HoldReleased,
     InterruptAsked,
     ProcessExited,
+    ProcessFailed,
     ProcessGone,
     ProcessStarted,
     QuestionAnswered,
@@ -50,7 +52,7 @@ from banksman.core.session_facts import (
 )
 from banksman.core.state import Config, Mode, Session
 from banksman.core.turn import Ask
-from banksman.errors import AgentError
+from banksman.errors import AgentError, MachineError, StoreError
 
 # Minutes and a few GB more: for when there is time.
 IS_LARGE = "BANKSMAN_EXPLORE_LARGE" in os.environ
@@ -287,3 +289,48 @@ def test_an_acknowledgement_acts_on_nothing_but_the_interrupt_it_names() -> None
     stranger = FramesRead(0.0, 1, (b"ok interrupt-z#1-1",), ((0, Replied("interrupt-z#1-1")),))
     talk.tell(stranger)
     assert talk.state.turn == before
+
+
+def test_in_a_full_queue_an_ask_of_a_hold_has_the_holds_class_too() -> None:
+    talk = Talk(replace(CONFIG, queue_max=1, when_full="drop"))
+    talk.tell(HoldAsked(0.0, "hold", BACKGROUND))
+    talk.ask(ask("a", BACKGROUND, hold="hold"))
+    talk.begin()
+    talk.ask(ask("low", BACKGROUND))
+    # By itself it would be the more urgent one, and "low" would make place for it.
+    rejected = talk.ask(ask("b", NORMAL, hold="hold"))
+    assert [effect.turn for effect in rejected if isinstance(effect, Reject)] == ["b"]
+    assert not list(_outcomes(talk.effects))
+
+
+def _resuming() -> Talk:
+    """One whose first process has died, and whose second is being started for another ask."""
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.over("a0000")
+    talk.tell(ProcessExited(0.0, 1, code=1))
+    talk.tell(ProcessGone(0.0, 1))
+    talk.ask(ask("b", NORMAL))
+    assert talk.state.process.number == 2
+    assert talk.state.conversation == "talk"
+    return talk
+
+
+def test_only_a_process_that_ran_can_have_lost_the_conversation() -> None:
+    exits = _resuming()
+    exits.tell(ProcessStarted(0.0, 2, 77))
+    exits.tell(ProcessExited(0.0, 2, code=1))
+    exits.tell(ProcessGone(0.0, 2))
+    assert exits.state.conversation is None
+    fails = _resuming()
+    fails.tell(ProcessFailed(0.0, 2, MachineError("no fds")))
+    assert fails.state.conversation == "talk"
+    assert ("b", Kind.FAILED) in _outcomes(fails.effects)
+
+
+def test_a_start_that_the_log_cut_short_does_not_cost_the_conversation() -> None:
+    talk = _resuming()
+    talk.tell(AppendFailed(0.0, StoreError("the disk is full")))
+    talk.tell(ProcessGone(0.0, 2))
+    assert talk.state.conversation == "talk"

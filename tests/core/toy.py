@@ -8,7 +8,7 @@ the prompt that it ends, with a `!` if it was aborted, so that an answer that re
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from banksman.core.dialects.dialect import Prompt
@@ -85,6 +85,9 @@ class ToyDialect:
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
         return []
+
+    def said(self, lines: Iterable[bytes]) -> str | None:
+        return None
 
 
 class Manners(NamedTuple):

@@ -154,3 +154,30 @@ def test_an_ask_in_a_hold_that_gave_way_does_not_wait_for_the_end_of_its_own_hol
         assert scene.loop.time() < 1
 
     sim.replay(scenario, "")
+
+
+def test_a_key_whose_ask_was_just_refused_gives_nobody_a_turn_without_an_outcome() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        await scene.get_ready()
+        scene.log.is_broken = True
+        scene.ask("first", "same", key="k")
+        scene.ask("second", "same", key="k")
+        await scene.end()
+        assert set(scene.errors) == {"first", "second"}
+
+    sim.explore(scenario, departures_max=1, steps_max=2000)
+
+
+def test_an_input_that_was_emptied_is_not_the_one_that_was_asked_for() -> None:
+    async def scenario() -> None:
+        scene = Scene({"a": Play(tool="Bash")})
+        turn = scene.turns["a"] = await scene.session.ask("a")
+        await asyncio.sleep(1)
+        await scene.session.answer("question-1", "allow", updated_input={})
+        assert (await turn.outcome()).kind is Kind.DONE
+        await scene.end()
+        answer = scene.world.processes[0].agent.answers[0]
+        assert answer["response"]["updatedInput"] == {}
+
+    sim.replay(scenario, "")

@@ -24,18 +24,14 @@ from banksman.errors import BanksmanError, Busy, Closed, QueueFull
 
 def ask(work: Work, ask: Ask) -> None:
     state = work.state
+    # First, because whether there is a place for it depends on its class.
+    ask = _as_held(state, ask)
     refusal = _refusal(state, ask)
     if refusal is not None:
         work.do(Reject(ask.id, refusal))
         return
-    if ask.hold is not None:
-        # Inside a hold an ask has the hold's class, also while the hold gives way to a more urgent one. A hold that has
-        # ended no longer lends it.
-        holds = (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold)))
-        hold = next((hold for hold in holds if hold is not None and hold.id == ask.hold), None)
-        ask = replace(ask, hold=None) if hold is None else replace(ask, priority=hold.priority)
-        if hold is not None and hold is state.hold:
-            work.watch_hold()
+    if state.hold is not None and ask.hold == state.hold.id:
+        work.watch_hold()
     if ask.on_busy == "steer" and _steer(work, ask):
         return
     _make_place(work, ask)
@@ -52,6 +48,16 @@ def ask(work: Work, ask: Ask) -> None:
     work.after_commit(Accept(ask.id))
     if ask.on_busy == "interrupt":
         _interrupt_for(work, ask.priority)
+
+
+def _as_held(state: Session, ask: Ask) -> Ask:
+    """Inside a hold an ask has the hold's class, also while the hold gives way to a more urgent one. A hold that has
+    ended no longer lends it."""
+    if ask.hold is None:
+        return ask
+    holds = (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold)))
+    hold = next((hold for hold in holds if hold is not None and hold.id == ask.hold), None)
+    return replace(ask, hold=None) if hold is None else replace(ask, priority=hold.priority)
 
 
 def _refusal(state: Session, ask: Ask) -> BanksmanError | None:

@@ -83,7 +83,6 @@ def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
     was_stopped = turn.cause is not None and (boundary.is_aborted or boundary.is_error or is_acknowledged)
     if was_stopped:
         assert turn.cause is not None
-        # A process that was given up and still came to a boundary was interrupted as far as its turn can tell.
         kind = KIND_OF[turn.cause]
     else:
         kind = Kind.FAILED if boundary.is_aborted or boundary.is_error else Kind.DONE

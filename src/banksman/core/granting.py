@@ -1,4 +1,4 @@
-"""Who is served next: the only place where a turn is granted, a prompt is sent, a process is started.
+"""Who is served next: the only place where a turn is granted, its prompt is sent, a process is started.
 
 It is looked at after every fact that could have made it possible, so no path can forget it.
 """

@@ -16,6 +16,11 @@ from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import AgentError, BanksmanError
 
+# The end of its stderr, in each outcome that its death has failed.
+STDERR_CHARACTERS_MAX = 4096
+# An agent that dies each time before it is sent anything is not going to answer.
+START_ATTEMPTS_MAX = 3
+
 
 def started(work: Work, fact: ProcessStarted) -> None:
     work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
@@ -43,7 +48,7 @@ def gone(work: Work, fact: ProcessGone) -> None:
         )
     exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
     message = exited_how if process.error is None else process.error.args[0]
-    lost(work, AgentError(message, hint=fact.stderr[-STDERR_KEPT:].strip(), process=process.number))
+    lost(work, AgentError(message, hint=fact.stderr[-STDERR_CHARACTERS_MAX:].strip(), process=process.number))
 
 
 def lost(work: Work, error: BanksmanError) -> None:
@@ -65,8 +70,9 @@ def lost(work: Work, error: BanksmanError) -> None:
     work.set(process=Process(number=process.number))
     if process.was_ready or state.mode is not Mode.OPEN:
         return
-    if process.is_resuming and process.error is None:
-        # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
+    if process.is_resuming and process.exited_by_itself and process.error is None:
+        # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever. (One
+        # that never ran, or that we stopped, has said nothing about it.)
         work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation, error=str(error))
         work.set(conversation=None)
         return
@@ -84,9 +90,3 @@ def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
     again = turn.requeued()
     work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
     work.set(turn=None, queue=arbiter.requeue(work.state.queue, again))
-
-
-# The end of its stderr, as characters, in each outcome that its death has failed.
-STDERR_KEPT = 4096
-# An agent that dies each time before it is sent anything is not going to answer.
-START_ATTEMPTS_MAX = 3

@@ -21,7 +21,7 @@ class Kind(enum.StrEnum):
     PREEMPTED = "preempted"
     # It ended while it was queued.
     WITHDRAWN = "withdrawn"
-    # The agent said so, or exited under a living host.
+    # The agent said so, or exited under a living host; or the log could not be written.
     FAILED = "failed"
     # We declined it before any byte was sent: the session is drained or closed, or its place was needed.
     REFUSED = "refused"

@@ -1,9 +1,10 @@
 """A session: `step(state, fact) -> (state, effects)`, pure and total.
 
-It composes the turn machine, the arbiter, the clocks and the ladder. Every fact in every state has an answer; one that
-comes late has the answer "nothing", because it names a process, a turn or a timer that is no longer there. After each
-fact the session looks whether somebody can be served now (`granting.advance`): that is the only place where a turn is
-granted, a process started, a session finished, so no path can forget it.
+It composes the turn machine, the arbiter and the clocks; the ladder is walked by whoever performs `StopProcess`. Every
+fact in every state has an answer; one that comes late has the answer "nothing", because it names a process, a turn or a
+timer that is no longer there. After each fact the session looks whether somebody can be served now
+(`granting.advance`): that is the only place where a turn is granted, a process started, a session finished, so no path
+can forget it.
 
 The order of things, for one ask: `turn.queued` is appended; once durable, the ask is accepted. When nobody else speaks
 and the agent is ready, `turn.started` is appended; once durable, the prompt is written, whole. The boundary, or the end

@@ -20,7 +20,7 @@ from banksman.errors import BanksmanError
 
 
 class Timer(enum.Enum):
-    """What a timer is for. Together with its subject it names one wait, once."""
+    """What a timer is for. Together with its subject it names one wait; started again, only the new one counts."""
 
     DRAIN = "drain"  # an interrupted turn (key): its boundary and the acknowledgement are due
     SETTLE = "settle"  # a turn (key): its boundary was seen, what confirms it is due
@@ -287,7 +287,7 @@ class GrantHold:
 
 @dataclass(frozen=True, slots=True)
 class EndHold:
-    """The hold is over: it was idle too long, or the session is closing."""
+    """The hold is over, or will not be granted: it was idle too long, the session is closing, its log is broken."""
 
     hold: str
     error: BanksmanError | None = None

@@ -32,7 +32,7 @@ class Config:
     queue_max: int = 256
     # When the queue is full: "refuse" the newcomer, or "drop" the last of the lowest class below it.
     when_full: str = "refuse"
-    # How often one ask may be sent or be about to be: requeued by preemption, or by a process that died under it.
+    # How often one ask may be sent: one that gave way so often does not come back.
     attempts_max: int = 1000
     store_retry_seconds: float = 1.0
     store_retry_seconds_max: float = 30.0
@@ -100,7 +100,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something the agent asks us, in a turn."""
+    """Something the agent asks us; `turn` None: while nobody's turn was open."""
 
     id: str
     turn: str | None

@@ -16,7 +16,6 @@ from banksman.errors import AgentError
 
 
 def fire(work: Work, timer: Timer, subject: str) -> None:
-    """Each names its subject. If that is no longer what it was, the timer is late, and nothing happens."""
     state = work.state
     process = state.process
     turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == subject), None)

@@ -54,7 +54,7 @@ from banksman.core.session_facts import (
     WriteFailed,
     WriteFrame,
 )
-from banksman.core.state import Mode, Session
+from banksman.core.state import Session
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
 from banksman.run.agent import (
     AgentEvent,
@@ -115,6 +115,8 @@ class Listener:
 
 
 class Driver:
+    """One session's. For its own loop only; `spawn` starts the agent, `listener` is told what became of what."""
+
     def __init__(
         self,
         id: str,
@@ -162,10 +164,6 @@ class Driver:
     @property
     def epoch(self) -> int:
         return self._epoch
-
-    @property
-    def is_over(self) -> bool:
-        return self.error is not None or self.state.mode is Mode.CLOSED
 
     def now(self) -> float:
         return self._loop.time()

@@ -4,7 +4,8 @@ a wrong word is an error of the call and not of the first turn.
 `options` are the session's numbers (seconds, unless they say otherwise): `drain_seconds`, `settle_seconds`,
 `start_seconds`, `write_seconds`, `ageing_seconds`, `hold_idle_seconds`, `collect_seconds`, `queue_max`, `when_full`
 ("refuse" or "drop"), `clocks` (a mapping from the watchdog's name), the ladder's `eof_grace`, `grace`, `linger`, and
-`frame_bytes_max`, beyond which a frame from the agent goes to a file.
+`frame_bytes_max`, beyond which a frame from the agent goes to a file. `drain` is the ladder's last wait, and
+`attempts_max` how often an ask that gives way comes back.
 """
 
 from __future__ import annotations

@@ -41,10 +41,6 @@ class Promises(Listener):
         accepted = self._accepting[turn.id] = self.loop.create_future()
         return accepted
 
-    def acceptance(self, turn: str) -> asyncio.Future[None] | None:
-        """None: it was accepted already."""
-        return self._accepting.get(turn)
-
     def expect_receipt(self, interrupt: str, turn: Turn | str) -> asyncio.Future[Receipt]:
         receipt: asyncio.Future[Receipt] = self.loop.create_future()
         self._receipts[interrupt] = receipt, turn if isinstance(turn, Turn) else self._turns.get(turn)

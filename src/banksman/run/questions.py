@@ -95,7 +95,11 @@ class Questions:
         if decision not in ("allow", "deny"):
             raise UsageError(f"a question cannot be answered with {decision!r}", hint='"allow" or "deny"')
         if decision == "allow":
-            given = {"behavior": "allow", "updatedInput": dict(updated_input or question.input)}
+            # An empty input is an input: what was emptied on purpose must not run as it was asked for.
+            given = {
+                "behavior": "allow",
+                "updatedInput": dict(question.input if updated_input is None else updated_input),
+            }
         else:
             given = {"behavior": "deny", "message": message or "denied"}
         # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.

@@ -74,9 +74,10 @@ class Session:
         self.id = id
         self.name = name
         self.agent = agent
-        self.dialect: Any = state.config.dialect
-        # Each with how many callers wait for it to be accepted.
-        self._keys: OrderedDict[str, Turn] = OrderedDict()
+        self.dialect = state.config.dialect
+        # Each with its acceptance: whoever comes with a key hears of it what the first one hears.
+        self._keys: OrderedDict[str, tuple[Turn, asyncio.Future[None]]] = OrderedDict()
+        # How many callers wait for a turn (id) to be accepted.
         self._callers: dict[str, int] = {}
         self._promises = promises = Promises()
         self._readers = Readers(store, id, promises.finished)
@@ -101,17 +102,15 @@ class Session:
         Cancelled, the ask is withdrawn. With a `key` that was used before, the turn of that time is returned.
         """
         ask = self._checked(prompt, priority, on_busy, on_preempt, key)
-        turn = None if key is None else self._keys.get(key)
-        if turn is None:
+        known = None if key is None else self._keys.get(key)
+        if known is None:
             turn = Turn(self, ask.id, self._driver.state.head)
+            known = turn, self._promises.expect_turn(turn)
             if key is not None:
-                self._remember(key, turn)
-            accepted: asyncio.Future[None] | None = self._promises.expect_turn(turn)
+                self._remember(key, known)
             self._driver.dispatch(Asked(self._driver.now(), ask))
-        else:
-            accepted = self._promises.acceptance(turn.id)
-        if accepted is not None:
-            await self._wait_accepted(turn, accepted)
+        turn, accepted = known
+        await self._wait_accepted(turn, accepted)
         turn.is_taken = True
         return turn
 
@@ -135,14 +134,14 @@ class Session:
             if not self._callers[turn.id]:
                 del self._callers[turn.id]
 
-    def _remember(self, key: str, turn: Turn) -> None:
-        self._keys[key] = turn
+    def _remember(self, key: str, asked: tuple[Turn, asyncio.Future[None]]) -> None:
+        self._keys[key] = asked
         if len(self._keys) > KEYS_MAX:
             self._keys.popitem(last=False)
 
     def _forget_key(self, turn: Turn) -> None:
         """It came to nothing: whoever comes with its key again makes a new ask."""
-        for key in [key for key, known in self._keys.items() if known is turn]:
+        for key in [key for key, (known, _) in self._keys.items() if known is turn]:
             del self._keys[key]
 
     def _checked(self, prompt: Any, priority: Any, on_busy: Any, on_preempt: Any, key: Any) -> Ask:
@@ -170,7 +169,10 @@ class Session:
         )
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
-        """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so."""
+        """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
+
+        Cancelling this only stops waiting: the turn is stopped all the same.
+        """
         if turn is None:
             turn = status.holder(self._driver.state)
         if turn is None:
@@ -191,7 +193,11 @@ class Session:
 
     @asynccontextmanager
     async def hold(self, priority: int | str = NORMAL) -> AsyncGenerator[None]:
-        """Several asks in a row, with nobody of this class or below between them. May be re-entered."""
+        """Several asks in a row, with nobody of this class or below between them. May be re-entered.
+
+        Entering waits for the grant; cancelled, it is given up; `Refused` is raised if the session closes first. A hold
+        ends by itself after `hold_idle_seconds` without an ask, and with the session: asks made after that are plain.
+        """
         holds = _holds.get()
         # Only one that is still there: a task that was started inside a hold may outlive it.
         if self._promises.has_hold(holds.get(self.id)):
@@ -220,7 +226,8 @@ class Session:
     def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
         """Every event of the log after a cursor, then each as it is committed, until the session is closed.
 
-        A range that retention took is told by one `stream.gap` event.
+        A range that retention took is told by one `stream.gap` event. Once the host is closed, the log is too, and
+        reading raises `StoreError`.
         """
         return self._readers.events(seq_of(after), waits=True)
 
@@ -243,7 +250,7 @@ class Session:
         message: str | None = None,
         updated_input: Mapping[str, Any] | None = None,
     ) -> None:
-        """Answer a question of the agent: "allow" or "deny"."""
+        """Answer a question of the agent: "allow" or "deny". One that needs no answer any more is let be."""
         self._questions.answer(question, decision, message=message, updated_input=updated_input)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -263,6 +270,7 @@ class Session:
         await self.wait_closed()
 
     def close_nowait(self) -> None:
+        """Begin to close; `wait_closed` tells when it is."""
         self._driver.dispatch(CloseAsked(self._driver.now()))
 
     def drain_nowait(self) -> None:
@@ -281,6 +289,7 @@ class Session:
         return self._promises.finished.done()
 
     def abandon(self) -> None:
+        """Its loop was closed under it: see `Driver.abandon`."""
         self._driver.abandon()
 
     def _raise_if_failed(self, waiting: asyncio.Future[Any]) -> None:

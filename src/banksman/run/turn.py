@@ -57,6 +57,7 @@ class Turn:
         return self.session.dialect.said(frames)
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
+        """What the agent says in this turn, from its beginning, as ACP session updates; ends with the turn."""
         async with aclosing(self._events(waits=True)) as events:
             async for event in events:
                 if event.kind == kinds.UPDATE:

@@ -47,10 +47,6 @@ def readers_agree(*readers: Sequence[Event]) -> None:
             assert known.setdefault(event.seq, event) == event, f"two readers differ at {event.cursor}"
 
 
-def count(events: Iterable[Event], kind: str) -> int:
-    return sum(event.kind == kind for event in events)
-
-
 # -- turns and outcomes ----------------------------------------------------------------------------------------------
 def turns(events: Sequence[Event], *, is_over: bool = True) -> None:
     """At most one turn of ours is open, and one of the agent's own (G1); each that was queued or began ends once (G2);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from banksman.core.meaning import Meaning
@@ -46,4 +46,8 @@ class Dialect(Protocol):
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
         """A frame as ACP session updates: none, one or several."""
+        ...
+
+    def said(self, lines: Iterable[bytes]) -> str | None:
+        """What these frames of one turn say to the reader, as text; None: nothing."""
         ...
