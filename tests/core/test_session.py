@@ -317,12 +317,20 @@ def _resuming() -> Talk:
     return talk
 
 
-def test_only_a_process_that_ran_can_have_lost_the_conversation() -> None:
-    exits = _resuming()
-    exits.tell(ProcessStarted(0.0, 2, 77))
-    exits.tell(ProcessExited(0.0, 2, code=1))
-    exits.tell(ProcessGone(0.0, 2))
-    assert exits.state.conversation is None
+def test_only_a_process_that_says_so_has_lost_the_conversation() -> None:
+    forgets = _resuming()
+    forgets.tell(ProcessStarted(0.0, 2, 77))
+    forgets.tell(ProcessExited(0.0, 2, code=1))
+    forgets.tell(ProcessGone(0.0, 2, stderr="forgotten"))
+    assert forgets.state.conversation is None
+    assert ("b", Kind.FAILED) not in _outcomes(forgets.effects)
+    for how in (ProcessExited(0.0, 2, code=1), ProcessExited(0.0, 2, signal=9)):
+        exits = _resuming()
+        exits.tell(ProcessStarted(0.0, 2, 77))
+        exits.tell(how)
+        exits.tell(ProcessGone(0.0, 2, stderr="the disk is full"))
+        assert exits.state.conversation == "talk"
+        assert ("b", Kind.FAILED) in _outcomes(exits.effects)
     fails = _resuming()
     fails.tell(ProcessFailed(0.0, 2, MachineError("no fds")))
     assert fails.state.conversation == "talk"

@@ -8,10 +8,10 @@ the prompt that it ends, with a `!` if it was aborted, so that an answer that re
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from banksman.core.dialects.dialect import Prompt
+from banksman.core.dialects.dialect import Prompt, Transcript
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -86,8 +86,11 @@ class ToyDialect:
     def project(self, line: bytes) -> list[dict[str, Any]]:
         return []
 
-    def said(self, lines: Iterable[bytes]) -> str | None:
-        return None
+    def transcript(self) -> Transcript:
+        raise NotImplementedError
+
+    def has_forgotten(self, stderr: str) -> bool:
+        return "forgotten" in stderr
 
 
 class Manners(NamedTuple):

@@ -30,10 +30,10 @@ from tests.real import hosts, shapes
 from tests.real.hosts import Sight, look
 
 import banksman
-from banksman import Command, Ended, Finished, Host
+from banksman import Command, Ended, Finished
 from banksman.run import inherited
 from banksman.run.command import State
-from banksman.run.host import default_host
+from banksman.run.host import Host, default_host
 from banksman.run.spawner import spawner
 
 if TYPE_CHECKING:

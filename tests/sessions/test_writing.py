@@ -14,7 +14,10 @@ from tests.sessions.helpers import SHORT_DRAIN, interrupts, opened, prompts, tou
 
 from banksman import AgentError, By, Kind
 from banksman.core import event as kinds
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.run import driver as driver_module
+from banksman.run import oversize
 from banksman.testing import checks
 
 LARGE = "x" * 200_000
@@ -294,3 +297,23 @@ async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> Non
         outcome = await case.answer("@@huge 9000000\n@@huge_result 3000000")
         assert outcome.kind is Kind.DONE
         assert outcome.text == "x" * 3_000_000
+
+
+def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oversize, "SPILLED_BYTES_MAX", 10)
+    spilled, counters = oversize.Oversize(), driver_module.Counters()
+
+    def take(*pieces: bytes) -> dict[str, Any]:
+        whole = b"".join(pieces)
+        items: list[Framed] = [OversizeBegan(whole[:1]), *map(OversizePiece, pieces)]
+        lines, _ = spilled.take(Mixed((*items, OversizeEnded(len(whole), whole[:1], whole[-1:]))), CLAUDE, counters)
+        return json.loads(lines[0])
+
+    first, second, third = take(b"abcd"), take(b"efghijkl", b"mn"), take(b"op")
+    assert (first["bytes"], first["kept"], Path(first["file"]).read_bytes()) == (4, 4, b"abcd")
+    # The beginning, without a hole: what comes after a piece that did not fit is not there either.
+    assert (second["bytes"], second["kept"], Path(second["file"]).read_bytes()) == (10, 6, b"efghij")
+    assert (third["bytes"], third["kept"], third["file"]) == (2, 0, None)
+    assert (counters.spilled, counters.dropped) == (3, 6)
+    spilled.close()
+    assert not Path(first["file"]).exists()

@@ -18,8 +18,10 @@ pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 from tests.sim.scenarios import CASES  # noqa: E402
 from tests.sim.scene import Scene  # noqa: E402
 
+from banksman.core import event as kinds  # noqa: E402
 from banksman.core.outcome import Kind  # noqa: E402
 from banksman.errors import StoreError, UsageError  # noqa: E402
+from banksman.run.following import PAGE_SECONDS_MAX  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Play, WorldLog  # noqa: E402
 
@@ -179,5 +181,61 @@ def test_an_input_that_was_emptied_is_not_the_one_that_was_asked_for() -> None:
         await scene.end()
         answer = scene.world.processes[0].agent.answers[0]
         assert answer["response"]["updatedInput"] == {}
+
+    sim.replay(scenario, "")
+
+
+def test_a_follower_with_a_page_in_its_hands_comes_to_the_end_before_the_log_is_closed() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        await scene.get_ready()
+        seen: list[str] = []
+
+        async def follow() -> None:
+            async for event in scene.session.follow():
+                seen.append(event.kind)
+                await asyncio.sleep(0.01)
+
+        following = asyncio.ensure_future(follow())
+        await asyncio.sleep(0.05)
+        await scene.session.close()
+        await scene.log.close()  # As the host does it.
+        await following
+        assert seen[-1] == kinds.SESSION_CLOSED
+
+    sim.replay(scenario, "")
+
+
+def test_a_follower_that_goes_no_further_keeps_a_close_waiting_for_a_moment_only() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        await scene.get_ready()
+
+        async def stand() -> None:
+            async for _ in scene.session.follow():
+                await asyncio.Event().wait()
+
+        standing = asyncio.ensure_future(stand())
+        await asyncio.sleep(0.05)
+        began = scene.loop.time()
+        await asyncio.gather(scene.session.close(), scene.session.close())
+        assert scene.loop.time() - began <= PAGE_SECONDS_MAX + 0.1
+        await scene.session.close()
+        assert scene.loop.time() - began <= PAGE_SECONDS_MAX + 0.1, "its moment is over"
+        standing.cancel()
+        await asyncio.wait((standing,))
+
+    sim.replay(scenario, "")
+
+
+def test_who_closes_in_the_middle_of_following_does_not_wait_for_itself() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        await scene.get_ready()
+        began = scene.loop.time()
+        async for event in scene.session.follow():
+            if event.kind == kinds.TURN_STARTED:
+                await scene.session.close()
+        assert scene.loop.time() - began < PAGE_SECONDS_MAX
 
     sim.replay(scenario, "")

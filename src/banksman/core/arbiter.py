@@ -159,6 +159,7 @@ def leader(queue: Queue, ask: Ask) -> Turn | None:
             and waiting.ask.on_busy == "collect"
             and waiting.priority == ask.priority
             and waiting.ask.hold == ask.hold
+            and waiting.ask.on_preempt == ask.on_preempt
             and waiting.attempt == 1
         ):
             return waiting

@@ -132,6 +132,8 @@ def end(
     )
     if turn.is_own:
         work.set(own=None)
+        if work.state.turn is None or not work.state.turn.is_open:
+            work.set(clocks=())
         # Many an agent says only at its end what a turn of its own was for.
         log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
         work.after_commit(OwnOver(turn.id, turn.seq))

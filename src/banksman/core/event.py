@@ -70,6 +70,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         return self.kind in (UPDATE, SENT)
 
 
+def storable(value: Any) -> Any:
+    """A copy, as the log will give it back. Raises TypeError, ValueError or RecursionError if it could not hold it."""
+    return _decoder.decode(_encoder.encode(value))
+
+
 def entry(turn: str | None, kind: str, /, **body: object) -> Entry:
     """An entry of one of our own kinds."""
     return turn, kind, _encoder.encode(body)

@@ -22,8 +22,11 @@ from banksman.core.work import Work
 def advance(work: Work) -> None:
     """Whatever has become possible now."""
     state = work.state
-    if state.mode is Mode.DRAINING and state.turn is None and state.own is None:
-        closing.close(work)
+    if state.mode is Mode.DRAINING:
+        if state.own is not None:
+            ending.stop(work, state.own, Cause.CLOSE)  # Nobody waits for it, and it could last for ever.
+        elif state.turn is None:
+            closing.close(work)
     if work.state.mode is Mode.CLOSING:
         closing.finish(work)
         return

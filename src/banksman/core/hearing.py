@@ -99,6 +99,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
             work.cancel_timer(Timer.START, str(process.number))
             if reply.error is None:
                 work.set_process(phase=ProcessPhase.READY, was_ready=True)
+                work.set(resume_failures=0)
             else:
                 work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
         return
@@ -113,8 +114,8 @@ def _on_reply(work: Work, reply: Replied) -> None:
     for turn in (work.state.own, work.state.turn):
         # An agent acknowledges an interrupt that came before it could take one, and goes on. Such an answer proves
         # nothing about the turn; the interrupt is sent again when it can.
-        # And one that comes after the boundary had nothing left to stop.
-        is_in_time = turn is not None and turn.boundary is None and turn.settled is None
+        # And one that comes after the boundary had nothing left to stop; one that was refused was not taken at all.
+        is_in_time = turn is not None and turn.boundary is None and turn.settled is None and reply.error is None
         if turn is not None and turn.key == key and is_in_time and (turn.can_interrupt or not process.announces):
             work.set_turn(replace(turn, is_acknowledged=True))
 
@@ -192,6 +193,9 @@ def _open_own(work: Work, origin: str | None, refs: tuple[str, ...] = ()) -> Non
     seq = work.state.head + len(work.entries) + 1
     turn = turns.own(f"own-{count}", origin or "agent", arbiter.OWN_PRIORITY, seq=seq, heard=refs)
     work.set(own=turn, own_count=count)
+    if work.state.turn is None or not work.state.turn.is_open:
+        work.set(clocks=clocks.wound(work.state.config.clocks, work.at))
+        work.arm_clocks(turn)
     work.log(turn.id, kinds.TURN_STARTED, origin=turn.origin, attempt=1)
     # Whoever is more urgent waits already, or comes later: both are looked at where the next turn is chosen.
 
@@ -277,8 +281,10 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
     if turn.boundary is not None:
         _end_ours(work, turn, turn.boundary)
     else:
-        # Done with the prompt, and no boundary: it may be late, but not for ever.
-        work.start_timer(work.state.config.settle_seconds, Timer.SETTLE, turn.key)
+        # Done with the prompt, and no boundary. It may be late, but not for ever; that it was cancelled says enough.
+        config = work.state.config
+        seconds = config.settle_seconds if settled.is_cancelled else config.drain_seconds
+        work.start_timer(seconds, Timer.SETTLE, turn.key)
 
 
 def settle(work: Work, turn: Turn) -> None:
@@ -289,7 +295,9 @@ def settle(work: Work, turn: Turn) -> None:
         work.set_process(naming=Naming.ABSENT)
     if turn.settled is None:
         work.set_process(settles=False)  # It says no such thing; the next turn does not wait for it.
-    _end_ours(work, turn, turn.boundary or TurnOver())
+    # Whether it went well is for the boundary to say. Without one nobody has.
+    missing = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
+    _end_ours(work, turn, turn.boundary or missing)
 
 
 def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:

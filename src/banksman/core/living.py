@@ -18,6 +18,8 @@ from banksman.errors import AgentError, BanksmanError
 
 # The end of its stderr, in each outcome that its death has failed.
 STDERR_CHARACTERS_MAX = 4096
+# An agent that cannot resume a conversation, and does not say why, has lost it.
+RESUME_FAILURES_MAX = 3
 # An agent that dies each time before it is sent anything is not going to answer.
 START_ATTEMPTS_MAX = 3
 
@@ -31,8 +33,13 @@ def started(work: Work, fact: ProcessStarted) -> None:
 def exited(work: Work, fact: ProcessExited) -> None:
     how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
     work.log(None, kinds.PROCESS_EXITED, process=fact.process, code=fact.code, signal=fact.signal)
-    by_itself = not work.state.process.was_told_to_stop
-    work.set_process(phase=ProcessPhase.STOPPING, exit=how, exited_by_itself=by_itself, outbox=())
+    work.set_process(
+        phase=ProcessPhase.STOPPING,
+        exit=how,
+        exited_by_itself=not work.state.process.was_told_to_stop,
+        was_killed=fact.signal is not None,
+        outbox=(),
+    )
 
 
 def gone(work: Work, fact: ProcessGone) -> None:
@@ -48,10 +55,12 @@ def gone(work: Work, fact: ProcessGone) -> None:
         )
     exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
     message = exited_how if process.error is None else process.error.args[0]
-    lost(work, AgentError(message, hint=fact.stderr[-STDERR_CHARACTERS_MAX:].strip(), process=process.number))
+    has_forgotten = work.state.config.dialect.has_forgotten(fact.stderr)
+    stderr = fact.stderr[-STDERR_CHARACTERS_MAX:].strip()
+    lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
 
 
-def lost(work: Work, error: BanksmanError) -> None:
+def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> None:
     """Nothing of the process is left. What rested on it ends, and what comes next gets a new one."""
     state = work.state
     process = state.process
@@ -70,12 +79,16 @@ def lost(work: Work, error: BanksmanError) -> None:
     work.set(process=Process(number=process.number))
     if process.was_ready or state.mode is not Mode.OPEN:
         return
-    if process.is_resuming and process.exited_by_itself and process.error is None:
-        # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever. (One
-        # that never ran, or that we stopped, has said nothing about it.)
-        work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation, error=str(error))
-        work.set(conversation=None)
-        return
+    if process.is_resuming and process.exited_by_itself and not process.was_killed and process.error is None:
+        failures = state.resume_failures + 1
+        if has_forgotten or failures >= RESUME_FAILURES_MAX:
+            # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
+            work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation, error=str(error))
+            work.set(conversation=None, resume_failures=0)
+            return
+        # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
+        # stopped, has said nothing about it at all.
+        work.set(resume_failures=failures)
     # Each failing start costs the ask that it was made for, so there are never more starts than asks.
     chosen = granting.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
     if isinstance(chosen, Turn):

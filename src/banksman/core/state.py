@@ -93,6 +93,7 @@ class Process:
     was_ready: bool = False
     was_told_to_stop: bool = False
     exited_by_itself: bool = False
+    was_killed: bool = False
     exit: str | None = None
     # Why we gave it up, if we did.
     error: BanksmanError | None = None
@@ -148,6 +149,7 @@ class Session:
     mode: Mode = Mode.OPEN
     # The agent's own name for the conversation; a new process resumes it.
     conversation: str | None = None
+    resume_failures: int = 0
     queue: Queue = ()
     collecting: tuple[str, ...] = ()
     hold: Hold | None = None

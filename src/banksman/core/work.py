@@ -175,7 +175,8 @@ class Work:
     # -- clocks and holds --------------------------------------------------------------------------------------------
     def attend_clocks(self) -> None:
         """A question came or went: some clocks stand still, others go on."""
-        turn = self.state.turn
+        ours = self.state.turn
+        turn = ours if ours is not None and ours.is_open else self.state.own
         if turn is not None and turn.phase is Phase.RUNNING:
             has_question = any(question.turn == turn.id for question in self.state.questions)
             self.set(clocks=clocks.attend(self.state.clocks, self.at, has_tool=False, has_question=has_question))

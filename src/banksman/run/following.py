@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from banksman.core import event as kinds
@@ -14,6 +16,10 @@ from banksman.store.log import Log
 
 R = TypeVar("R")
 
+# The log is closed behind a session that is over. A reader with a page in its hands by then has so long to come to the
+# end; one that stands still is told, when it goes on, that the log is closed.
+PAGE_SECONDS_MAX = 1.0
+
 
 class Readers:
     """Everybody who reads one session's log; `finished` is done when nothing more will be written to it."""
@@ -22,9 +28,18 @@ class Readers:
         self._store = store
         self._session = session
         self._finished = finished
-        # Those inside the store just now. They are waited for at the end, because the host closes the log then.
+        # Those inside the store just now, and those with a page in their hands, each with the task that took it. They
+        # are waited for at the end, because the host closes the log then.
         self._reading = 0
+        self._holding: dict[object, asyncio.Task[Any] | None] = {}
         self._pauses = Waiters()
+        self._loop = finished.get_loop()
+        self._finished_at = math.inf
+        finished.add_done_callback(self._note_end)
+
+    def _note_end(self, _: asyncio.Future[None]) -> None:
+        # One moment for all who close, again and again or one session after the other.
+        self._finished_at = self._loop.time()
 
     async def events(
         self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None
@@ -32,27 +47,38 @@ class Readers:
         """`waits`: also for what is not there yet, until the session is closed or `until` is done."""
         seq = after
         ends = (self._finished,) if until is None else (self._finished, until)
-        while True:
-            # Looked at before it is read: what is committed after the reading may be the last.
-            is_last = not waits or any(end.done() for end in ends)
-            page = await self._read(self._store.read(self._session, seq))
-            if page.gap is not None:
-                first, last = page.gap
-                yield kinds.gap(self._session, first, last)
-                seq = last
-            for event in page.events:
-                yield event
-                seq = event.seq
-                if event.kind == kinds.SESSION_CLOSED and self._finished.done():
-                    return  # There is nothing after it; and the log may be closed by now.
-            if page.events:
-                continue
-            if is_last:
-                return
-            await self._read(self._wait_past(seq, ends))
+        reader = object()
+        try:
+            while True:
+                # Looked at before it is read: what is committed after the reading may be the last.
+                is_last = not waits or any(end.done() for end in ends)
+                page = await self._read(self._store.read(self._session, seq))
+                self._holding[reader] = asyncio.current_task()
+                if page.gap is not None:
+                    first, last = page.gap
+                    yield kinds.gap(self._session, first, last)
+                    seq = last
+                for event in page.events:
+                    yield event
+                    seq = event.seq
+                    if event.kind == kinds.SESSION_CLOSED and self._finished.done():
+                        return  # There is nothing after it; and the log may be closed by now.
+                if page.events:
+                    continue
+                if is_last:
+                    return
+                await self._read(self._wait_past(seq, ends))
+        finally:
+            self._holding.pop(reader, None)
+            self._pauses.wake()
 
     async def wait_left(self) -> None:
-        """Until nobody is inside the store."""
+        """Until nobody is inside the store, or reads what it has of it; for the latter only a moment."""
+        me = asyncio.current_task()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(self._finished_at, self._loop.time()) + PAGE_SECONDS_MAX):
+                while self._reading or any(task is not me for task in self._holding.values()):
+                    await self._pauses.wait()
         while self._reading:
             await self._pauses.wait()
 

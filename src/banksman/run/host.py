@@ -39,6 +39,10 @@ log = logging.getLogger("banksman")
 UNREPORTED_MAX = 10_000
 
 
+# Closed sessions that can still be asked for. Each may hold its whole history in memory.
+SESSIONS_KEPT_MAX = 32
+
+
 class How(TypedDict, total=False):
     """The keywords of `start`, for type checkers: what it returns depends on `yield_after` alone."""
 
@@ -199,8 +203,10 @@ class Host:
 
     def _forget_sessions(self) -> None:
         closed = [session for session in self._sessions.values() if session.is_closed]
-        for session in closed[: max(0, len(closed) - self._finished_max)]:
+        for session in closed[: max(0, len(closed) - SESSIONS_KEPT_MAX)]:
             del self._sessions[session.id]
+            if not self._store().is_durable:
+                self._store().delete(session.id)
 
     # -- starting ----------------------------------------------------------------------------------------------------
     @overload

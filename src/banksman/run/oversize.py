@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("banksman")
 
-# Of all such frames of one session. Past it a frame is counted and its bytes are dropped.
+# Of all such frames of one session. Past it their bytes are dropped and counted; a file is always a frame's beginning.
 SPILLED_BYTES_MAX = 256 << 20
 HEAD_SHOWN = 1024
 
@@ -59,21 +59,29 @@ class Oversize:
         self._open = None
 
     def _begin(self) -> None:
+        if not self._left:
+            return
         try:
             self._open = Spill()
         except OSError as exc:
             log.warning("! a frame too large to keep cannot be spilled either: %s", exc)
 
     def _add(self, data: bytes, counters: Counters) -> None:
-        if self._open is None or len(data) > self._left:
-            counters.dropped += len(data)
+        kept = b"" if self._open is None else data[: self._left]
+        counters.dropped += len(data) - len(kept)
+        if self._open is None or not kept:
             return
+        before = self._open.size
         try:
-            self._open.add(data)
-            self._left -= len(data)
+            self._open.add(kept)
+            self._left -= len(kept)
         except OSError as exc:
-            log.warning("! a frame too large to keep was only spilled in part: %s", exc)
-            counters.dropped += len(data)
+            # A full disk must not end a session, and a file with a hole would be a lie.
+            log.warning("! a frame too large to keep is no longer spilled: %s", exc)
+            counters.dropped += before + len(kept)
+            self._left += before
+            self._open.delete()
+            self._open = None
 
     def _note(self, length: int, head: bytes) -> bytes:
         spill, self._open = self._open, None
@@ -83,6 +91,7 @@ class Oversize:
         note = {
             "type": "banksman.spilled",
             "bytes": length,
+            "kept": 0 if spill is None else spill.size,
             "file": None if spill is None else spill.path,
             "head": head[:HEAD_SHOWN].decode("utf-8", "replace"),
         }

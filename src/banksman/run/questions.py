@@ -75,11 +75,14 @@ class Questions:
             else:
                 self.answer(question.id, answer)
         except asyncio.CancelledError:
+            # By us, because the question is over: then this says nothing. Or by itself, and that is no answer either.
+            self.answer(question.id, "deny", message="the callback was cancelled")
             raise
         except Exception as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
-            self.answer(question.id, "deny", message=f"the callback failed: {exc}")
+            reason = str(exc).encode(errors="replace").decode()
+            self.answer(question.id, "deny", message=f"the callback failed: {reason}")
 
     def answer(
         self,

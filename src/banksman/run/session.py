@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from banksman.core.arbiter import NORMAL, Priority
-from banksman.core.event import Event
+from banksman.core.event import Event, storable
 from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.outcome import By, Receipt
 from banksman.core.session_facts import (
@@ -49,6 +49,8 @@ ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
 # How many idempotency keys a session remembers.
 KEYS_MAX = 1024
+# Far beyond any number of classes that a person would tell apart.
+PRIORITY_MAX = 1_000_000
 
 # The holds that the running task is inside of, by session: asks made there are made in the hold.
 _holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
@@ -154,12 +156,18 @@ class Session:
         if key is not None and not isinstance(key, str):
             raise UsageError(f"key cannot be {key!r:.60}", hint="text that is the same when the same ask is made again")
         ref = str(uuid.uuid4())
-        # Encoded once to be refused here if the agent could not take it, and not when its turn has come.
+        # Encoded once for the agent and once for the log: what either could not take is refused here, as this caller's
+        # error, and not found in the door, where it would be everybody's. The copy is ours: whatever the caller does to
+        # its own afterwards, what is sent is what was accepted.
         self.dialect.prompt(ref, prompt)
+        try:
+            prompt, key = storable([prompt, key])
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise UsageError(f"the ask cannot be stored: {exc}", hint="text, or content blocks of plain JSON") from exc
         return Ask(
             id=f"t-{os.urandom(8).hex()}",
             ref=ref,
-            prompt=prompt if isinstance(prompt, str) else [dict(block) for block in prompt],
+            prompt=prompt,
             priority=_priority(priority),
             on_busy=on_busy,
             on_preempt=on_preempt,
@@ -310,4 +318,6 @@ def _priority(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         names = ", ".join(priority.name for priority in reversed(Priority))
         raise UsageError(f"there is no priority {value!r}", hint=f"{names}, or an int")
-    return value
+    if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
+        raise UsageError("a priority that far away means nothing", hint=f"at most {PRIORITY_MAX} to either side")
+    return int(value)

@@ -31,6 +31,7 @@ class Turn:
         self.is_taken = False
         self._after = after
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._kept: asyncio.Future[str | None] | None = None
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.state}>"
@@ -52,9 +53,13 @@ class Turn:
 
     async def said(self) -> str | None:
         """What the agent has said in this turn so far."""
+        # Frame by frame, as the pages come: a long turn must not hold up the loop.
+        transcript = self.session.dialect.transcript()
         async with aclosing(self._events(waits=False)) as events:
-            frames = [event.data async for event in events if event.kind == kinds.UPDATE]
-        return self.session.dialect.said(frames)
+            async for event in events:
+                if event.kind == kinds.UPDATE:
+                    transcript.add(event.data)
+        return transcript.text()
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
         """What the agent says in this turn, from its beginning, as ACP session updates; ends with the turn."""
@@ -95,9 +100,16 @@ class Turn:
             self.resolve(replace(outcome, text=text))
 
     async def kept(self) -> str | None:
-        """What it had said, if it can be read: the ending is known all the same, and is what was waited for."""
+        """What it had said, if it can be read: the ending is known all the same, and is what was waited for. Read once,
+        for the outcome and every receipt."""
+        if self._kept is not None:
+            return await asyncio.shield(self._kept)
+        self._kept = asyncio.get_running_loop().create_future()
+        text: str | None = None
         try:
-            return await self.said()
+            text = await self.said()
         except StoreError as exc:
             log.warning("! turn %s: what it had said cannot be read: %s", self.id, exc)
-            return None
+        finally:
+            self._kept.set_result(text)
+        return text

@@ -42,7 +42,12 @@ class Page(NamedTuple):
 
 
 class Log(Protocol):
-    """One store. Every method belongs to the loop it was opened in."""
+    """One store. Every method belongs to the loop it was opened in.
+
+    `is_durable` False: it lasts as long as its host, and whoever forgets a session should delete its history.
+    """
+
+    is_durable: bool
 
     def claim(self, session: str, held: int | None = None) -> int:
         """Become the writer: the new epoch. What the writer before still appends is refused from here on.

@@ -131,6 +131,8 @@ class _Session:
 class MemoryLog:
     """A `Log` that keeps at most `bytes_max` of each session, and nothing beyond its own life. Opened inside a loop."""
 
+    is_durable: bool = False
+
     def __init__(self, *, bytes_max: int = SESSION_BYTES_MAX) -> None:
         if bytes_max < 1:
             raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)

@@ -55,6 +55,8 @@ class WorldLog(MemoryLog):
         self.is_calm = False
         self.appends = 0
         self.claims_failing = 0
+        # Those that are committed and were not told yet, as of the last commit: they are no longer to be refused.
+        self._committed: tuple[Any, ...] = ()
 
     def claim(self, session: str, held: int | None = None) -> int:
         if self.claims_failing:
@@ -106,8 +108,12 @@ class WorldLog(MemoryLog):
         self._behind.remove(state)
         error = NotOwner("another writer has claimed the session", session=session)
         for index, answer in enumerate(self._answers):
-            if answer.session is state and answer.error is None:
+            if answer.session is state and answer.error is None and not any(answer is one for one in self._committed):
                 self._answers[index] = answer._replace(error=error)
+
+    def _commit(self) -> None:
+        super()._commit()
+        self._committed = tuple(self._answers)
 
     def _answer(self, answer: Any) -> None:
         self._answers.append(answer)

@@ -21,7 +21,7 @@ which everything else is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -185,9 +185,13 @@ class Claude:
         """A frame as ACP session updates; the rules are in claude_updates.py. Never raises."""
         return claude_updates.project(line)
 
-    def said(self, lines: Iterable[bytes]) -> str | None:
-        """What the agent had said in these frames of a turn, the unfinished sentence included. Never raises."""
-        return claude_updates.said(lines)
+    def transcript(self) -> claude_updates.Transcript:
+        """What the agent says in the frames of a turn, the unfinished sentence included."""
+        return claude_updates.Transcript()
+
+    def has_forgotten(self, stderr: str) -> bool:
+        """Whether a process that was to resume a conversation ended because there is none of that name."""
+        return "No conversation found" in stderr
 
     def argv(
         self,

@@ -11,7 +11,6 @@ Updates have what ACP gives them (`sessionUpdate`, `toolCallId`, …). A message
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 from banksman.core.dialects.members import decoded
@@ -31,6 +30,8 @@ _KINDS = {
 # What a tool is about, by the name of its input that says so best.
 _TITLES = ("description", "command", "file_path", "notebook_path", "pattern", "path", "url", "query", "prompt")
 TITLE_CHARS_MAX = 200
+# What is kept of the text of a turn that ended without an answer: its end, for a person to read.
+SAID_CHARACTERS_MAX = 1 << 20
 
 
 def project(line: bytes) -> list[Update]:
@@ -52,33 +53,48 @@ def project(line: bytes) -> list[Update]:
             return []
 
 
-def said(lines: Iterable[bytes]) -> str | None:
-    """The text in these frames of a turn, with the deltas of a block that was never completed. None: there is none."""
-    whole: list[str] = []
-    partial: list[str] = []
-    for line in lines:
+class Transcript:
+    """The text in the frames of a turn, with the deltas of a block that was never completed, as they are added.
+
+    A turn can be long: of its text the end is kept, of at least `SAID_CHARACTERS_MAX`.
+    """
+
+    def __init__(self) -> None:
+        self._whole: list[str] = []
+        self._partial: list[str] = []
+        self._length = 0
+
+    def add(self, line: bytes) -> None:
         # Nearly every frame of a turn that is worth this call is a delta, and most frames of any turn are not text.
         frame = _dict(decoded(line))
         if frame.get("parent_tool_use_id") is not None:
-            continue
+            return
         match frame.get("type"):
             case "stream_event":
                 event = _dict(frame.get("event"))
                 if event.get("type") == "content_block_start":
-                    partial = []
+                    self._partial = []
                 delta = _dict(event.get("delta"))
                 text = delta.get("text")
                 if delta.get("type") == "text_delta" and isinstance(text, str):
-                    partial.append(text)
+                    self._partial.append(text)
             case "assistant":
-                updates = project(line)
-                whole += [
-                    update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"
-                ]
-                partial = []
+                for update in project(line):
+                    if update["sessionUpdate"] == "agent_message_chunk":
+                        self._keep(update["content"]["text"])
+                self._partial = []
             case _:
                 pass
-    return "".join((*whole, *partial)) or None
+
+    def text(self) -> str | None:
+        """None: there is none."""
+        return "".join((*self._whole, *self._partial)) or None
+
+    def _keep(self, text: str) -> None:
+        self._whole.append(text)
+        self._length += len(text)
+        while self._length - len(self._whole[0]) >= SAID_CHARACTERS_MAX:
+            self._length -= len(self._whole.pop(0))
 
 
 def _spoken(block: dict[str, Any], message_id: Any) -> list[Update]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from banksman.core.meaning import Meaning
 
 # Text, or ACP content blocks.
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+class Transcript(Protocol):
+    """What the agent says in the frames of a turn, gathered as they are added."""
+
+    def add(self, line: bytes) -> None: ...
+    def text(self) -> str | None: ...
 
 
 class Dialect(Protocol):
@@ -48,6 +55,10 @@ class Dialect(Protocol):
         """A frame as ACP session updates: none, one or several."""
         ...
 
-    def said(self, lines: Iterable[bytes]) -> str | None:
-        """What these frames of one turn say to the reader, as text; None: nothing."""
+    def transcript(self) -> Transcript:
+        """A new one, for the frames of one turn."""
+        ...
+
+    def has_forgotten(self, stderr: str) -> bool:
+        """Whether a process that was to resume a conversation ended because it does not know it any more."""
         ...
