@@ -166,3 +166,10 @@ def test_who_gives_way_is_the_last_of_the_lowest_class_below() -> None:
 
 def test_the_class_above_the_named_ones_is_the_next_number() -> None:
     assert [arbiter.class_above(p) for p in (BACKGROUND, 5, NORMAL, INTERACTIVE, 40)] == [NORMAL, NORMAL, 20, 21, 41]
+
+
+def test_who_comes_back_when_preempted_is_not_collected_with_who_does_not() -> None:
+    first = Ask(id="a", ref="a0000", prompt="a", priority=NORMAL, on_busy="collect")
+    other = Ask(id="b", ref="b0000", prompt="b", priority=NORMAL, on_busy="collect", on_preempt="requeue")
+    assert arbiter.leader((queued(first),), replace(other, on_preempt="end")) is not None
+    assert arbiter.leader((queued(first),), other) is None

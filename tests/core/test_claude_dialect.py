@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from banksman.core.dialects import claude
+from banksman.core.dialects import claude, claude_updates
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.members import split
@@ -747,3 +747,12 @@ def test_a_value_that_is_no_text_is_the_callers_error(value: Any) -> None:
     argv: Callable[..., list[str]] = CLAUDE.argv
     with pytest.raises(UsageError, match="--model cannot be"):
         argv(["claude"], model=value)
+
+
+def test_of_a_very_long_turn_the_end_is_kept() -> None:
+    part = "x" * (claude_updates.SAID_CHARACTERS_MAX // 4)
+    lines = [assistant({"type": "text", "text": f"{number}{part}"}) for number in range(9)]
+    text = said(lines)
+    assert text is not None
+    assert text.startswith("5")
+    assert text.endswith(f"8{part}")

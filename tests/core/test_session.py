@@ -342,3 +342,32 @@ def test_a_start_that_the_log_cut_short_does_not_cost_the_conversation() -> None
     talk.tell(AppendFailed(0.0, StoreError("the disk is full")))
     talk.tell(ProcessGone(0.0, 2))
     assert talk.state.conversation == "talk"
+
+
+def test_an_interrupt_that_was_refused_has_stopped_nothing() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.hear(b"taken a0000", b"init a0000")
+    talk.tell(InterruptAsked(0.0, "a", "i"))
+    [(request, _)] = talk.state.process.unacknowledged
+    talk.tell(FramesRead(0.0, 1, (b"refused",), ((0, Replied(request, error="not now")),)))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert ("a", Kind.DONE) in _outcomes(talk.effects)
+
+
+def test_a_prompt_that_is_settled_without_a_result_fails_and_not_before_the_result_could_have_come() -> None:
+    late = Talk()
+    late.ask(ask("a", NORMAL))
+    late.begin()
+    late.hear(b"taken a0000", b"init a0000", b"settled a0000")
+    late.hear(b"over a0000 a0000")
+    assert ("a", Kind.DONE) in _outcomes(late.effects)
+    never = Talk()
+    never.ask(ask("a", NORMAL))
+    never.begin()
+    effects = never.hear(b"taken a0000", b"init a0000", b"settled a0000")
+    [timer] = [e for e in effects if isinstance(e, StartTimer) and e.subject[0] is Timer.SETTLE]
+    assert timer.at == CONFIG.drain_seconds
+    never.tell(TimerFired(timer.at, timer.subject))
+    assert ("a", Kind.FAILED) in _outcomes(never.effects)

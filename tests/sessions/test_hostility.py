@@ -1,0 +1,94 @@
+"""Callers and agents that do what nobody thought of: the harm is theirs alone, and what is told is true."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import QUICK, opened, touch
+
+from banksman import Kind, Question, UsageError
+from banksman.core import event as kinds
+from banksman.run.host import SESSIONS_KEPT_MAX
+
+
+@pytest.mark.parametrize(
+    ("prompt", "how"),
+    [
+        ("hello", {"key": "\ud800"}),
+        ("hello", {"priority": 10**5000}),
+        ([{"type": "text", "text": "hello", "_meta": {"x": object()}}], {}),
+        ([{"type": "text", "text": "hello", "_meta": {"x": "\ud800"}}], {}),
+    ],
+)
+async def test_what_the_log_cannot_hold_is_its_callers_error_and_nobody_elses(
+    tmp_path: Path, prompt: Any, how: dict[str, Any]
+) -> None:
+    async with opened(tmp_path) as case:
+        other = await case.running("other")
+        with pytest.raises(UsageError):
+            await case.session.ask(prompt, **how)
+        assert other.state == "running"
+        await other.interrupt()
+        assert (await case.answer("still here")).text == "still here"
+
+
+async def test_what_is_sent_is_what_was_accepted_whatever_its_caller_does_to_it_afterwards(tmp_path: Path) -> None:
+    blocks: list[Any] = [{"type": "text", "text": "as it was"}]
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        turn = await case.session.ask(blocks)
+        blocks[0]["text"] = "changed"
+        await first.interrupt()
+        assert (await case.outcome(turn)).text == "as it was"
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), ValueError("not UTF-8: \udcff")])
+async def test_a_callback_that_fails_in_a_strange_way_says_no(
+    tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    # What is logged holds the strange text too, and could not be told by a worker.
+    caplog.set_level(logging.CRITICAL, "banksman")
+
+    def on_question(_question: Question) -> str:
+        raise error
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        assert (await case.answer("@@ask Bash\n@@say went on")).kind is Kind.DONE
+        [answered] = [event.body for event in await case.events() if event.kind == kinds.QUESTION_ANSWERED]
+        assert answered["answer"] == "answered"
+
+
+async def test_a_turn_of_the_agents_own_that_never_ends_is_ended_by_its_clock(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = {"process": [f"at idle wait {go}", "at idle own none ;; say by myself ;; hang"]}
+    async with opened(tmp_path, script, options={**QUICK, "clocks": {"overall": 0.3}}) as case:
+        await case.answer("hello")
+        touch(go)
+        await case.wait_said("by myself")
+        assert (await case.answer("chore", priority="background")).text == "chore"
+        ended = [e.body for e in await case.events() if e.kind == kinds.TURN_ENDED and (e.turn or "").startswith("own")]
+        assert [body["clock"] for body in ended] == ["overall"]
+
+
+async def test_a_drain_does_not_wait_for_what_nobody_asked_for(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = {"process": [f"at idle wait {go}", "at idle own none ;; say by myself ;; hang"]}
+    async with opened(tmp_path, script) as case:
+        await case.answer("hello")
+        touch(go)
+        await case.wait_said("by myself")
+        case.session.drain_nowait()
+        await case.session.wait_closed()
+
+
+async def test_a_host_does_not_keep_the_history_of_sessions_that_it_has_forgotten(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        for _ in range(SESSIONS_KEPT_MAX + 8):
+            session = await case.host.open("claude", command=["true"])
+            await session.close()
+        log: Any = case.host._log  # pyright: ignore[reportPrivateUsage]
+        assert len(log.sessions()) <= SESSIONS_KEPT_MAX + 2
