@@ -72,7 +72,7 @@ from banksman.core.session_facts import (
     WriteFailed,
     WriteFrame,
 )
-from banksman.core.state import Config, MayWrite, Mode, Process, ProcessPhase, Session, Store
+from banksman.core.state import Config, MaySteer, MayWrite, Mode, Process, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Phase, Turn
 from banksman.errors import AgentError, StoreError
 
@@ -648,7 +648,14 @@ def key(world: World) -> tuple[object, ...]:
     deferred = tuple((seqs.index(seq) if seq in seqs else None, _brief_deferred(d)) for seq, d in session.deferred)
     process = session.process
     return (
-        *(session.mode, session.conversation, session.collecting, session.hold, session.own_count),
+        *(
+            session.mode,
+            session.conversation,
+            session.collecting,
+            session.hold,
+            session.own_count,
+            session.resume_failures,
+        ),
         tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
         *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process), session.questions),
         *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
@@ -698,6 +705,8 @@ def _brief_deferred(deferred: object) -> object:
             return turn, outcome.kind, outcome.text
         case Accept(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
             return type(deferred).__name__, name
+        case MaySteer(key=name, ask=steered):
+            return type(deferred).__name__, name, steered
         case _:
             return type(deferred).__name__
 

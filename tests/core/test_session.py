@@ -17,7 +17,7 @@ from tests.core.mutants import MUTANTS, Mutant
 from tests.core.scenarios import LARGE, SCENARIOS, ask
 
 from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.meaning import PromptTaken, Replied, TurnOpened, TurnOver
+from banksman.core.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver
 from banksman.core.outcome import By, Kind
 from banksman.core.session import step
 from banksman.core.session_facts import (
@@ -45,13 +45,15 @@ from banksman.core.session_facts import (
     Reject,
     Resolve,
     StartTimer,
+    StopProcess,
     Timer,
     TimerFired,
     WriteFailed,
     WriteFrame,
 )
-from banksman.core.state import Config, Mode, Session
-from banksman.core.turn import Ask
+from banksman.core.state import Config, Mode, Session, Stdin
+from banksman.core.turn import Ask, Phase, Turn
+from banksman.core.work import OUTBOX_FRAMES_MAX, QUESTIONS_MAX
 from banksman.errors import AgentError, MachineError, StoreError
 
 # Minutes and a few GB more: for when there is time.
@@ -371,3 +373,49 @@ def test_a_prompt_that_is_settled_without_a_result_fails_and_not_before_the_resu
     assert timer.at == CONFIG.drain_seconds
     never.tell(TimerFired(timer.at, timer.subject))
     assert ("a", Kind.FAILED) in _outcomes(never.effects)
+
+
+def test_a_process_that_dies_before_the_first_byte_is_counted_apart_from_preemptions() -> None:
+    often = Turn(id="a", ask=ask("a", NORMAL), priority=NORMAL, phase=Phase.STARTING, attempt=9)
+    talk = Talk()
+    talk.ask(ask("z", NORMAL))
+    talk.begin()
+    talk.state = replace(talk.state, turn=often)
+    talk.tell(ProcessExited(0.0, 1, code=1))
+    talk.tell(ProcessGone(0.0, 1))
+    assert ("a", Kind.FAILED) not in _outcomes(talk.effects)
+    assert [waiting.restarts for waiting in talk.state.queue if isinstance(waiting, Turn)] == [1]
+
+
+def test_a_question_that_is_asked_twice_is_one_question() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.hear(b"taken a0000", b"init a0000")
+    question = Requested("q", "can_use_tool", "Bash", {})
+    for _ in range(2):
+        talk.tell(FramesRead(0.0, 1, (b"?",), ((0, question),)))
+    assert [question.id for question in talk.state.questions] == ["q"]
+    more = [Requested(f"q{n}", "can_use_tool", "Bash", {}) for n in range(QUESTIONS_MAX + 8)]
+    talk.tell(FramesRead(0.0, 1, (b"?",) * len(more), tuple(enumerate(more))))
+    assert len(talk.state.questions) == QUESTIONS_MAX
+
+
+def test_an_agent_that_asks_and_never_reads_is_given_up() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.hear(b"taken a0000", b"init a0000")
+    unknown = [Requested(f"q{n}", "unknown") for n in range(OUTBOX_FRAMES_MAX + 2)]
+    state, effects = step(talk.state, FramesRead(0.0, 1, (b"?",) * len(unknown), tuple(enumerate(unknown))))
+    assert state.process.stdin is Stdin.BROKEN
+    assert any(isinstance(effect, StopProcess) for effect in effects)
+
+
+def test_holds_that_wait_are_bounded_and_are_no_asks() -> None:
+    talk = Talk(replace(CONFIG, queue_max=2))
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    ended = [e for n in range(3) for e in talk.tell(HoldAsked(0.0, f"h{n}", NORMAL)) if isinstance(e, EndHold)]
+    assert [end.hold for end in ended] == ["h2"]
+    assert not [e for e in talk.ask(ask("b", NORMAL)) if isinstance(e, Reject)]

@@ -216,17 +216,24 @@ async def test_a_drain_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
         await case.session.wait_closed()
 
 
-async def test_a_drain_also_waits_for_a_turn_of_the_agents_own(tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    script = {"prompt 1": ["say one", f"at idle own task-notification say mine ;; wait {go}"]}
+async def test_a_drain_does_not_wait_for_a_turn_of_the_agents_own(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say one", "at idle own task-notification say mine ;; hang"]}
     async with Host() as host, opened(tmp_path, script, host=host, is_checked=False) as case:
         await case.answer("one")
         await case.wait_said("mine")
-        draining = asyncio.ensure_future(host.drain())
+        await host.drain()
+        assert case.session.is_closed
+
+
+async def test_the_deadline_of_a_drain_outlives_who_asked_for_it(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        turn = await case.running("for ever")
+        draining = asyncio.ensure_future(host.drain(timeout=0.2))
         await asyncio.sleep(0)
-        assert not case.session.is_closed
-        touch(go)
-        await draining
+        draining.cancel()
+        await asyncio.wait([draining])
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        await case.session.wait_closed()
 
 
 async def test_names_are_unique_while_they_are_open(tmp_path: Path) -> None:

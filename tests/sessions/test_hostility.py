@@ -92,3 +92,31 @@ async def test_a_host_does_not_keep_the_history_of_sessions_that_it_has_forgotte
             await session.close()
         log: Any = case.host._log  # pyright: ignore[reportPrivateUsage]
         assert len(log.sessions()) <= SESSIONS_KEPT_MAX + 2
+
+
+async def test_a_session_says_so_when_it_is_used_from_another_loop(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+
+        async def elsewhere() -> None:
+            with pytest.raises(UsageError, match="another event loop"):
+                await case.session.ask("hello")
+            with pytest.raises(UsageError, match="another event loop"):
+                await case.session.interrupt("t")
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+        with pytest.raises(UsageError, match="another event loop"):
+            await asyncio.to_thread(case.session.close_nowait)
+        assert not case.session.is_closed
+        assert (await case.answer("still here")).text == "still here"
+
+
+async def test_who_shares_a_key_decides_only_for_itself(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.session.ask("@@say one", key="k")
+        second = await case.session.ask("@@say one", key="k")
+        assert first is second
+        case.session.let_go(second)
+        assert (await case.outcome(first)).kind is Kind.DONE
+        hanging = await case.running("for ever", key="other")
+        case.session.let_go(hanging)
+        assert (await case.outcome(hanging)).kind is Kind.INTERRUPTED

@@ -175,8 +175,8 @@ def join(queue: Queue, id: str, ask: Ask) -> Queue:
 
 
 def count(queue: Queue) -> int:
-    """The asks that wait, collected ones one by one."""
-    return sum(len(waiting.asks) if isinstance(waiting, Turn) else 1 for waiting in queue)
+    """The asks that wait, collected ones one by one. Holds are no asks, and have a bound of their own."""
+    return sum(len(waiting.asks) for waiting in queue if isinstance(waiting, Turn))
 
 
 def dispensable(queue: Queue, priority: int) -> Turn | None:

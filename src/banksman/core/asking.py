@@ -68,8 +68,7 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
         return Closed("the session is being closed and takes nothing new", hint="open another", turn=ask.id)
     if ask.on_busy == "reject" and state.is_busy and (state.hold is None or ask.hold != state.hold.id):
         return Busy("the session is busy", hint='on_busy="enqueue" waits', turn=ask.id)
-    if ask.on_busy == "steer" and not state.config.dialect.can_steer:
-        raise AssertionError("the shell refuses to steer an agent that cannot")
+    assert ask.on_busy != "steer" or state.config.dialect.can_steer, "the shell refuses to steer an agent that cannot"
     if arbiter.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:
         return QueueFull(f"{state.config.queue_max} asks are waiting", hint="try again later", turn=ask.id)
     return None
@@ -223,6 +222,8 @@ def hold(work: Work, hold: Hold) -> None:
         work.do(EndHold(hold.id, Closed("the session is being closed", hint="open another")))
     elif work.state.store is not Store.WORKING:
         work.do(EndHold(hold.id, work.state.store_error))
+    elif sum(isinstance(waiting, Hold) for waiting in work.state.queue) >= work.state.config.queue_max:
+        work.do(EndHold(hold.id, QueueFull(f"{work.state.config.queue_max} holds are waiting", hint="try again later")))
     else:
         work.set(queue=arbiter.enqueue(work.state.queue, hold))
 

@@ -88,7 +88,8 @@ def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
         kind = Kind.FAILED if boundary.is_aborted or boundary.is_error else Kind.DONE
     error = None
     if kind is Kind.FAILED:
-        error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+        given_up = work.state.process.error if turn.cause is Cause.REPLACE else None
+        error = given_up or AgentError(boundary.error or "the agent reports an error", turn=turn.id)
     end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
 
 
@@ -113,6 +114,7 @@ def end(
     error: BanksmanError | None = None,
 ) -> None:
     """Settle a turn that was granted. Nothing of it is left in the state afterwards."""
+    turn.moved(Move.END)  # Asserts that it may.
     boundary = boundary or TurnOver()
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still owed keeps the next prompt back, so what waits for it stays: see `timing`.

@@ -33,7 +33,7 @@ from banksman.core.meaning import (
 from banksman.core.session_facts import AskHuman, FramesRead, Timer
 from banksman.core.state import Naming, ProcessPhase, Question, Store
 from banksman.core.turn import Phase, Turn
-from banksman.core.work import Work
+from banksman.core.work import QUESTIONS_MAX, Work
 from banksman.errors import AgentError
 
 HANDSHAKE = "handshake"
@@ -171,7 +171,7 @@ def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool)
         turn = replace(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
     turn = replace(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
     if is_opened:
-        turn = replace(turn, heard=(*turn.heard, *refs))
+        turn = replace(turn, heard=(*turn.heard, *(ref for ref in refs if ref in turn.refs and ref not in turn.heard)))
     boundary = turn.boundary
     if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
         # "Its" boundary came before the agent had even begun: it was the end of something else.
@@ -316,6 +316,11 @@ def _on_request(work: Work, request: Requested) -> None:
     tag = None if speaking is None else speaking.id
     if speaking is not None and speaking.phase is Phase.INTERRUPTING:
         work.send(tag, state.config.dialect.refuse(request.request, "cancelled"))
+        return
+    if any(question.id == request.request for question in state.questions):
+        return  # Asked again, and not answered yet.
+    if len(state.questions) >= QUESTIONS_MAX:
+        work.send(tag, state.config.dialect.refuse(request.request, "too many questions are open"))
         return
     work.set(questions=(*state.questions, Question(request.request, tag)))
     work.log(tag, kinds.QUESTION_ASKED, question=request.request, tool=request.tool, input=request.input)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from banksman.core import arbiter, asking, ending, granting, hearing
 from banksman.core import event as kinds
 from banksman.core.outcome import By, Kind
@@ -97,9 +99,9 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
 
 def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
     """The process died between the grant and the first byte: the ask was not touched, and may have another."""
-    if turn.attempt >= START_ATTEMPTS_MAX:
+    if turn.restarts + 1 >= START_ATTEMPTS_MAX:
         ending.end(work, turn, Kind.FAILED, By.EXIT, error=error)
         return
-    again = turn.requeued()
+    again = replace(turn.requeued(), restarts=turn.restarts + 1)
     work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
     work.set(turn=None, queue=arbiter.requeue(work.state.queue, again))

@@ -88,6 +88,8 @@ class Turn:
     origin: str | None = None
     phase: Phase = Phase.QUEUED
     attempt: int = 1
+    # How often a process has died under it before anything was sent.
+    restarts: int = 0
     # The class that it was chosen in, for its age perhaps above its own; None: its own. And when that was.
     standing: int | None = None
     granted_at: float = 0.0
@@ -175,6 +177,7 @@ class Turn:
             attempt=self.attempt + 1,
             joined=self.joined,
             unwanted=self.unwanted,
+            restarts=self.restarts,
         )
 
 

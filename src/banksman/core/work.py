@@ -29,7 +29,12 @@ from banksman.core.session_facts import (
 )
 from banksman.core.state import Deferred, Mode, Process, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
-from banksman.errors import BanksmanError
+from banksman.errors import AgentError, BanksmanError
+
+# Frames that wait for the pipe: a few interrupts and answers. More are an agent that asks and asks, and never reads.
+OUTBOX_FRAMES_MAX = 256
+# Questions that wait for a human.
+QUESTIONS_MAX = 64
 
 
 class Work:
@@ -130,6 +135,8 @@ class Work:
             self.entries.append((turn, kinds.SENT, data.rstrip(b"\n")))
         if process.stdin is Stdin.FREE:
             self._write(data)
+        elif len(process.outbox) >= OUTBOX_FRAMES_MAX:
+            self.break_stdin(AgentError(f"the agent does not take its stdin: {OUTBOX_FRAMES_MAX} frames wait for it"))
         else:
             self.set_process(outbox=(*process.outbox, data))
 

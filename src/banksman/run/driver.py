@@ -281,7 +281,10 @@ class Driver:
         effect = self._postponed
         if effect is not None and not self._unanswered:
             self._postponed = None
-            self._start_process(effect)
+            try:
+                self._start_process(effect)
+            except Exception as exc:
+                self._fail(exc)  # We are outside the door here, and a bug is a bug.
 
     def _stop_process(self) -> None:
         if self._postponed is not None:
@@ -360,11 +363,17 @@ class Driver:
     def _on_lines(self, number: int, lines: list[bytes] | Mixed) -> None:
         """The path of every token. What is not plain is rare, and goes the long way."""
         read = self.state.config.dialect.read
-        if isinstance(lines, Mixed):
-            plain, meanings = self._oversize.take(lines, self.state.config.dialect, self.counters)
-        else:
-            plain = lines
-            meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
+        try:
+            if isinstance(lines, Mixed):
+                plain, meanings = self._oversize.take(lines, self.state.config.dialect, self.counters)
+            else:
+                plain = lines
+                meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
+        except Exception as exc:
+            self._fail(
+                exc
+            )  # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside yet.
+            return
         if plain:
             self.counters.frames_in += len(plain)
             self.counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)

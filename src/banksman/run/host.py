@@ -84,6 +84,8 @@ class Host:
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
         self._is_draining = False
+        self._draining: asyncio.Task[None] | None = None
+        self._deadlines: list[asyncio.TimerHandle] = []
         self._is_closing = False
         self._running: dict[str, Command] = {}
         # Those that have ended, oldest first, each with the time of its end.
@@ -185,15 +187,34 @@ class Host:
         if timeout is not None:
             check_seconds("timeout", timeout)
         self._is_draining = True
+        loop = asyncio.get_running_loop()
         for session in self.sessions():
             session.drain_nowait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(endless_beyond(timeout)):
-                for session in self.sessions():
-                    await session.wait_closed()
-                while self._running:
-                    await self._endings.wait()
+        seconds = endless_beyond(timeout)
+        if seconds is not None:
+            # Neither it nor the draining is the caller's: of several deadlines the first one counts.
+            self._deadlines.append(loop.call_later(seconds, self._stop_all))
+        if self._draining is None:
+            self._draining = loop.create_task(self._finish_and_close())
+        await asyncio.shield(self._draining)
+
+    async def _finish_and_close(self) -> None:
+        try:
+            for session in self.sessions():
+                await session.wait_closed()
+            while self._running:
+                await self._endings.wait()
+        finally:
+            for deadline in self._deadlines:
+                deadline.cancel()
         await self.close()
+
+    def _stop_all(self) -> None:
+        self._is_closing = True
+        for session in self.sessions():
+            session.close_nowait()
+        for command in list(self._running.values()):
+            command.stop_nowait(Ended.HOST_CLOSED)
 
     def _store(self) -> Log:
         if self._log is None:
@@ -344,21 +365,20 @@ class Host:
         """
         self._bind()
         await self._drain()
+        if self._draining is not None and self._draining is not asyncio.current_task():
+            await asyncio.shield(self._draining)  # It has nothing left to wait for, and ends with us.
         self.dismiss_guard()
 
     async def _drain(self) -> None:
-        self._is_closing = True
-        for session in self.sessions():
-            session.close_nowait()
-        for command in list(self._running.values()):
-            command.stop_nowait(Ended.HOST_CLOSED)
+        self._stop_all()
         for session in self.sessions():
             await session.wait_closed()
         while self._running:
             await self._endings.wait()
         if self._log is not None:
-            log_of_sessions, self._log = self._log, None
-            await log_of_sessions.close()
+            # Cancelled here, it is closed by whoever closes next: a log may be closed again.
+            await self._log.close()
+            self._log = None
 
     def abandon_if_loop_is_closed(self) -> None:
         """A loop that was closed without a word to us takes its commands with it: the keepers end what is left."""

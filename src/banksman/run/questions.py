@@ -58,7 +58,12 @@ class Questions:
     def ask(self, effect: AskHuman) -> None:
         question = Question(effect.question, effect.turn, effect.tool, effect.input)
         self._open[question.id] = question
-        if self._on_question is not None:
+        if self._on_question is None:
+            # Somebody may look and answer, or nobody ever does: then the turn stands still, and this line says why.
+            log.warning(
+                "! the agent asks whether it may use %s, and there is no on_question; the turn waits", effect.tool
+            )
+        else:
             # A task, so that the callback never runs inside the door.
             task = asyncio.ensure_future(self._call(self._on_question, question))
             self._tasks[question.id] = task

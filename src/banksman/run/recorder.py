@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core.session_facts import Fact, FramesRead
+from banksman.core.session_facts import Asked, Fact, FramesRead
 from banksman.core.state import Session
 
 # At least so many facts are kept, at most twice as many.
@@ -42,6 +42,9 @@ class Recorder:
 
 
 def _cut(fact: Fact) -> Fact:
+    if isinstance(fact, Asked):
+        # What was asked is for the agent; the machine only needs to know that it was.
+        return replace(fact, ask=replace(fact.ask, prompt=str(fact.ask.prompt)[:LINE_BYTES_MAX]))
     if not isinstance(fact, FramesRead):
         return fact
     if len(fact.lines) <= LINES_MAX:

@@ -25,6 +25,7 @@ from banksman.core.session_facts import (
     Asked,
     AskMoved,
     AskWithdrawn,
+    CallerFact,
     CloseAsked,
     DrainAsked,
     HoldAsked,
@@ -110,10 +111,10 @@ class Session:
             known = turn, self._promises.expect_turn(turn)
             if key is not None:
                 self._remember(key, known)
-            self._driver.dispatch(Asked(self._driver.now(), ask))
+            self._tell(Asked(self._now(), ask))
         turn, accepted = known
         await self._wait_accepted(turn, accepted)
-        turn.is_taken = True
+        turn.takers += 1
         return turn
 
     async def _wait_accepted(self, turn: Turn, accepted: asyncio.Future[None]) -> None:
@@ -124,7 +125,7 @@ class Session:
             await asyncio.shield(accepted)
         except asyncio.CancelledError:
             ignore(accepted)
-            if self._callers[turn.id] == 1 and not turn.is_taken:
+            if self._callers[turn.id] == 1 and not turn.takers:
                 self._forget_key(turn)
                 self.withdraw(turn)
             raise
@@ -187,17 +188,23 @@ class Session:
             return Receipt(stopped=False, by=By.ALREADY_OVER)
         interrupt = f"i-{os.urandom(8).hex()}"
         receipt = self._promises.expect_receipt(interrupt, turn)
-        self._driver.dispatch(InterruptAsked(self._driver.now(), _id(turn), interrupt))
+        self._tell(InterruptAsked(self._now(), _id(turn), interrupt))
         self._raise_if_failed(receipt)
         return await asyncio.shield(receipt)
 
     def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
         """Put a queued ask before another of its class, or to the head of its class. Else nothing happens."""
-        self._driver.dispatch(AskMoved(self._driver.now(), _id(turn), None if before is None else _id(before)))
+        self._tell(AskMoved(self._now(), _id(turn), None if before is None else _id(before)))
 
     def withdraw(self, turn: Turn | str) -> None:
         """Take a queued ask back; one that runs is interrupted."""
-        self._driver.dispatch(AskWithdrawn(self._driver.now(), _id(turn)))
+        self._tell(AskWithdrawn(self._now(), _id(turn)))
+
+    def let_go(self, turn: Turn) -> None:
+        """Whoever got it from `ask` no longer wants it. Withdrawn when the last one says so: a key may be shared."""
+        turn.takers -= 1
+        if turn.takers <= 0 and turn.id not in self._callers:
+            self.withdraw(turn)
 
     @asynccontextmanager
     async def hold(self, priority: int | str = NORMAL) -> AsyncGenerator[None]:
@@ -215,7 +222,7 @@ class Session:
         granted = self._promises.expect_hold(id)
         token = _holds.set({**holds, self.id: id})
         try:
-            self._driver.dispatch(HoldAsked(self._driver.now(), id, _priority(priority)))
+            self._tell(HoldAsked(self._now(), id, _priority(priority)))
             self._raise_if_failed(granted)
             await asyncio.shield(granted)
             yield
@@ -224,7 +231,7 @@ class Session:
             raise
         finally:
             self._promises.forget_hold(id)
-            self._driver.dispatch(HoldReleased(self._driver.now(), id))
+            self._tell(HoldReleased(self._now(), id))
             # Left in another context than it was entered in (a fixture, a generator that is closed by the loop): there
             # is nothing to be put back there.
             with suppress(ValueError):
@@ -279,11 +286,11 @@ class Session:
 
     def close_nowait(self) -> None:
         """Begin to close; `wait_closed` tells when it is."""
-        self._driver.dispatch(CloseAsked(self._driver.now()))
+        self._tell(CloseAsked(self._now()))
 
     def drain_nowait(self) -> None:
         """Take nothing new, finish what runs, then close."""
-        self._driver.dispatch(DrainAsked(self._driver.now()))
+        self._tell(DrainAsked(self._now()))
 
     async def wait_closed(self) -> None:
         """Until it is closed, its callbacks have ended, and who was reading its log by then has what it reads."""
@@ -299,6 +306,20 @@ class Session:
     def abandon(self) -> None:
         """Its loop was closed under it: see `Driver.abandon`."""
         self._driver.abandon()
+
+    def _now(self) -> float:
+        return self._driver.now()
+
+    def _tell(self, fact: CallerFact) -> None:
+        """Through the door, which is in this session's loop and nowhere else."""
+        try:
+            is_here = asyncio.get_running_loop() is self._promises.loop
+        except RuntimeError:
+            is_here = False
+        if not is_here:
+            hint = "call it from the loop it was opened in; banksman.threads is for threads"
+            raise UsageError("this session belongs to another event loop", hint=hint, session=self.id)
+        self._driver.dispatch(fact)
 
     def _raise_if_failed(self, waiting: asyncio.Future[Any]) -> None:
         if self._driver.error is not None and not waiting.done():

@@ -106,7 +106,7 @@ class Session(Face[AsyncSession]):
         work = functools.partial(
             self._inner.ask, prompt, priority=priority, on_busy=on_busy, on_preempt=on_preempt, key=key
         )
-        return Turn(self._bridge, self._bridge.call(work, timeout=timeout, undo=self._inner.withdraw))
+        return Turn(self._bridge, self._bridge.call(work, timeout=timeout, undo=self._inner.let_go))
 
     def ask_and_wait(
         self,
@@ -129,7 +129,7 @@ class Session(Face[AsyncSession]):
             try:
                 return await turn.outcome()
             except asyncio.CancelledError:
-                self._inner.withdraw(turn)
+                self._inner.let_go(turn)
                 raise
 
         return self._bridge.call(work, timeout=timeout)

@@ -27,8 +27,8 @@ class Turn:
     def __init__(self, session: Session, id: str, after: int) -> None:
         self.id = id
         self.session = session
-        # A caller has it: one that came with the same key, and is cancelled, no longer decides about it.
-        self.is_taken = False
+        # How many callers have it: those that came with the same key share it.
+        self.takers = 0
         self._after = after
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._kept: asyncio.Future[str | None] | None = None
