@@ -419,3 +419,17 @@ def test_holds_that_wait_are_bounded_and_are_no_asks() -> None:
     ended = [e for n in range(3) for e in talk.tell(HoldAsked(0.0, f"h{n}", NORMAL)) if isinstance(e, EndHold)]
     assert [end.hold for end in ended] == ["h2"]
     assert not [e for e in talk.ask(ask("b", NORMAL)) if isinstance(e, Reject)]
+
+
+def test_a_result_that_names_only_what_was_added_ends_only_that() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.hear(b"taken a0000", b"init a0000")
+    talk.ask(replace(ask("s", NORMAL), on_busy="steer"))
+    effects = talk.hear(b"taken s0000", b"over s0000 s0000")
+    [timer] = [e for e in effects if isinstance(e, StartTimer) and e.subject[0] is Timer.SETTLE]
+    talk.tell(TimerFired(timer.at, timer.subject))
+    assert list(_outcomes(talk.effects)) == [("s", Kind.DONE)]
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert list(_outcomes(talk.effects)) == [("s", Kind.DONE), ("a", Kind.DONE)]

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from tests.sessions.helpers import QUICK, opened, touch
 
-from banksman import Kind, Question, UsageError
+from banksman import BugError, Kind, Question, UsageError
 from banksman.core import event as kinds
+from banksman.core import session as core
+from banksman.core.session_facts import AskWithdrawn
 from banksman.run.host import SESSIONS_KEPT_MAX
 
 
@@ -120,3 +122,33 @@ async def test_who_shares_a_key_decides_only_for_itself(tmp_path: Path) -> None:
         hanging = await case.running("for ever", key="other")
         case.session.let_go(hanging)
         assert (await case.outcome(hanging)).kind is Kind.INTERRUPTED
+
+
+async def test_a_ctrl_c_inside_the_door_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, is_checked=False) as case:
+        turn = await case.running("for ever")
+        plain = core.step
+
+        def step(state: Any, fact: Any) -> Any:
+            if isinstance(fact, AskWithdrawn):
+                raise KeyboardInterrupt
+            return plain(state, fact)
+
+        monkeypatch.setattr(core, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            case.session.withdraw("t")
+        outcome = await turn.outcome()
+        assert isinstance(outcome.error, BugError)
+
+
+@pytest.mark.parametrize("cursor", ["x.1", ".1", "9" * 5000, "1.", "-1", "1.-1", "\u0661"])
+async def test_a_cursor_that_is_none_is_an_error(tmp_path: Path, cursor: str) -> None:
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError, match="cursor"):
+            case.session.follow(cursor)
+
+
+async def test_a_priority_that_is_none_is_shown_in_the_error(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError, match="'urgent'"):
+            await case.session.ask("hello", priority="urgent")

@@ -186,6 +186,25 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         stop_if_unwanted(work)
 
 
+def end_steered(work: Work, turn: Turn, boundary: TurnOver) -> None:
+    """The agent is over with prompts that were added to a turn, and not with the turn."""
+    named = [ask for ask in turn.steered if ask.ref in boundary.refs]
+    failed = boundary.is_aborted or boundary.is_error
+    error = AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
+    outcome = Outcome(
+        kind=Kind.FAILED if failed else Kind.DONE,
+        stop_reason=boundary.stop_reason,
+        text=boundary.text,
+        usage=boundary.usage,
+        cost=boundary.cost,
+        error=error,
+    )
+    for ask in named:
+        log_ended(work, ask.id, outcome, By.BOUNDARY)
+        work.after_commit(Resolve(ask.id, outcome))
+    work.set_turn(replace(turn, boundary=None, steered=tuple(ask for ask in turn.steered if ask not in named)))
+
+
 def _requeue_unsent(work: Work, turn: Turn) -> None:
     """Prompts that were to be added, and of which not one byte was sent, are asks like any other again."""
     for ask in reversed([ask for ask in turn.steered if ask.id in turn.unsent]):

@@ -289,7 +289,12 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
 
 def settle(work: Work, turn: Turn) -> None:
     """The time to confirm or to contradict is over."""
-    if turn.boundary is None and turn.settled is None:
+    boundary = turn.boundary
+    if boundary is None and turn.settled is None:
+        return
+    if boundary is not None and turn.settled is None and boundary.refs and turn.ref not in boundary.refs:
+        # It names only what was added to the turn, and the agent has not said that it is done with the rest.
+        ending.end_steered(work, turn, boundary)
         return
     if work.state.process.naming is Naming.UNKNOWN:
         work.set_process(naming=Naming.ABSENT)

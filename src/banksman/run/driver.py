@@ -185,6 +185,10 @@ class Driver:
                     self._perform(effect)
         except Exception as exc:
             self._fail(exc)
+        except BaseException as exc:
+            # Ctrl-C in the middle of it: what was to be done may be half done, and nobody could say which half.
+            self._fail(exc)
+            raise
         finally:
             self._is_dispatching = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from banksman.run.waiters import Waiters
 from banksman.store.log import Log
 
 R = TypeVar("R")
+# `epoch.seq`, or a bare seq; no number of events has more digits.
+CURSOR = re.compile(r"([0-9]{1,18}\.)?[0-9]{1,18}")
 
 # The log is closed behind a session that is over. A reader with a page in its hands by then has so long to come to the
 # end; one that stands still is told, when it goes on, that the log is closed.
@@ -110,8 +113,8 @@ def seq_of(cursor: Any) -> int:
     """The seq of a cursor: `epoch.seq`, a bare seq, or None for the beginning."""
     if cursor is None:
         return 0
-    text = str(cursor).rpartition(".")[2]
     is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
-    if not is_one or not text.isascii() or not text.isdigit():
+    text = str(cursor).rpartition(".")[2] if is_one else ""
+    if not is_one or CURSOR.fullmatch(str(cursor)) is None:
         raise UsageError(f"not a cursor: {cursor!r:.60}", hint="the `cursor` of an event, or None for the beginning")
     return int(text)

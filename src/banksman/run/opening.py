@@ -27,6 +27,8 @@ from banksman.run.launch import Launch, prepare
 from banksman.run.options import SECONDS_MAX, check_seconds
 
 LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
+# Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
+QUEUE_MAX_MAX = 4096
 NUMBERS = {field.name for field in fields(Config)} - {"dialect", "clocks", "when_full"}
 
 
@@ -141,6 +143,8 @@ def _check_number(key: str, value: Any) -> None:
 def _check_count(key: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{key} cannot be {value!r:.60}", hint="a whole number, 1 or more")
+    if key == "queue_max" and value > QUEUE_MAX_MAX:
+        raise UsageError(f"queue_max cannot be more than {QUEUE_MAX_MAX}", hint="refuse earlier, or open more sessions")
 
 
 def _clocks(value: Any) -> dict[str, float | None]:

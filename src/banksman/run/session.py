@@ -331,14 +331,11 @@ def _id(turn: Turn | str) -> str:
 
 
 def _priority(value: Any) -> int:
-    if isinstance(value, str):
-        try:
-            return Priority[value.upper()]
-        except KeyError:
-            value = None
+    if isinstance(value, str) and value.upper() in Priority.__members__:
+        return Priority[value.upper()]
     if isinstance(value, bool) or not isinstance(value, int):
         names = ", ".join(priority.name for priority in reversed(Priority))
-        raise UsageError(f"there is no priority {value!r}", hint=f"{names}, or an int")
+        raise UsageError(f"there is no priority {value!r:.60}", hint=f"{names}, or an int")
     if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
         raise UsageError("a priority that far away means nothing", hint=f"at most {PRIORITY_MAX} to either side")
     return int(value)
