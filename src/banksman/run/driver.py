@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import assert_never
@@ -67,6 +66,7 @@ from banksman.run.agent import (
     WriteBroke,
     Written,
 )
+from banksman.run.counters import Counters
 from banksman.run.oversize import Oversize
 from banksman.run.recorder import Recorder
 from banksman.store.log import Log
@@ -80,23 +80,6 @@ UNCOMMITTED_BYTES_MAX = 8 << 20
 # The end of its stdout is nearly always the beginning of an agent's exit. One that lives on after this can neither
 # answer nor be interrupted.
 MUTE_SECONDS_MAX = 1.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """Both ways, since the session was opened.
-
-    `noise`: lines that were no frames. `spilled`: frames too large to keep; `dropped`: bytes of those that are lost.
-    """
-
-    frames_in: int = 0
-    bytes_in: int = 0
-    frames_out: int = 0
-    bytes_out: int = 0
-    noise: int = 0
-    spilled: int = 0
-    dropped: int = 0
-    processes: int = 0
 
 
 class Listener:

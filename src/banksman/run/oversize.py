@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
 
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.framing import Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.core.meaning import Meaning
+from banksman.run.counters import Counters
 from banksman.run.output import Spill
-
-if TYPE_CHECKING:
-    from banksman.run.driver import Counters
 
 log = logging.getLogger("banksman")
 
