@@ -18,7 +18,7 @@ BIN := .venv/bin
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run test check bench explore test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ check: venv ## format, lint, strict types, the layers' one-way rule
 
 bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, from one run
 	.venv-bench/bin/python -m bench
+
+# The same tests as `make test` runs, with more schedules each and larger worlds. Minutes to hours, as EXPLORE says.
+EXPLORE ?= 2000
+explore: venv ## slower proofs: more schedules of the driver (EXPLORE=2000 each), larger worlds of the core
+	BANKSMAN_EXPLORE=$(EXPLORE) BANKSMAN_EXPLORE_LARGE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+		-o timeout=7200 -o faulthandler_timeout=0 $(ARGS) tests/sim/test_driver_explored.py tests/core/test_session.py
 
 test-pythons: ## the tests on each other Python from 3.11 to 3.13 that is found
 	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) tests/core tests/real tests/sessions tests/sim tests/store tests/threads tests/testing

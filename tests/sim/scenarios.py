@@ -312,7 +312,7 @@ def exits_after(stage: Stage, last_words: int) -> Scenario:
 
 
 for _stage in (Stage.READ, Stage.QUEUED, Stage.STARTED, Stage.INIT, Stage.SAID, Stage.RESULT, Stage.COMPLETED):
-    case(departures=1)(exits_after(_stage, 0))
+    case()(exits_after(_stage, 0))
 
 
 @case()
@@ -373,7 +373,7 @@ async def frames_are_taken_at_once() -> None:
     assert scene.outcomes["b"].kind is Kind.DONE
 
 
-@case(departures=1, steps_max=5000)
+@case(steps_max=5000)
 async def the_log_is_slower_than_the_agent() -> None:
     """The agent is not read on before the log has what it said."""
     before, driver.UNCOMMITTED_BYTES_MAX = driver.UNCOMMITTED_BYTES_MAX, 2000
@@ -408,10 +408,10 @@ def starts_badly(name: str, *manners: Manner, kinds: set[Kind]) -> Scenario:
 BOTH = {Kind.DONE, Kind.FAILED}
 case()(starts_badly("a_start_fails", Manner(fails=True), kinds=BOTH))
 case()(starts_badly("a_start_raises", Manner(raises=True), kinds=BOTH))
-case(departures=1)(starts_badly("a_start_takes_its_time", Manner(start_seconds=0.5, is_terse=True), kinds={Kind.DONE}))
+case()(starts_badly("a_start_takes_its_time", Manner(start_seconds=0.5, is_terse=True), kinds={Kind.DONE}))
 case()(starts_badly("a_start_comes_as_it_is_given_up", Manner(start_seconds=1.0), kinds=BOTH))
 case()(starts_badly("a_handshake_is_answered_as_it_is_given_up", Manner(handshake_seconds=1.0), kinds=BOTH))
-case(departures=1)(starts_badly("a_handshake_is_never_answered", Manner(handshake_seconds=None), kinds=BOTH))
+case()(starts_badly("a_handshake_is_never_answered", Manner(handshake_seconds=None), kinds=BOTH))
 
 
 # -- turns of the agent's own ----------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ def an_append_fails(number: int, fault: Fault) -> Scenario:
 
 for _number in range(1, 12):
     for _fault in Fault:
-        case(departures=1)(an_append_fails(_number, _fault))
+        case()(an_append_fails(_number, _fault))
 
 
 @case(moment=True)
@@ -693,7 +693,7 @@ async def closed_while_a_start_waits_for_the_log() -> None:
     await scene.end(is_calm=False)
 
 
-@case(departures=1)
+@case()
 async def a_claim_fails() -> None:
     scene = Scene()
     scene.log.claims_failing = 1
@@ -715,10 +715,10 @@ def a_log_that_refuses_at_each_claim(number: int) -> Scenario:
 
 
 for _number in range(1, 8):
-    case(departures=1)(a_log_that_refuses_at_each_claim(_number))
+    case()(a_log_that_refuses_at_each_claim(_number))
 
 
-@case(departures=1)
+@case()
 async def a_tree_takes_longer_to_go_than_its_leader() -> None:
     """Who has exited is not said to be mute."""
     scene = Scene({"a": Play(exits_after=Stage.INIT)}, manners=[Manner(gone_seconds=3.0), TERSE])
