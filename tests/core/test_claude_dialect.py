@@ -155,7 +155,7 @@ def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
 def test_questions_and_their_withdrawal() -> None:
     asked = [meaning for meaning in meanings("permission") if isinstance(meaning, Requested)]
     assert [(question.subtype, question.tool) for question in asked] == [("can_use_tool", "Bash")] * 4
-    assert asked[0].input == {"command": "touch /work/perm-allow", "description": "x"}
+    assert asked[0].input == {"command": "touch /srv/project/perm-allow", "description": "x"}
     heard = meanings("permission")
     withdrawn = heard.index(RequestWithdrawn(asked[-1].request))
     assert heard[withdrawn + 1] == Replied("req_2_interrupt")
@@ -641,12 +641,12 @@ def test_a_tool_begins_and_ends() -> None:
         "title": "Bash: x",
         "kind": "execute",
         "status": "in_progress",
-        "rawInput": {"command": "touch /work/perm-none", "description": "x"},
+        "rawInput": {"command": "touch /srv/project/perm-none", "description": "x"},
     }
     assert ended["sessionUpdate"] == "tool_call_update"
     assert ended["toolCallId"] == began["toolCallId"]
     assert ended["status"] == "failed"
-    assert ended["content"][0]["content"]["text"].startswith("touch in '/work/perm-none' needs approval")
+    assert ended["content"][0]["content"]["text"].startswith("touch in '/srv/project/perm-none' needs approval")
 
 
 def assistant(*blocks: Any, **rest: Any) -> bytes:
