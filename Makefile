@@ -18,7 +18,7 @@ BIN := .venv/bin
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench explore test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run test check bench explore test-agents test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ EXPLORE ?= 2000
 explore: venv ## slower proofs: more schedules of the driver (EXPLORE=2000 each), larger worlds of the core
 	BANKSMAN_EXPLORE=$(EXPLORE) BANKSMAN_EXPLORE_LARGE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o timeout=7200 -o faulthandler_timeout=0 $(ARGS) tests/sim/test_driver_explored.py tests/core/test_session.py
+
+# Not part of `make test`: they need npm once, and namespaces always. tools/agents.py says what it does and what it needs.
+test-agents: venv ## the real Claude Code against a fake model, in a namespace without a network; ends with a table
+	$(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents
 
 test-pythons: ## the tests on each other Python from 3.11 to 3.13 that is found
 	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) tests/core tests/real tests/sessions tests/sim tests/store tests/threads tests/testing

@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from banksman.run.command import Command, Piece
     from banksman.run.execute import execute
     from banksman.run.finished import Ended, Finished, Step
+    from banksman.run.hooks import Hook
     from banksman.run.limits import raise_fd_limit
     from banksman.run.output import Output
     from banksman.run.questions import Answer, Question
     from banksman.run.session import Session
     from banksman.run.shutdown import shutdown
     from banksman.run.status import Status
+    from banksman.run.tools import Tool, tool
     from banksman.run.turn import Turn
 
 __version__ = "0.1.0"
@@ -57,12 +59,14 @@ _HOMES = {
     "run.command": ("Command", "Piece"),
     "run.execute": ("execute",),
     "run.finished": ("Ended", "Finished", "Step"),
+    "run.hooks": ("Hook",),
     "run.limits": ("raise_fd_limit",),
     "run.output": ("Output",),
     "run.questions": ("Answer", "Question"),
     "run.session": ("Session",),
     "run.shutdown": ("shutdown",),
     "run.status": ("Status",),
+    "run.tools": ("Tool", "tool"),
     "run.turn": ("Turn",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -83,6 +87,7 @@ __all__ = [
     "Ended",
     "Event",
     "Finished",
+    "Hook",
     "Host",
     "Kind",
     "MachineError",
@@ -103,11 +108,13 @@ __all__ = [
     "StoreError",
     "Survivor",
     "Swept",
+    "Tool",
     "Turn",
     "UsageError",
     "execute",
     "raise_fd_limit",
     "shutdown",
+    "tool",
 ]
 
 

@@ -14,14 +14,28 @@ if TYPE_CHECKING:
 class Host(host.Host):
     """Owns sessions and commands of one loop: `async with Host() as host`, or call `close()`.
 
-    `store`: "memory:" keeps the log of sessions as long as this object lives.
+    `store`: "memory:" keeps the log of sessions as long as this object lives. `processes_max`: so many agents'
+    processes at most; who was not needed for the longest time makes room, and resumes its conversation when it is asked
+    again. `starts_max`: so many of them start at once; None: one a core.
     """
 
     def __init__(
-        self, store: str = "memory:", *, finished_max: int = 256, finished_seconds_max: float = 3600.0
+        self,
+        store: str = "memory:",
+        *,
+        processes_max: int | None = None,
+        starts_max: int | None = None,
+        finished_max: int = 256,
+        finished_seconds_max: float = 3600.0,
     ) -> None:
         _check(store)
-        super().__init__(_open, finished_max=finished_max, finished_seconds_max=finished_seconds_max)
+        super().__init__(
+            _open,
+            processes_max=processes_max,
+            starts_max=starts_max,
+            finished_max=finished_max,
+            finished_seconds_max=finished_seconds_max,
+        )
 
 
 def _check(store: Any) -> None:

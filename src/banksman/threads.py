@@ -25,6 +25,20 @@ class Host(threads.Host):
     """
 
     def __init__(
-        self, store: str = "memory:", *, finished_max: int = 256, finished_seconds_max: float = 3600.0
+        self,
+        store: str = "memory:",
+        *,
+        processes_max: int | None = None,
+        starts_max: int | None = None,
+        finished_max: int = 256,
+        finished_seconds_max: float = 3600.0,
     ) -> None:
-        super().__init__(host.Host(store, finished_max=finished_max, finished_seconds_max=finished_seconds_max))
+        super().__init__(
+            host.Host(
+                store,
+                processes_max=processes_max,
+                starts_max=starts_max,
+                finished_max=finished_max,
+                finished_seconds_max=finished_seconds_max,
+            )
+        )

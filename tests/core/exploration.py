@@ -28,6 +28,7 @@ from tests.core.ledger import Ledger, Violation, check, fold
 from banksman.core import event as kinds
 from banksman.core import replay
 from banksman.core.arbiter import Hold
+from banksman.core.decision import DENIED
 from banksman.core.event import Event
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import Kind, Outcome
@@ -39,7 +40,10 @@ from banksman.core.session_facts import (
     Asked,
     AskHuman,
     AskMoved,
+    AskToSave,
     AskWithdrawn,
+    BeIdle,
+    BeReady,
     CancelTimer,
     CloseAsked,
     CloseQuestion,
@@ -47,6 +51,7 @@ from banksman.core.session_facts import (
     DrainAsked,
     Effect,
     EndHold,
+    EvictAsked,
     Fact,
     Finish,
     FramesRead,
@@ -54,6 +59,7 @@ from banksman.core.session_facts import (
     GiveReceipt,
     GrantHold,
     HoldAsked,
+    HoldConversation,
     HoldReleased,
     InterruptAsked,
     ProcessExited,
@@ -61,8 +67,11 @@ from banksman.core.session_facts import (
     ProcessGone,
     ProcessStarted,
     QuestionAnswered,
+    Reconfigured,
     Reject,
     Resolve,
+    SettingAsked,
+    SettingTaken,
     StartProcess,
     StartTimer,
     StopProcess,
@@ -85,11 +94,12 @@ BROKEN_PIPE, NO_START, NO_STORE = (
 
 # What may happen, and how often at most.
 BUDGETS = (
-    *("own", "stray", "unacknowledged", "missing", "merge", "question"),  # the agent
+    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered"),  # the agent
     *("exit", "cut", "unstartable"),  # its process and its pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that comes when its subject is gone
-    *("withdraw", "interrupt", "move", "release", "drain", "close"),  # callers
+    *("withdraw", "interrupt", "move", "release", "setting", "reconfigure", "drain", "close"),  # callers
+    *("evict",),  # other sessions
 )
 
 
@@ -165,6 +175,7 @@ class World(NamedTuple):
     interrupts: tuple[tuple[str, int], ...] = ()
     unwanted: frozenset[str] = frozenset()
     question: int = Life.UNASKED
+    change: int = Life.UNASKED
     late: frozenset[Fact] = frozenset()
     is_finished: bool = False
 
@@ -247,7 +258,14 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
             released = world.spend("release")._replace(holds=_with(world.holds, index, Life.OVER))
             yield Move("other", HoldReleased(AT, hold), released)
     if world.question == Life.ASKED:
-        yield Move("other", QuestionAnswered(AT, "q1", {}), world)
+        yield Move("other", QuestionAnswered(AT, "q1", DENIED), world)
+    if budget["setting"]:
+        changed = world.spend("setting")._replace(change=Life.ASKED)
+        yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
+    if budget["reconfigure"]:
+        yield Move("other", Reconfigured(AT, world.session.config, True), world.spend("reconfigure"))
+    if budget["evict"]:
+        yield Move("other", EvictAsked(AT), world.spend("evict"))
     if budget["drain"]:
         yield Move("other", DrainAsked(AT), world.spend("drain"))
     if budget["close"]:
@@ -427,6 +445,12 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
         case AskHuman():
             check(world.question != Life.ASKED, "G2", "the question is asked twice")
             return world._replace(question=Life.ASKED)
+        case BeIdle():
+            check(not world.ledger.open, "G6", f"nobody needs the process, and {world.ledger.open} are open")
+            check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
+            return world
+        case BeReady() | AskToSave() | HoldConversation():
+            return world
         case CloseQuestion():
             check(world.question == Life.ASKED, "G2", "a question ends that nobody asked")
             return world._replace(question=Life.UNASKED)
@@ -450,6 +474,9 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             check((id, Life.ASKED) in world.interrupts, "G2", f"a receipt that nobody waits for: {interrupt}")
             given = tuple((other, Life.OVER if other == id else life) for other, life in world.interrupts)
             return world._replace(interrupts=given)
+        case SettingTaken():
+            check(world.change == Life.ASKED, "G2", "a setting is taken twice")
+            return world._replace(change=Life.OVER)
         case GrantHold(hold=hold):
             index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
             check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} is granted and nobody wants it")
@@ -462,6 +489,7 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             check(not _open_asks(world), "G2", f"finished, and asks are open: {world.asks}")
             check(all(life == Life.OVER for _, life in world.interrupts), "G2", "finished, and a receipt is owed")
             check(not any(life in (Life.ASKED, Life.ACCEPTED) for life in world.holds), "G2", "a hold has no end")
+            check(world.change != Life.ASKED, "G2", "finished, and a setting is not answered")
             is_there = world.is_asked_for or world.is_alive or world.has_exited
             check(not is_there, "G6", "finished, and the process is there")
             return world._replace(is_finished=True)
@@ -594,7 +622,12 @@ def _check_state(world: World, before: Session) -> None:
             is_going = turn.phase is Phase.INTERRUPTING or turn.boundary is not None
             check(is_going, "G5", f"{turn.id} is not wanted any more, and goes on")
     is_same = session.queue is before.queue and session.turn is before.turn and session.own is before.own
-    if is_same and session.conversation is before.conversation and before.store is Store.WORKING:
+    if (
+        is_same
+        and session.settings is before.settings
+        and session.conversation is before.conversation
+        and before.store is Store.WORKING
+    ):
         return
     live, durable = projection(session), projection(world.mirror)
     check(live == durable, "replay", f"the log says {durable}, and it is {live}")
@@ -626,7 +659,10 @@ def projection(session: Session) -> tuple[object, ...]:
     """What of a session is in its log."""
     turns = [waiting for waiting in session.queue if isinstance(waiting, Turn)]
     queue = sorted(turns, key=lambda turn: turn.priority)
-    return tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own), session.conversation
+    return (
+        *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
+        *(session.conversation, session.settings),
+    )
 
 
 def _brief(turn: Turn | None) -> tuple[object, ...] | None:
@@ -655,15 +691,18 @@ def key(world: World) -> tuple[object, ...]:
             session.hold,
             session.own_count,
             session.resume_failures,
+            # From the second crash on only the wait grows.
+            *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),
         tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
-        *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process), session.questions),
+        *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process)),
+        tuple((question.id, question.turn) for question in session.questions),
         *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
         *(world.agent, world.sent, world.budget, world.asks, world.holds, world.ledger, world.durable),
         tuple(unlogged.ledger for unlogged in world.unlogged),
         *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
         frozenset(_timer_key(session, subject) for subject in world.timers),
-        *(world.interrupts, world.unwanted, world.question, world.is_finished),
+        *(world.interrupts, world.unwanted, world.question, world.change, world.is_finished),
         frozenset(_fact_key(session, fact) for fact in world.late),
     )
 
@@ -692,11 +731,12 @@ _OTHER_MEMBERS = tuple(name for name in Turn.__dataclass_fields__ if name not in
 
 
 # All that it knows, but for numbers that only grow and words that only explain.
-_PROCESS_MEMBERS = tuple(n for n in Process.__dataclass_fields__ if n not in ("number", "frames_sent", "exit", "error"))
+_UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema")
+_PROCESS_MEMBERS = tuple(name for name in Process.__dataclass_fields__ if name not in _UNIMPORTANT)
 
 
 def _process_key(process: Process) -> tuple[object, ...]:
-    return process.error is None, *(getattr(process, name) for name in _PROCESS_MEMBERS)
+    return process.error is None, process.schema is None, *(getattr(process, name) for name in _PROCESS_MEMBERS)
 
 
 def _brief_deferred(deferred: object) -> object:
@@ -714,8 +754,11 @@ def _brief_deferred(deferred: object) -> object:
 def _timer_key(session: Session, subject: Subject) -> Subject | tuple[object, ...]:
     timer, name = subject
     match timer:
-        case Timer.START:
+        case Timer.START | Timer.AGE | Timer.BACKOFF:
             return timer, session.process.number - int(name)
+        case Timer.IDLE:
+            number, count = map(int, name.split("."))
+            return timer, session.process.number - number, session.idle_count - count
         case Timer.WRITE:
             number, count = map(int, name.split("."))
             return timer, session.process.number - number, session.process.frames_sent - count
@@ -834,8 +877,8 @@ class _Search:
         self.by_agent.append([])
         is_closing = world.session.mode in (Mode.CLOSING, Mode.CLOSED) and not world.is_finished
         owes = any(life == Life.ASKED for _, life in world.interrupts)
-        waits_for_hold = Life.ASKED in world.holds
-        self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits_for_hold)
+        waits = Life.ASKED in world.holds or world.change == Life.ASKED
+        self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits)
         turns = (world.session.turn, world.session.own)
         is_running = any(turn is not None and turn.phase is Phase.RUNNING for turn in turns)
         self.is_at_work.append(is_running and world.is_alive and not world.is_told_to_stop)

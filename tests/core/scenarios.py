@@ -30,6 +30,8 @@ FIRST, SECOND = (ask(id, NORMAL, on_busy="collect") for id in ("first", "second"
 HELD = ask("held", NORMAL, hold="hold")
 PUSHY = ask("pushy", NORMAL, on_busy="interrupt")
 SHY = ask("shy", INTERACTIVE, on_busy="reject")
+EXACT = ask("exact", NORMAL, schema={"type": "object"})
+LAST = ask("last", NORMAL, is_last=True)
 
 ALL = frozenset(("log", "pipe", "start"))
 NAMELESS = Manners(names=False, labels=True, ends=("over",))
@@ -47,6 +49,7 @@ def scenario(name: str, *asks: Ask, lazy: str = "", config: dict[str, Any] | Non
 
 
 _CLOCK = {"clocks": {"overall": 0.0}}
+_IDLE = {"idle_seconds": 0.0}
 
 SCENARIOS = {
     each.name: each
@@ -93,6 +96,20 @@ SCENARIOS = {
         scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
         scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
         scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),
+        scenario("an idle process", LOW, URGENT, lazy="start", interrupt=1, config=_IDLE),
+        scenario("an idle process, closed", USUAL, lazy="log start", close=1, config=_IDLE),
+        scenario("an eviction", LOW, PATIENT, URGENT, lazy="start", evict=1),
+        scenario("an eviction and an own turn", USUAL, evict=1, own=1, task=1),
+        scenario("tasks in the background", LOW, URGENT, task=1, evict=1, config=_IDLE),
+        scenario("a process that is old", LOW, URGENT, task=1, config={"recycle_seconds": 0.0}),
+        scenario("a process that has saved", LAST, USUAL, interrupt=1),
+        scenario("another model", PATIENT, URGENT, lazy="start", setting=1, unanswered=1),
+        scenario("another model, and a log that fails", USUAL, lazy="log", setting=1, fail=1, close=1),
+        scenario("another model, and an exit", USUAL, PATIENT, setting=1, unanswered=1, exit=1),
+        scenario("another configuration", LOW, URGENT, reconfigure=1, exit=1),
+        scenario("another schema", EXACT, USUAL, URGENT, interrupt=1),
+        scenario("one crash after the other", LOW, USUAL, lazy="start", exit=3, unstartable=1),
+        scenario("a question that nobody answers", LOW, URGENT, question=1, config={"question_seconds": 0.0}),
         scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )
 }

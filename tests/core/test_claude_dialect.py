@@ -1,19 +1,21 @@
-"""Claude's dialect against what the real program was recorded to say, and against what nobody should ever say.
+"""Claude's dialect, frame by frame: what the real program was recorded to say, and what nobody should ever say.
 
-The recordings in wire/ are cut: long lists are gone, and most deltas. What is left is as it was said.
+Whole recordings, however their bytes come, are in test_claude_recordings.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.core.recordings import reading
+from tests.core.recordings.reading import frames
+from tests.core.recordings.reading import line as compact
 
 from banksman.core.dialects import claude, claude_updates
 from banksman.core.dialects.claude import CLAUDE
@@ -33,8 +35,8 @@ from banksman.core.meaning import (
 )
 from banksman.errors import UsageError
 
-WIRE = Path(__file__).parent / "wire"
 NOISE = Noise()
+TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)
 REF = "0b5f7f2e-0000-4000-8000-000000000001"
 CHECKED: Dialect = CLAUDE
 
@@ -46,20 +48,10 @@ def said(lines: Iterable[bytes]) -> str | None:
     return transcript.text()
 
 
-def compact(frame: Any) -> bytes:
-    """As JavaScript writes it."""
-    return json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def frames(name: str, direction: str) -> list[dict[str, Any]]:
-    lines = (WIRE / f"claude-{name}.jsonl").read_text().splitlines()
-    return [entry["v"] for line in lines if (entry := json.loads(line))["d"] == direction]
-
-
 def meanings(name: str) -> list[Meaning]:
-    """What a recorded conversation means, without the frames that only belong to a turn."""
-    heard = [CLAUDE.read(compact(frame)) for frame in frames(name, "out")]
-    return [meaning for meaning in heard if meaning is not None and meaning != NOISE]
+    """What a recorded conversation means: its turns, the prompts and the requests, without what happens in a turn."""
+    heard = map(CLAUDE.read, reading.lines(name))
+    return [meaning for meaning in heard if isinstance(meaning, TOLD)]
 
 
 def over(meaning: Meaning | None) -> TurnOver:
@@ -83,7 +75,7 @@ def test_a_queue_is_merged_and_an_interrupt_leaves_the_next_one_running() -> Non
         return TurnOpened(refs=refs, conversation=conversation, can_interrupt=True)
 
     ticks = "".join(f"tick{n} " for n in range(40))
-    assert [shape(meaning) for meaning in meanings("queue")] == [
+    assert [shape(meaning) for meaning in meanings("claude-L-queue")] == [
         Replied("req_7_initialize"),
         PromptTaken(one),
         TurnOpened(refs=(one,)),
@@ -115,7 +107,7 @@ def test_a_queue_is_merged_and_an_interrupt_leaves_the_next_one_running() -> Non
 def test_an_interrupt_is_acknowledged_before_the_boundary() -> None:
     conversation = "1e931dda-67ee-4e30-848e-2ca560e70f2e"
     init = TurnOpened(conversation=conversation, can_interrupt=True)
-    assert [shape(meaning) for meaning in meanings("interrupt")] == [
+    assert [shape(meaning) for meaning in meanings("claude-B-interrupt-stream")] == [
         Replied("req_7_initialize"),
         init,
         Replied("req_8_interrupt"),
@@ -127,7 +119,7 @@ def test_an_interrupt_is_acknowledged_before_the_boundary() -> None:
 
 def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
     conversation, ref = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
-    heard = meanings("lifecycle")
+    heard = meanings("claude-A-lifecycle")
     assert heard[0] == Replied("req_1_initialize")
     assert heard[3:8] == [
         Replied("req_2_set_model"),
@@ -136,33 +128,29 @@ def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
         Replied("req_5_nonsense", error="Unsupported control request subtype: nonsense"),
         Replied("req_6_interrupt"),
     ]
-    usage = {
-        "input_tokens": 10,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": 2,
-    }
+    result = frames("claude-A-lifecycle", "out")[-2]
+    assert result["usage"]["output_tokens"] == 2
     assert heard[-2] == TurnOver(
         refs=(ref,),
         conversation=conversation,
         text="second",
         stop_reason="end_turn",
-        usage=usage,
+        usage=result["usage"],
         cost=0.00028000000000000003,
     )
 
 
 def test_questions_and_their_withdrawal() -> None:
-    asked = [meaning for meaning in meanings("permission") if isinstance(meaning, Requested)]
-    assert [(question.subtype, question.tool) for question in asked] == [("can_use_tool", "Bash")] * 4
+    heard = meanings("claude-D-permission")
+    asked = [meaning for meaning in heard if isinstance(meaning, Requested)]
+    assert [(question.subtype, question.tool) for question in asked] == [("can_use_tool", "Bash")] * 6
     assert asked[0].input == {"command": "touch /srv/project/perm-allow", "description": "x"}
-    heard = meanings("permission")
-    withdrawn = heard.index(RequestWithdrawn(asked[-1].request))
+    withdrawn = heard.index(RequestWithdrawn(asked[3].request))
     assert heard[withdrawn + 1] == Replied("req_2_interrupt")
-    assert over(heard[-1]).is_aborted
+    assert over(heard[withdrawn + 2]).is_aborted
 
 
-@pytest.mark.parametrize("name", ["interrupt-tool", "permission"])
+@pytest.mark.parametrize("name", ["claude-C-interrupt-bash", "claude-D-permission"])
 def test_a_tool_that_was_aborted(name: str) -> None:
     aborted = [meaning for meaning in meanings(name) if isinstance(meaning, TurnOver) and meaning.is_aborted]
     assert aborted
@@ -170,7 +158,7 @@ def test_a_tool_that_was_aborted(name: str) -> None:
 
 
 def test_a_conversation_that_is_not_there() -> None:
-    lost = over(meanings("resume-missing")[0])
+    lost = over(meanings("claude-G-resume-missing")[0])
     assert lost.is_error
     assert not lost.is_aborted
     assert lost.error == "No conversation found with session ID: 44444444-4444-4444-8444-444444444444"
@@ -179,8 +167,8 @@ def test_a_conversation_that_is_not_there() -> None:
 def test_every_recorded_frame_is_what_it_is() -> None:
     """By type and subtype, so that no kind of frame changes its meaning unseen."""
     kinds: dict[str, set[str]] = {}
-    for path in WIRE.glob("claude-*.jsonl"):
-        for frame in frames(path.stem.removeprefix("claude-"), "out"):
+    for name in reading.NAMES:
+        for frame in frames(name, "out"):
             kind = f"{frame['type']}/{frame.get('subtype', '')}"
             kinds.setdefault(kind, set()).add(type(CLAUDE.read(compact(frame))).__name__)
     assert kinds == {
@@ -202,8 +190,8 @@ def test_every_recorded_frame_is_what_it_is() -> None:
 
 
 def test_the_order_of_names_and_blanks_do_not_matter() -> None:
-    for path in WIRE.glob("claude-*.jsonl"):
-        for frame in frames(path.stem.removeprefix("claude-"), "out"):
+    for name in reading.NAMES:
+        for frame in frames(name, "out"):
             expected = CLAUDE.read(compact(frame))
             turned = dict(reversed(frame.items()))
             assert CLAUDE.read(compact(turned)) == expected
@@ -443,7 +431,7 @@ def test_a_head_that_is_no_json_is_noise(start: bytes) -> None:
 
 
 def test_wherever_a_result_is_cut_it_may_be_the_boundary() -> None:
-    line = compact(next(frame for frame in frames("queue", "out") if frame["type"] == "result"))
+    line = compact(next(frame for frame in frames("claude-L-queue", "out") if frame["type"] == "result"))
     assert line.index(b'"type":"result"') > 100
     for length in range(len(line)):
         assert over(CLAUDE.read_head(line[:length])).error == "frame_too_large"
@@ -533,14 +521,14 @@ def sent(line: bytes) -> Any:
 
 
 def test_frames_out_are_those_that_were_recorded() -> None:
-    recorded = {path.stem: frames(path.stem.removeprefix("claude-"), "in") for path in WIRE.glob("claude-*.jsonl")}
-    handshake, prompt = recorded["claude-queue"][:2]
+    recorded = {name: frames(name, "in") for name in reading.NAMES}
+    handshake, prompt = recorded["claude-L-queue"][:2]
     assert sent(CLAUDE.handshake(handshake["request_id"])) == handshake
     assert sent(CLAUDE.prompt(prompt["uuid"], prompt["message"]["content"])) == prompt
-    interrupt = recorded["claude-interrupt"][2]
+    interrupt = recorded["claude-B-interrupt-stream"][2]
     assert sent(CLAUDE.interrupt(interrupt["request_id"])) == interrupt
-    answers = [frame for frame in recorded["claude-permission"] if frame["type"] == "control_response"]
-    assert {frame["response"]["response"]["behavior"] for frame in answers} == {"allow", "deny"}
+    answers = [frame for frame in recorded["claude-D-permission"] if frame["type"] == "control_response"]
+    assert [frame["response"]["response"].get("behavior") for frame in answers] == ["allow", "deny", "deny", None]
     for frame in answers:
         response = frame["response"]
         assert sent(CLAUDE.answer(response["request_id"], response["response"])) == frame
@@ -605,7 +593,7 @@ def test_an_answer_that_is_no_json_is_the_callers_error(value: Any) -> None:
 
 # -- the projection --------------------------------------------------------------------------------------------------
 def projected(name: str) -> list[dict[str, Any]]:
-    return [update for frame in frames(name, "out") for update in CLAUDE.project(compact(frame))]
+    return [update for line in reading.lines(name) for update in CLAUDE.project(line)]
 
 
 def chunk(kind: str, text: str, message: str) -> dict[str, Any]:
@@ -614,7 +602,7 @@ def chunk(kind: str, text: str, message: str) -> dict[str, Any]:
 
 def test_text_is_projected_once_though_it_was_said_twice() -> None:
     first, second = "msg_fc3a1b8739424a878bfb0639", "msg_fd643602337d443b851d1737"
-    assert projected("lifecycle") == [
+    assert projected("claude-A-lifecycle") == [
         chunk("agent_thought_chunk", "hmm", first),
         chunk("agent_message_chunk", "hellotick0 tick1 tick2 tick3 tick4 ", first),
         {
@@ -634,7 +622,7 @@ def test_text_is_projected_once_though_it_was_said_twice() -> None:
 
 
 def test_a_tool_begins_and_ends() -> None:
-    began, ended = (update for update in projected("denied") if "toolCallId" in update)
+    began, ended = (update for update in projected("claude-D-noprompt") if "toolCallId" in update)
     assert began == {
         "sessionUpdate": "tool_call",
         "toolCallId": "toolu_321e752a29dd40538768f60e",

@@ -1,8 +1,9 @@
 """A toy dialect, and a model of an agent that speaks it: small enough that everything it could do can be tried.
 
-A frame is a few words. To the agent: `H request` (handshake), `P ref` (a prompt), `I request` (interrupt), `A request`
-and `R request` (a question answered, refused). From it: see `ToyDialect.read`. The text of a boundary is the name of
-the prompt that it ends, with a `!` if it was aborted, so that an answer that reaches the wrong ask is seen at once.
+A frame is a few words. To the agent: `H request` (handshake), `P ref` (a prompt), `I request` (interrupt), `S request`
+(a setting), `A request` and `R request` (a question answered, refused). From it: see `ToyDialect.read`. The text of a
+boundary is the name of the prompt that it ends, with a `!` if it was aborted, so that an answer that reaches the wrong
+ask is seen at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from banksman.core.dialects.dialect import Prompt, Transcript
+from banksman.core.decision import Decision
+from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Transcript
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -19,9 +21,12 @@ from banksman.core.meaning import (
     PromptTaken,
     Replied,
     Requested,
+    TasksChanged,
     TurnOpened,
     TurnOver,
+    Wants,
 )
+from banksman.core.rules import Verdict
 
 OWN = "own"
 
@@ -47,8 +52,10 @@ def _meaning(line: bytes) -> Meaning | None:
             return TurnOver(origin="task", text=rest[0])
         case "settled" | "cancelled":
             return PromptSettled(rest[0], is_cancelled=word == "cancelled")
+        case "tasks":
+            return TasksChanged(tuple(rest))
         case "ask":
-            return Requested(rest[0], "can_use_tool", tool="saw", input={})
+            return Requested(rest[0], Wants.PERMISSION, "can_use_tool", "saw")
         case "text":
             return None
         case _:
@@ -68,7 +75,7 @@ class ToyDialect:
     def read_head(self, head: bytes) -> Meaning | None:
         return _meaning(head)
 
-    def handshake(self, request: str) -> bytes:
+    def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         return f"H {request}\n".encode()
 
     def prompt(self, ref: str, prompt: Prompt) -> bytes:
@@ -77,8 +84,17 @@ class ToyDialect:
     def interrupt(self, request: str) -> bytes:
         return f"I {request}\n".encode()
 
-    def answer(self, request: str, decision: Mapping[str, Any]) -> bytes:
-        return f"A {request}\n".encode()
+    def setting(self, request: str, name: str, value: str) -> bytes:
+        return f"S {request}\n".encode()
+
+    def answer(self, asked: Requested, decision: Decision) -> bytes:
+        return f"A {asked.request}\n".encode()
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
+        return f"A {asked.request}\n".encode()
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
+        return f"A {asked.request}\n".encode()
 
     def refuse(self, request: str, error: str) -> bytes:
         return f"R {request}\n".encode()
@@ -126,6 +142,7 @@ class Agent(NamedTuple):
     owed: tuple[bytes, ...] = ()
     said: bytes = b""
     has_question: bool = False
+    has_task: bool = False
 
     def is_idle(self, *, acknowledges: bool) -> bool:
         """A prompt that is written now opens a turn, and no interrupt that would be acknowledged is on its way."""
@@ -159,6 +176,10 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield from _begin(agent, manners, budget)
     if agent.said and budget.get("stray"):
         yield Said((agent.said,), agent, "stray")
+    if agent.has_task:
+        yield Said((b"tasks",), agent._replace(has_task=False))
+    elif budget.get("task"):
+        yield Said((b"tasks t1",), agent._replace(has_task=True), "task")
 
 
 def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
@@ -182,6 +203,10 @@ def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
                 yield Said((), hit, "unacknowledged", struck)
         case "H":
             yield Said((f"ok {name}".encode(),), agent)
+        case "S":
+            yield Said((f"ok {name}".encode(),), agent)
+            if budget.get("unanswered"):
+                yield Said((), agent, "unanswered")
         case _:
             yield Said((), agent._replace(has_question=False))
 

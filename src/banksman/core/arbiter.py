@@ -160,6 +160,8 @@ def leader(queue: Queue, ask: Ask) -> Turn | None:
             and waiting.priority == ask.priority
             and waiting.ask.hold == ask.hold
             and waiting.ask.on_preempt == ask.on_preempt
+            and waiting.ask.rules == ask.rules
+            and waiting.ask.schema == ask.schema
             and waiting.attempt == 1
         ):
             return waiting

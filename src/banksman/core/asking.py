@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, ending
+from banksman.core import arbiter, ending, questioning
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.outcome import By, Kind, Receipt
@@ -96,6 +96,9 @@ def _log_queued(work: Work, ask: Ask, leader: Turn | None = None) -> None:
         on_busy=ask.on_busy,
         on_preempt=ask.on_preempt,
         key=ask.key,
+        rules=ask.rules,
+        schema=ask.schema,
+        is_last=ask.is_last,
         into=None if leader is None else leader.id,
     )
 
@@ -237,7 +240,10 @@ def release(work: Work, id: str) -> None:
 
 
 def answer(work: Work, fact: QuestionAnswered) -> None:
-    question = next((q for q in work.state.questions if q.id == fact.question), None)
-    if question is not None:
-        work.send(question.turn, work.state.config.dialect.answer(question.id, fact.decision))
-        work.forget_question(question.id, "answered")
+    question = questioning.answer(work, fact.question, fact.decision)
+    if question is None or not fact.decision.interrupts:
+        return
+    # The answer says so too, but only an interrupt has a deadline, and one that it says is an interrupt to everybody.
+    for turn in (work.state.own, work.state.turn):
+        if turn is not None and turn.id == question.turn:
+            ending.stop(work, turn, Cause.INTERRUPT)

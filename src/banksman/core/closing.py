@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import ending
+from banksman.core import ending, resting
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.outcome import By, Kind
@@ -28,6 +28,7 @@ def close(work: Work) -> None:
     if work.state.mode in (Mode.CLOSING, Mode.CLOSED):
         return
     work.set(mode=Mode.CLOSING)
+    resting.look(work)
     _refuse_queue(work)
     turn = work.state.turn
     if turn is not None and turn.phase is Phase.STARTING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, clocks
+from banksman.core import arbiter, clocks, questioning, schema
 from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session_facts import GiveReceipt, Resolve, Timer
-from banksman.core.state import Mode, OwnOver, ProcessPhase
+from banksman.core.state import Mode, OwnOver, ProcessPhase, Stale
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import AgentError, BanksmanError, Closed
@@ -37,7 +37,7 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
             # The interrupt first: an agent that is told "cancelled" before it knows that it is to stop takes it for an
             # answer, and goes on.
             interrupt(work, turn)
-            work.close_questions(turn.id)
+            questioning.close(work, turn.id)
             work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
         case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
             # Somebody wants it to end, and not only to give way: it is not to come back.
@@ -90,6 +90,12 @@ def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
     if kind is Kind.FAILED:
         given_up = work.state.process.error if turn.cause is Cause.REPLACE else None
         error = given_up or AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+    elif kind is Kind.DONE and turn.ask is not None and turn.ask.schema is not None:
+        fault = schema.fault(boundary.structured, turn.ask.schema)
+        if fault is not None:
+            # It may have said so in words. Whoever asked for a value and got none did not get what was asked for.
+            kind = Kind.FAILED
+            error = AgentError(f"the answer does not fit its schema: {fault}", turn=turn.id)
     end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
 
 
@@ -121,12 +127,13 @@ def end(
         is_needed = timer is Timer.DRAIN and any(key == turn.key for _, key in work.state.process.unacknowledged)
         if turn.phase is not Phase.STARTING and not is_needed:
             work.cancel_timer(timer, turn.key)
-    work.close_questions(turn.id)
+    questioning.close(work, turn.id)
     is_stopped = kind in (Kind.INTERRUPTED, Kind.PREEMPTED)
     outcome = Outcome(
         kind=kind,
         stop_reason=boundary.stop_reason,
         text=boundary.text,
+        structured=boundary.structured if kind is Kind.DONE else None,
         usage=boundary.usage,
         cost=boundary.cost,
         error=error,
@@ -150,6 +157,8 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
     assert turn.ask is not None
     state = work.state
     work.set(turn=None, clocks=())
+    if turn.ask.is_last:
+        work.set_process(stale=max(state.process.stale, Stale.WHEN_QUIET))
     if state.hold is not None and turn.ask.hold == state.hold.id:
         work.watch_hold()
     # A prompt that was added, and of which the agent has said nothing since, is still before it: it will come to it by
@@ -230,8 +239,10 @@ def log_ended(work: Work, id: str, outcome: Outcome, by: By, **more: object) -> 
         by=by,
         stop_reason=outcome.stop_reason,
         text=outcome.text,
+        structured=outcome.structured,
         usage=outcome.usage,
         cost=outcome.cost,
+        spent=work.state.spent,
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         **more,

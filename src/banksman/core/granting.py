@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, clocks, closing, ending
+from banksman.core import arbiter, asking, clocks, closing, ending, resting
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
 from banksman.core.session_facts import (
@@ -37,6 +37,7 @@ def advance(work: Work) -> None:
     _write_prompt(work)
     if work.state.mode is Mode.OPEN:
         _grant(work)
+    resting.look(work)
 
 
 def _make_room(work: Work) -> None:
@@ -71,6 +72,7 @@ def _is_free(state: Session) -> bool:
         process.phase is ProcessPhase.READY
         and process.stdin is Stdin.FREE
         and not process.unacknowledged
+        and not process.changes
         and state.own is None
     )
 
@@ -99,9 +101,15 @@ def _grant(work: Work) -> None:
                 work.watch_hold()
             case Turn():
                 if state.process.phase is ProcessPhase.NONE:
-                    work.start_process()
+                    if not state.is_backing_off:
+                        assert chosen.ask is not None
+                        work.start_process(chosen.ask.schema)
                     return
                 if not _is_free(state):
+                    return
+                reason = resting.must_replace(state, chosen)
+                if reason is not None:
+                    resting.retire(work, reason)
                     return
                 asking.take_out(work, chosen)
                 standing = arbiter.standing(chosen, work.at, state.config.ageing_seconds)

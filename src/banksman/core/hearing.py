@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from banksman.core import arbiter, clocks, ending
+from banksman.core import arbiter, clocks, ending, questioning, settings
 from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.clocks import Name
@@ -27,16 +27,25 @@ from banksman.core.meaning import (
     Replied,
     Requested,
     RequestWithdrawn,
+    TasksChanged,
+    Thought,
+    ToolBegan,
+    ToolEnded,
     TurnOpened,
     TurnOver,
 )
-from banksman.core.session_facts import AskHuman, FramesRead, Timer
-from banksman.core.state import Naming, ProcessPhase, Question, Store
+from banksman.core.session_facts import BeReady, FramesRead, HoldConversation, Timer
+from banksman.core.state import Naming, ProcessPhase, Stale, Store
 from banksman.core.turn import Phase, Turn
-from banksman.core.work import QUESTIONS_MAX, Work
+from banksman.core.work import Work
 from banksman.errors import AgentError
 
 HANDSHAKE = "handshake"
+# Tools that run at once, and tasks in the background. Whether there are any is what matters.
+TASKS_MAX = 256
+# A prompt of this size may overflow a model by itself; and how many of those in a row are the conversation's fault.
+LARGE_PROMPT_CHARACTERS = 256 << 10
+OVERFLOWS_MAX = 2
 
 
 def read_frames(work: Work, fact: FramesRead) -> None:
@@ -56,7 +65,7 @@ def read_frames(work: Work, fact: FramesRead) -> None:
         begin = index + 1
     _keep(work, fact.lines[begin:])
     if work.state.clocks:
-        has_progress = len(fact.lines) > sum(isinstance(meaning, Noise) for _, meaning in fact.meanings)
+        has_progress = len(fact.lines) > sum(isinstance(meaning, Noise | Thought) for _, meaning in fact.meanings)
         names = (Name.BYTES, Name.PROGRESS) if has_progress else (Name.BYTES,)
         work.set(clocks=clocks.wind(work.state.clocks, work.at, *names))
 
@@ -70,8 +79,14 @@ def _keep(work: Work, lines: Sequence[bytes]) -> None:
 
 def hear(work: Work, meaning: Meaning) -> None:
     match meaning:
-        case Noise():
+        case Noise() | Thought():
             pass
+        case ToolBegan(calls=calls):
+            _use_tools(work, began=calls)
+        case ToolEnded(calls=calls):
+            _use_tools(work, ended=calls)
+        case TasksChanged(tasks=tasks):
+            work.set_process(tasks=tasks[:TASKS_MAX])
         case Replied():
             _on_reply(work, meaning)
         case PromptTaken(ref=ref):
@@ -85,10 +100,9 @@ def hear(work: Work, meaning: Meaning) -> None:
         case TurnOver():
             _on_over(work, meaning)
         case Requested():
-            _on_request(work, meaning)
+            questioning.on_request(work, meaning)
         case RequestWithdrawn(request=request):
-            if any(question.id == request for question in work.state.questions):
-                work.forget_question(request, "withdrawn")
+            questioning.on_withdrawn(work, request)
 
 
 # -- replies ---------------------------------------------------------------------------------------------------------
@@ -100,9 +114,13 @@ def _on_reply(work: Work, reply: Replied) -> None:
             if reply.error is None:
                 work.set_process(phase=ProcessPhase.READY, was_ready=True)
                 work.set(resume_failures=0)
+                work.do(BeReady(process.number))
+                if work.state.config.recycle_seconds is not None:
+                    work.start_timer(work.state.config.recycle_seconds, Timer.AGE, str(process.number))
             else:
                 work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
         return
+    settings.on_reply(work, reply)
     key = dict(process.unacknowledged).get(reply.request)
     if key is None:
         return  # Late, or not ours: a reply acts on nothing but the request it names.
@@ -211,8 +229,9 @@ def _log_own_episode(work: Work, boundary: TurnOver) -> None:
 
 
 def _know_conversation(work: Work, conversation: str) -> None:
-    if work.state.conversation != conversation:
-        work.set(conversation=conversation)
+    if work.state.conversation != conversation and not work.state.process.has_overflowed:
+        work.set(conversation=conversation, fork_of=None)
+        work.do(HoldConversation(conversation))
         work.log(None, kinds.SESSION_CONVERSATION, conversation=conversation)
 
 
@@ -222,6 +241,8 @@ def _on_over(work: Work, over: TurnOver) -> None:
     turn = state.turn
     if over.conversation is not None and not over.is_error:
         _know_conversation(work, over.conversation)
+    over = _counted(work, over)
+    _notice_overflow(work, over)
     if turn is None or not _is_ours(work, over):
         _log_own_episode(work, over)
         return
@@ -237,6 +258,53 @@ def _on_over(work: Work, over: TurnOver) -> None:
     # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
     work.set_turn(replace(turn, boundary=over))
     work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+
+
+def _counted(work: Work, over: TurnOver) -> TurnOver:
+    """The boundary with what this turn has cost: the agent tells what all of them have, also those before a resume."""
+    work.set_process(has_served=True)
+    work.set(crashes=0)
+    spent = over.spent
+    if spent is None:
+        return over
+    before = work.state.spent
+    work.set(spent=spent)
+    if over.cost is not None or before is None:
+        return over  # It says so itself; or it began before we heard of it, and nobody has told what it had cost then.
+    return replace(over, cost=spent - before if spent >= before else spent)
+
+
+def _notice_overflow(work: Work, over: TurnOver) -> None:
+    """A conversation that no longer fits into the model fails each time. One large prompt may have been too much for
+    it, and is not sent again; but where a small one is, or the next one too, the conversation is at its end."""
+    if not over.is_overflow:
+        if not over.is_error:
+            work.set(overflows=0)
+        return
+    overflows = work.state.overflows + 1
+    work.set(overflows=overflows)
+    turn = work.state.turn
+    prompt = () if turn is None or turn.ask is None else turn.prompt
+    size = len(prompt) if isinstance(prompt, str) else sum(len(str(block)) for block in prompt)
+    if overflows < OVERFLOWS_MAX and size >= LARGE_PROMPT_CHARACTERS:
+        return
+    work.log(
+        None,
+        kinds.SESSION_CONTEXT_LOST,
+        conversation=work.state.conversation,
+        error=over.error or "the conversation is too long for the model",
+    )
+    work.set(conversation=None, spent=0.0, overflows=0)
+    work.set_process(stale=Stale.NOW, has_overflowed=True)
+    work.do(HoldConversation(None))
+
+
+def _use_tools(work: Work, began: tuple[str, ...] = (), ended: tuple[str, ...] = ()) -> None:
+    turn = work.state.speaking
+    if turn is not None:
+        still = tuple(call for call in turn.tools if call not in ended)
+        work.set_turn(replace(turn, tools=(*still, *(call for call in began if call not in still))[:TASKS_MAX]))
+        work.attend_clocks()
 
 
 def _is_certain(work: Work, turn: Turn, over: TurnOver) -> bool:
@@ -309,25 +377,3 @@ def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
     if turn.settled is not None and turn.settled.is_cancelled:
         boundary = replace(boundary, is_aborted=True)
     ending.end_by_boundary(work, turn, boundary)
-
-
-# -- questions -------------------------------------------------------------------------------------------------------
-def _on_request(work: Work, request: Requested) -> None:
-    state = work.state
-    if request.tool is None:
-        work.send(None, state.config.dialect.refuse(request.request, f"Banksman does not answer {request.subtype!r}"))
-        return
-    speaking = state.speaking
-    tag = None if speaking is None else speaking.id
-    if speaking is not None and speaking.phase is Phase.INTERRUPTING:
-        work.send(tag, state.config.dialect.refuse(request.request, "cancelled"))
-        return
-    if any(question.id == request.request for question in state.questions):
-        return  # Asked again, and not answered yet.
-    if len(state.questions) >= QUESTIONS_MAX:
-        work.send(tag, state.config.dialect.refuse(request.request, "too many questions are open"))
-        return
-    work.set(questions=(*state.questions, Question(request.request, tag)))
-    work.log(tag, kinds.QUESTION_ASKED, question=request.request, tool=request.tool, input=request.input)
-    work.do(AskHuman(request.request, tag, request.tool, request.input or {}))
-    work.attend_clocks()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, ending, granting, hearing
+from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings
 from banksman.core import event as kinds
+from banksman.core.dialects.dialect import Setup
 from banksman.core.outcome import By, Kind
 from banksman.core.session_facts import (
+    HoldConversation,
     ProcessExited,
     ProcessGone,
     ProcessStarted,
@@ -28,8 +30,12 @@ START_ATTEMPTS_MAX = 3
 
 def started(work: Work, fact: ProcessStarted) -> None:
     work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
-    if work.state.process.phase is ProcessPhase.STARTING:
-        work.send(None, work.state.config.dialect.handshake(f"{hearing.HANDSHAKE}-{fact.process}"))
+    process = work.state.process
+    if process.phase is ProcessPhase.STARTING:
+        config = work.state.config
+        setup = Setup(hooks=config.hooks, servers=config.servers, schema=process.schema)
+        work.send(None, config.dialect.handshake(f"{hearing.HANDSHAKE}-{fact.process}", setup))
+        work.start_timer(config.start_seconds, Timer.START, str(fact.process))
 
 
 def exited(work: Work, fact: ProcessExited) -> None:
@@ -66,8 +72,8 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     """Nothing of the process is left. What rested on it ends, and what comes next gets a new one."""
     state = work.state
     process = state.process
-    for question in state.questions:
-        work.forget_question(question.id, "withdrawn")
+    questioning.forget_all(work)
+    settings.forget_all(work)
     # Again and again: a boundary that was not yet certain may make way for a prompt that was added to its turn.
     while (turn := work.state.own or work.state.turn) is not None:
         if turn.phase is Phase.STARTING:
@@ -78,15 +84,22 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
         work.cancel_timer(Timer.DRAIN, key)
     work.cancel_timer(Timer.START, str(process.number))
     work.cancel_timer(Timer.WRITE, f"{process.number}.{process.frames_sent}")
+    work.cancel_timer(Timer.AGE, str(process.number))
     work.set(process=Process(number=process.number))
+    is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
+    if is_crash and not has_forgotten and state.mode is Mode.OPEN:
+        resting.count_crash(work, process)
     if process.was_ready or state.mode is not Mode.OPEN:
         return
     if process.is_resuming and process.exited_by_itself and not process.was_killed and process.error is None:
         failures = state.resume_failures + 1
         if has_forgotten or failures >= RESUME_FAILURES_MAX:
             # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
-            work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation, error=str(error))
-            work.set(conversation=None, resume_failures=0)
+            work.log(
+                None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation or state.fork_of, error=str(error)
+            )
+            work.set(conversation=None, fork_of=None, spent=0.0, resume_failures=0)
+            work.do(HoldConversation(None))
             return
         # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
         # stopped, has said nothing about it at all.

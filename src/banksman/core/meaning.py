@@ -7,14 +7,39 @@ put them into the prompt's frame, if the agent can carry one.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
     """No frame of the dialect, or one that says nothing: bytes, but no progress. Kept in the log, never an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """It thinks, and shows that it does: it lives, and has not got on. Thinking for ever is no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBegan:
+    """It waits for its own tools, which may be silent for as long as they run. A compaction counts as one."""
+
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnded:
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TasksChanged:
+    """What runs in the background of the agent now, whether a turn is open or not: all of it, by name."""
+
+    tasks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +73,25 @@ class TurnOpened:
 
 @dataclass(frozen=True, slots=True)
 class TurnOver:
-    """The boundary, with what the agent says about how it went."""
+    """The boundary, with what the agent says about how it went.
+
+    `is_overflow`: the conversation does not fit into the model any more, and will not the next time either.
+    `structured`: the answer as a value, if one was asked for. `spent`: what the conversation has cost until now;
+    `cost`: what this turn has, if the agent says so; else the session finds out.
+    """
 
     refs: tuple[str, ...] = ()
     origin: str | None = None
     conversation: str | None = None
     is_error: bool = False
     is_aborted: bool = False
+    is_overflow: bool = False
     text: str | None = None
+    structured: Any = None
     error: str | None = None
     stop_reason: str | None = None
     usage: Mapping[str, Any] | None = None
+    spent: float | None = None
     cost: float | None = None
 
 
@@ -70,14 +103,36 @@ class PromptSettled:
     is_cancelled: bool = False
 
 
+class Wants(enum.StrEnum):
+    """What an agent's request is for."""
+
+    # May it use this tool? Somebody decides.
+    PERMISSION = "permission"
+    # A server of its own wants to know something from the user.
+    ELICITATION = "elicitation"
+    # It is about to use this tool. Only what the rules say is wanted; see rules.py.
+    RULING = "ruling"
+    # A callback of the caller's: a hook, or a message to the tools that live in the caller's process.
+    HOOK = "hook"
+    TOOL = "tool"
+    # Nothing that we know how to answer.
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The agent asks us something and waits for the answer. `tool` None: nothing that we know how to answer."""
+    """The agent asks us something and waits for the answer. `subtype` is its own word for it.
+
+    `tool`: the tool it is about; of a hook or a tool's message, which one is called. `input`: what goes into it.
+    `details`: what else is said about it (a title, a reason, suggestions), in the agent's own words.
+    """
 
     request: str
-    subtype: str
-    tool: str | None = None
-    input: Mapping[str, Any] | None = None
+    wants: Wants
+    subtype: str = ""
+    tool: str = ""
+    input: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +142,17 @@ class RequestWithdrawn:
     request: str
 
 
-Meaning = Noise | Replied | PromptTaken | TurnOpened | TurnOver | PromptSettled | Requested | RequestWithdrawn
+Meaning = (
+    Noise
+    | Thought
+    | ToolBegan
+    | ToolEnded
+    | TasksChanged
+    | Replied
+    | PromptTaken
+    | TurnOpened
+    | TurnOver
+    | PromptSettled
+    | Requested
+    | RequestWithdrawn
+)

@@ -41,7 +41,9 @@ class By(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The one outcome of an ask. `text`: the final answer, else what was said so far.
+    """The one outcome of an ask. `text`: the final answer, else what was said so far. `structured`: the answer as a
+    value, if a schema was asked for. `cost`: of this turn, in US dollars; None: the agent does not say, or only of more
+    than this turn.
 
     `clock` names the watchdog that ended it, if one did. `durable` False: the log could not be written.
     """
@@ -57,6 +59,7 @@ class Outcome:
     kind: Kind
     stop_reason: str | None = None
     text: str | None = None
+    structured: Any = None
     usage: Mapping[str, Any] | None = None
     cost: float | None = None
     error: BanksmanError | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from banksman.core import arbiter
 from banksman.core import event as kinds
 from banksman.core.event import Event
+from banksman.core.rules import Verdict
 from banksman.core.state import Config, Mode, Process, Session
 from banksman.core.turn import Ask, Phase, Turn, queued
 
@@ -54,16 +55,19 @@ def _fold(state: Session, event: Event) -> Session:
             return state
         case kinds.TURN_ENDED:
             assert turn is not None
-            return _end(state, turn)
+            return replace(_end(state, turn), spent=event.body["spent"])
         case kinds.QUEUE_CHANGED:
             assert turn is not None
             return replace(state, queue=arbiter.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
             return replace(state, process=Process(number=event.body["process"]))
         case kinds.SESSION_CONVERSATION:
-            return replace(state, conversation=event.body["conversation"])
+            return replace(state, conversation=event.body["conversation"], fork_of=None)
         case kinds.SESSION_CONTEXT_LOST:
-            return replace(state, conversation=None)
+            return replace(state, conversation=None, fork_of=None, spent=0.0)
+        case kinds.SESSION_SETTING:
+            kept = tuple(pair for pair in state.settings if pair[0] != event.body["name"])
+            return replace(state, settings=(*kept, (event.body["name"], event.body["value"])))
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
         case _:
@@ -80,6 +84,9 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         on_busy=body["on_busy"],
         on_preempt=body["on_preempt"],
         key=body["key"],
+        rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
+        schema=body["schema"],
+        is_last=body["is_last"],
     )
     if body.get("into") is not None:
         return replace(state, queue=arbiter.join(state.queue, body["into"], ask))

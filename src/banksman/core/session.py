@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from banksman.core import asking, closing, granting, hearing, living, storing, timing
+from banksman.core import asking, closing, granting, hearing, living, questioning, resting, settings, storing, timing
 from banksman.core.arbiter import Hold
 from banksman.core.outcome import By, Receipt
 from banksman.core.replay import replay
@@ -24,12 +24,15 @@ from banksman.core.session_facts import (
     Asked,
     AskMoved,
     AskWithdrawn,
+    CallbackAnswered,
     CallerFact,
     CloseAsked,
     Committed,
+    ConversationTaken,
     DrainAsked,
     Effect,
     EndHold,
+    EvictAsked,
     Fact,
     FramesRead,
     FrameWritten,
@@ -43,11 +46,14 @@ from banksman.core.session_facts import (
     ProcessGone,
     ProcessStarted,
     QuestionAnswered,
+    Reconfigured,
     Reject,
+    SettingAsked,
+    SettingTaken,
     TimerFired,
     WriteFailed,
 )
-from banksman.core.state import Mode, ProcessPhase, Session
+from banksman.core.state import Mode, ProcessPhase, Session, Stale
 from banksman.core.work import Work
 from banksman.errors import Closed
 
@@ -69,7 +75,15 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
             storing.fail(work, fact)
         case TimerFired(subject=(timer, subject)):
             timing.fire(work, timer, subject)
-        case ProcessStarted() | ProcessFailed() | FrameWritten() | WriteFailed() | ProcessExited() | ProcessGone():
+        case (
+            ProcessStarted()
+            | ProcessFailed()
+            | ConversationTaken()
+            | FrameWritten()
+            | WriteFailed()
+            | ProcessExited()
+            | ProcessGone()
+        ):
             if _is_current(state, fact):
                 _from_process(work, fact)
         case _ if state.mode is Mode.CLOSED:
@@ -91,6 +105,8 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
             living.started(work, fact)
         case ProcessFailed(error=error):
             living.lost(work, error)
+        case ConversationTaken(error=error):
+            work.give_up_process(error)
         case FrameWritten():
             work.send_next()
         case WriteFailed(error=error):
@@ -121,6 +137,16 @@ def _from_caller(work: Work, fact: CallerFact) -> None:
             asking.release(work, hold)
         case QuestionAnswered():
             asking.answer(work, fact)
+        case CallbackAnswered():
+            questioning.on_called(work, fact)
+        case SettingAsked():
+            settings.ask(work, fact)
+        case Reconfigured(config=config, replaces=replaces):
+            work.set(config=config)
+            if replaces:
+                work.set_process(stale=Stale.NOW)
+        case EvictAsked():
+            resting.evict(work, "evicted")
         case DrainAsked():
             closing.drain(work)
         case CloseAsked():
@@ -138,5 +164,7 @@ def _from_late_caller(work: Work, fact: CallerFact) -> None:
             work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
         case HoldAsked(hold=hold):
             work.do(EndHold(hold, Closed("the session is closed", hint="open another")))
+        case SettingAsked(change=change):
+            work.do(SettingTaken(change, Closed("the session is closed", hint="open another")))
         case _:
             pass

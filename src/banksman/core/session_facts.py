@@ -9,14 +9,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from banksman.core.decision import Decision
 from banksman.core.event import Entry
 from banksman.core.facts import Survivor, Swept
-from banksman.core.meaning import Meaning
+from banksman.core.meaning import Meaning, Requested
 from banksman.core.outcome import Outcome, Receipt
 from banksman.core.turn import Ask
 from banksman.errors import BanksmanError
+
+if TYPE_CHECKING:
+    from banksman.core.state import Config
 
 
 class Timer(enum.Enum):
@@ -30,6 +34,11 @@ class Timer(enum.Enum):
     COLLECT = "collect"  # a turn (id): its window closes
     HOLD = "hold"  # a hold (id and count of its asks): it has been idle
     STORE = "store"  # a retry (count): the log may be back
+    QUESTION = "question"  # a question (id): nobody has answered it
+    SETTING = "setting"  # a change of a setting (its request): the agent should have answered
+    IDLE = "idle"  # a process (and count): nobody has needed it
+    AGE = "age"  # a process (number): it is old
+    BACKOFF = "backoff"  # a process (number) that crashed: another may be tried
 
 
 Subject = tuple[Timer, str]
@@ -87,7 +96,43 @@ class HoldReleased:
 class QuestionAnswered:
     at: float
     question: str
-    decision: Mapping[str, Any]
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackAnswered:
+    """A callback of the caller's gave this back; None: it could not, for this reason."""
+
+    at: float
+    request: str
+    response: Mapping[str, Any] | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingAsked:
+    """Somebody wants another model, or another permission mode. `change` names the promise to tell what came of it."""
+
+    at: float
+    change: str
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The session was opened again. `replaces`: in another way, so that what runs now is not what was asked for."""
+
+    at: float
+    config: Config
+    replaces: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EvictAsked:
+    """Another session needs the place of this one's process, if nobody needs the process."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +193,15 @@ class FramesRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationTaken:
+    """Another session drives the conversation that this process has just named as its own."""
+
+    at: float
+    process: int
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
 class FrameWritten:
     """The pipe has taken the whole frame."""
 
@@ -200,10 +254,23 @@ CallerFact = (
     | HoldAsked
     | HoldReleased
     | QuestionAnswered
+    | CallbackAnswered
+    | SettingAsked
+    | Reconfigured
+    | EvictAsked
     | DrainAsked
     | CloseAsked
 )
-ProcessFact = ProcessStarted | ProcessFailed | FramesRead | FrameWritten | WriteFailed | ProcessExited | ProcessGone
+ProcessFact = (
+    ProcessStarted
+    | ProcessFailed
+    | FramesRead
+    | ConversationTaken
+    | FrameWritten
+    | WriteFailed
+    | ProcessExited
+    | ProcessGone
+)
 Fact = CallerFact | ProcessFact | Committed | AppendFailed | TimerFired
 
 
@@ -217,10 +284,13 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class StartProcess:
-    """Start the agent, as this number of process; `conversation`: resume it."""
+    """Start the agent, as this number of process, when there is room for one. `conversation`: resume it; `forks`: only
+    as the beginning of another. `settings`: what was changed since the session was opened."""
 
     process: int
     conversation: str | None
+    forks: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +367,8 @@ class EndHold:
 class AskHuman:
     """The agent has a question."""
 
-    question: str
+    asked: Requested
     turn: str | None
-    tool: str
-    input: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +376,54 @@ class CloseQuestion:
     """It needs no answer any more."""
 
     question: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBack:
+    """The agent calls something that lives in the caller's process."""
+
+    asked: Requested
+
+
+@dataclass(frozen=True, slots=True)
+class CloseCallback:
+    """Nobody waits for what it would give back."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingTaken:
+    """The agent has it, or will from its next process on; or it does not want it."""
+
+    change: str
+    error: BanksmanError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldConversation:
+    """From now on this is the session's conversation, and no other session may drive it; None: it has none."""
+
+    conversation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeReady:
+    """The process has begun to listen: another may start."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeIdle:
+    """Nobody needs the process just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskToSave:
+    """The process is about to be replaced for its age: let it put down what it knows, with this prompt."""
+
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,5 +446,12 @@ Effect = (
     | EndHold
     | AskHuman
     | CloseQuestion
+    | CallBack
+    | CloseCallback
+    | SettingTaken
+    | HoldConversation
+    | BeReady
+    | BeIdle
+    | AskToSave
     | Finish
 )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from banksman.core.arbiter import Hold, Queue
 from banksman.core.clocks import Clocks
-from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.dialect import Dialect, Registration
 from banksman.core.event import Entry
-from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve
+from banksman.core.meaning import Requested
+from banksman.core.rules import Rules
+from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken
 from banksman.core.turn import Turn
 from banksman.errors import BanksmanError
 
@@ -36,6 +39,23 @@ class Config:
     attempts_max: int = 1000
     store_retry_seconds: float = 1.0
     store_retry_seconds_max: float = 30.0
+    # How long a question waits for its answer, and what it is then; None: as long as it takes.
+    question_seconds: float | None = None
+    question_default: str = "deny"
+    # How long a change of a setting may go unanswered before the process is replaced by one that has it.
+    setting_seconds: float = 10.0
+    # How long a process that nobody needs is kept; None: until the session is closed.
+    idle_seconds: float | None = None
+    # At what age a process is replaced, and what it is asked before, so that nothing it knows is lost.
+    recycle_seconds: float | None = None
+    save_prompt: str | None = None
+    # How long after a second crash in a row no process is started; doubled with each further one.
+    backoff_seconds: float = 1.0
+    backoff_seconds_max: float = 60.0
+    # What the agent is told at its start, and which tools it may use: see rules.py.
+    hooks: tuple[Registration, ...] = ()
+    servers: tuple[str, ...] = ()
+    rules: Rules = ()
     # The watchdogs of a turn, by name; None or missing: there is none.
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
 
@@ -64,12 +84,32 @@ class Stdin(enum.Enum):
     BROKEN = enum.auto()
 
 
+class Stale(enum.IntEnum):
+    """Whether the process is to be replaced, and how much that may cost."""
+
+    NO = 0
+    # It is old. What runs in its background is let to its end.
+    WHEN_QUIET = 1
+    # It is not what the next turn needs: the next turn gets another one.
+    NOW = 2
+
+
 class Naming(enum.Enum):
     """Whether this process says which prompt it is working on. Not before it has spoken do we know."""
 
     UNKNOWN = enum.auto()
     PRESENT = enum.auto()
     ABSENT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that the agent was told to change, by this request; `id` names the promise to tell what came of it."""
+
+    request: str
+    id: str
+    name: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +129,19 @@ class Process:
     # Interrupts that it has not acknowledged, each with the key of the turn it was for.
     unacknowledged: tuple[tuple[str, str], ...] = ()
     requests: int = 0
+    # Changes of settings that it has not answered.
+    changes: tuple[Change, ...] = ()
+    # What runs in its background, whether a turn is open or not.
+    tasks: tuple[str, ...] = ()
+    # What its answers look like, if that was asked for at its start.
+    schema: Mapping[str, Any] | None = None
+    stale: Stale = Stale.NO
     is_resuming: bool = False
     was_ready: bool = False
+    # It has brought a turn to its boundary: whatever ends it now is no failed start.
+    has_served: bool = False
+    # It holds a conversation that was given up: what it calls it is not learnt again.
+    has_overflowed: bool = False
     was_told_to_stop: bool = False
     exited_by_itself: bool = False
     was_killed: bool = False
@@ -105,6 +156,7 @@ class Question:
 
     id: str
     turn: str | None
+    asked: Requested
 
 
 class Store(enum.Enum):
@@ -140,7 +192,7 @@ class MaySteer:
 
 
 # What is held back until the log has what it rests on.
-Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer
+Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +201,21 @@ class Session:
     mode: Mode = Mode.OPEN
     # The agent's own name for the conversation; a new process resumes it.
     conversation: str | None = None
+    # The conversation that a new one is to begin as a copy of; None: with nothing.
+    fork_of: str | None = None
+    # What the conversation has cost until now, as the agent counts; None: it began before we heard of it.
+    spent: float | None = 0.0
+    # Turns in a row for which it was too long for the model.
+    overflows: int = 0
+    # What was changed since the session was opened, by name.
+    settings: tuple[tuple[str, str], ...] = ()
     resume_failures: int = 0
+    # Processes in a row that came to nothing; and whether no other is started for a while.
+    crashes: int = 0
+    is_backing_off: bool = False
+    # Since when nobody has needed the process; None: somebody does, or there is none.
+    idle_since: float | None = None
+    idle_count: int = 0
     queue: Queue = ()
     collecting: tuple[str, ...] = ()
     hold: Hold | None = None
@@ -162,6 +228,8 @@ class Session:
     clocks: Clocks = ()
     process: Process = Process()
     questions: tuple[Question, ...] = ()
+    # Requests of the agent that callbacks of the caller are answering.
+    callbacks: tuple[Requested, ...] = ()
     # The log: the last seq that was appended, the last that is durable, and what waits for that.
     head: int = 0
     committed: int = 0

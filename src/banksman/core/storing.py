@@ -18,6 +18,7 @@ from banksman.core.session_facts import (
     GiveReceipt,
     Reject,
     Resolve,
+    SettingTaken,
     Timer,
 )
 from banksman.core.state import MaySteer, MayWrite, Mode, OwnOver, Store
@@ -35,8 +36,10 @@ def commit(work: Work, seq: int) -> None:
     if state.store is Store.BROKEN:
         # The endings that were owed are written: it is back, and we are still its writer.
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
-        # What it said about the conversation may have been lost with the rest.
+        # What was said about the conversation, and changed for it, may have been lost with the rest.
         work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
+        for name, value in state.settings:
+            work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
     for deferred in released:
         match deferred:
             case MayWrite(key=key):
@@ -85,6 +88,8 @@ def _lose_store(work: Work, error: BanksmanError) -> None:
     for _, deferred in state.deferred:
         if isinstance(deferred, GiveReceipt | Finish):
             work.do(deferred)
+        elif isinstance(deferred, SettingTaken):
+            work.do(SettingTaken(deferred.change, error))
     turns = [*(waiting for waiting in state.queue if isinstance(waiting, Turn)), *([state.turn] if state.turn else [])]
     for turn in turns:
         for ask in turn.asks:

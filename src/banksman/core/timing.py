@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from banksman.core import clocks, ending, hearing, storing
+from banksman.core import clocks, ending, hearing, questioning, resting, settings, storing
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.session_facts import (
@@ -17,27 +17,15 @@ from banksman.errors import AgentError
 
 def fire(work: Work, timer: Timer, subject: str) -> None:
     state = work.state
-    process = state.process
-    turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == subject), None)
     match timer:
-        case Timer.DRAIN:
-            is_due = turn is not None and turn.phase is Phase.INTERRUPTING
-            if is_due or any(key == subject for _, key in process.unacknowledged):
-                work.stop_process()
-        case Timer.SETTLE:
-            if turn is not None and not turn.is_own:
-                hearing.settle(work, turn)
-        case Timer.CLOCKS:
-            if turn is not None and turn.is_open:
-                _look_at_clocks(work, turn)
-        case Timer.START:
-            if subject == str(process.number) and process.phase is ProcessPhase.STARTING:
-                seconds = state.config.start_seconds
-                work.stop_process(AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)"))
-        case Timer.WRITE:
-            if subject == f"{process.number}.{process.frames_sent}" and process.stdin is Stdin.BUSY:
-                seconds = state.config.write_seconds
-                work.break_stdin(AgentError(f"the agent did not take its stdin for {seconds:g} s"))
+        case Timer.DRAIN | Timer.SETTLE | Timer.CLOCKS:
+            _of_turn(work, timer, subject)
+        case Timer.START | Timer.WRITE | Timer.IDLE | Timer.AGE | Timer.BACKOFF:
+            _of_process(work, timer, subject)
+        case Timer.QUESTION:
+            questioning.expire(work, subject)
+        case Timer.SETTING:
+            settings.expire(work, subject)
         case Timer.COLLECT:
             work.set(collecting=tuple(id for id in state.collecting if id != subject))
         case Timer.HOLD:
@@ -46,6 +34,41 @@ def fire(work: Work, timer: Timer, subject: str) -> None:
             is_due = state.store is Store.BROKEN and state.mode is not Mode.CLOSED
             if is_due and subject == str(state.store_retries):
                 storing.retry(work)
+
+
+def _of_turn(work: Work, timer: Timer, key: str) -> None:
+    state = work.state
+    turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None)
+    match timer:
+        case Timer.DRAIN:
+            is_due = turn is not None and turn.phase is Phase.INTERRUPTING
+            if is_due or any(other == key for _, other in state.process.unacknowledged):
+                work.stop_process()
+        case Timer.SETTLE:
+            if turn is not None and not turn.is_own:
+                hearing.settle(work, turn)
+        case _:
+            if turn is not None and turn.is_open:
+                _look_at_clocks(work, turn)
+
+
+def _of_process(work: Work, timer: Timer, subject: str) -> None:
+    config, process = work.state.config, work.state.process
+    match timer:
+        case Timer.START:
+            if subject == str(process.number) and process.phase is ProcessPhase.STARTING:
+                seconds = config.start_seconds
+                work.stop_process(AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)"))
+        case Timer.WRITE:
+            if subject == f"{process.number}.{process.frames_sent}" and process.stdin is Stdin.BUSY:
+                seconds = config.write_seconds
+                work.break_stdin(AgentError(f"the agent did not take its stdin for {seconds:g} s"))
+        case Timer.IDLE:
+            resting.on_idle_long(work, subject)
+        case Timer.AGE:
+            resting.on_old(work, subject)
+        case _:
+            resting.on_backed_off(work, subject)
 
 
 def _look_at_clocks(work: Work, turn: Turn) -> None:

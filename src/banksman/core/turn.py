@@ -21,10 +21,13 @@ timer or reply of one attempt cannot act on the next.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.meaning import PromptSettled, TurnOver
+from banksman.core.rules import Rules
 
 
 class Phase(enum.StrEnum):
@@ -76,6 +79,11 @@ class Ask:
     key: str | None = None
     hold: str | None = None
     at: float = 0.0
+    # What holds for this turn only: which tools it may use, and what its answer must look like.
+    rules: Rules = ()
+    schema: Mapping[str, Any] | None = None
+    # The process is replaced after it: it was asked to put down what it knows.
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +125,8 @@ class Turn:
     is_opened: bool = False
     names_prompts: bool = False
     heard: tuple[str, ...] = ()
+    # The tools of the agent that it waits for now.
+    tools: tuple[str, ...] = ()
     can_interrupt: bool = False
     is_acknowledged: bool = False
     settled: PromptSettled | None = None

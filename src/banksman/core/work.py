@@ -7,6 +7,7 @@ done at once, marked as not durable. Frames leave one at a time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,11 @@ from banksman.core.event import Entry, entry
 from banksman.core.session_facts import (
     Append,
     CancelTimer,
-    CloseQuestion,
     Effect,
     Finish,
     GiveReceipt,
     Resolve,
+    SettingTaken,
     StartProcess,
     StartTimer,
     StopProcess,
@@ -33,8 +34,6 @@ from banksman.errors import AgentError, BanksmanError
 
 # Frames that wait for the pipe: a few interrupts and answers. More are an agent that asks and asks, and never reads.
 OUTBOX_FRAMES_MAX = 256
-# Questions that wait for a human.
-QUESTIONS_MAX = 64
 
 
 class Work:
@@ -90,7 +89,7 @@ class Work:
         match deferred:
             case Resolve(turn=turn, outcome=outcome):
                 self.do(Resolve(turn, replace(outcome, durable=False)))
-            case GiveReceipt() | Finish():
+            case GiveReceipt() | Finish() | SettingTaken():
                 self.do(deferred)
             case _:
                 pass  # Nothing is accepted, and nothing is sent, without a log.
@@ -102,14 +101,15 @@ class Work:
         return self.state, self.effects
 
     # -- the process -------------------------------------------------------------------------------------------------
-    def start_process(self) -> None:
+    def start_process(self, schema: Mapping[str, Any] | None) -> None:
         state = self.state
         assert state.process.phase is ProcessPhase.NONE
         number = state.process.number + 1
-        resumes = state.conversation is not None
-        self.set(process=Process(number=number, phase=ProcessPhase.STARTING, is_resuming=resumes))
-        self.do(StartProcess(number, state.conversation))
-        self.start_timer(state.config.start_seconds, Timer.START, str(number))
+        conversation = state.conversation or state.fork_of
+        resumes = conversation is not None
+        self.set(process=Process(number=number, phase=ProcessPhase.STARTING, is_resuming=resumes, schema=schema))
+        # Its clock runs from the moment it is there: it may have to wait for its place.
+        self.do(StartProcess(number, conversation, resumes and state.conversation is None, state.settings))
 
     def stop_process(self, error: BanksmanError | None = None) -> None:
         """Walk the ladder. What the process still says is heard, and its end is what ends an open turn."""
@@ -164,29 +164,15 @@ class Work:
         self.do(WriteFrame(process.number, data))
         self.start_timer(self.state.config.write_seconds, Timer.WRITE, f"{process.number}.{count}")
 
-    # -- questions ---------------------------------------------------------------------------------------------------
-    def close_questions(self, *turns: str | None) -> None:
-        """Those of these turns need no answer from a human any more; the agent is told so, if it still hears us."""
-        for question in self.state.questions:
-            if question.turn in turns:
-                self.send(question.turn, self.state.config.dialect.refuse(question.id, "cancelled"))
-                self.forget_question(question.id, "cancelled")
-
-    def forget_question(self, id: str, answer: str) -> None:
-        question = next(question for question in self.state.questions if question.id == id)
-        self.set(questions=tuple(other for other in self.state.questions if other is not question))
-        self.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer)
-        self.do(CloseQuestion(id))
-        self.attend_clocks()
-
     # -- clocks and holds --------------------------------------------------------------------------------------------
     def attend_clocks(self) -> None:
-        """A question came or went: some clocks stand still, others go on."""
+        """A question or a tool came or went: some clocks stand still, others go on."""
         ours = self.state.turn
         turn = ours if ours is not None and ours.is_open else self.state.own
         if turn is not None and turn.phase is Phase.RUNNING:
             has_question = any(question.turn == turn.id for question in self.state.questions)
-            self.set(clocks=clocks.attend(self.state.clocks, self.at, has_tool=False, has_question=has_question))
+            has_tool = bool(turn.tools)
+            self.set(clocks=clocks.attend(self.state.clocks, self.at, has_tool=has_tool, has_question=has_question))
             self.arm_clocks(turn)
 
     def arm_clocks(self, turn: Turn) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from banksman.core.facts import BytesRead, Exited, ProcessFact, Started, Stream, StreamEnded, Survivor, Swept
 from banksman.core.ladder import Timings
+from banksman.core.session_facts import StartProcess
 from banksman.errors import AgentError, BanksmanError
 from banksman.run.command import Command
 from banksman.run.finished import Ended
@@ -91,7 +92,7 @@ class AgentProcess(Protocol):
         ...
 
 
-Spawn = Callable[[str | None, OnEvent], AgentProcess]
+Spawn = Callable[[StartProcess, OnEvent], AgentProcess]
 
 
 class RealAgent:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import assert_never
@@ -21,30 +22,39 @@ from typing import assert_never
 from banksman.core import session as core
 from banksman.core.facts import Exited, Started
 from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
-from banksman.core.meaning import Noise
+from banksman.core.meaning import Noise, Requested
 from banksman.core.outcome import Outcome
 from banksman.core.session_facts import (
     Accept,
     Append,
     AppendFailed,
     AskHuman,
+    AskToSave,
+    BeIdle,
+    BeReady,
+    CallBack,
     CancelTimer,
+    CloseCallback,
     CloseQuestion,
     Committed,
+    ConversationTaken,
     Effect,
     EndHold,
+    EvictAsked,
     Fact,
     Finish,
     FramesRead,
     FrameWritten,
     GiveReceipt,
     GrantHold,
+    HoldConversation,
     ProcessExited,
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
     Reject,
     Resolve,
+    SettingTaken,
     StartProcess,
     StartTimer,
     StopProcess,
@@ -53,7 +63,7 @@ from banksman.core.session_facts import (
     WriteFailed,
     WriteFrame,
 )
-from banksman.core.state import Session
+from banksman.core.state import ProcessPhase, Session
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
 from banksman.run.agent import (
     AgentEvent,
@@ -68,6 +78,7 @@ from banksman.run.agent import (
 )
 from banksman.run.counters import Counters
 from banksman.run.oversize import Oversize
+from banksman.run.pool import Pool
 from banksman.run.recorder import Recorder
 from banksman.store.log import Log
 
@@ -82,6 +93,23 @@ UNCOMMITTED_BYTES_MAX = 8 << 20
 MUTE_SECONDS_MAX = 1.0
 
 
+# The effects that are words to callers.
+Told = (
+    Accept
+    | Reject
+    | Resolve
+    | GiveReceipt
+    | GrantHold
+    | EndHold
+    | AskHuman
+    | CloseQuestion
+    | CallBack
+    | CloseCallback
+    | SettingTaken
+    | AskToSave
+)
+
+
 class Listener:
     """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
 
@@ -93,6 +121,10 @@ class Listener:
     def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
     def ask_human(self, effect: AskHuman) -> None: ...
     def close_question(self, question: str) -> None: ...
+    def call_back(self, asked: Requested) -> None: ...
+    def close_callback(self, request: str) -> None: ...
+    def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
+    def ask_to_save(self, prompt: str) -> None: ...
     def fail(self, error: BanksmanError) -> None: ...
     def finish(self) -> None: ...
 
@@ -108,6 +140,7 @@ class Driver:
         store: Log,
         spawn: Spawn,
         listener: Listener,
+        pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         self.id = id
@@ -123,12 +156,16 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._facts: deque[Fact] = deque()
         self._is_dispatching = False
-        self._spawn = spawn
+        self.spawn = spawn
+        self._pool = Pool() if pool is None else pool
         self._process: AgentProcess | None = None
         self._frame_bytes_max = frame_bytes_max
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._oversize = Oversize()
         self._store = store
+        # Before it is claimed: a conversation that another one drives is a reason not to begin at all.
+        self._conversation: str | None = None
+        self._lease(state.conversation)
         self._epoch = store.claim(id)
         # The seq of the last append; and which run of appends is meant: after a failure those still on their way belong
         # to a run that is over, and what is said of them is not said to the core.
@@ -139,6 +176,7 @@ class Driver:
         # Appends that the log has not answered, and the start of a process that waits for that.
         self._unanswered = 0
         self._postponed: StartProcess | None = None
+        self._is_in_pool = False
         self._mute: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -200,8 +238,21 @@ class Driver:
             case StartProcess():
                 self._postponed = effect
                 self._start_if_answered()
+            case BeReady():
+                self._pool.has_started(self)
+            case BeIdle():
+                self._pool.look()
+            case HoldConversation(conversation=conversation):
+                self._hold_conversation(conversation)
             case StopProcess():
                 self._stop_process()
+            case Finish():
+                self._finish()
+            case _:
+                self._answer(effect)
+
+    def _answer(self, effect: Told) -> None:
+        match effect:
             case Accept(turn=turn):
                 self._listener.accept(turn)
             case Reject(turn=turn, error=error):
@@ -218,8 +269,14 @@ class Driver:
                 self._listener.ask_human(effect)
             case CloseQuestion(question=question):
                 self._listener.close_question(question)
-            case Finish():
-                self._finish()
+            case CallBack(asked=asked):
+                self._listener.call_back(asked)
+            case CloseCallback(request=request):
+                self._listener.close_callback(request)
+            case SettingTaken(change=change, error=error):
+                self._listener.take_setting(change, error)
+            case AskToSave(prompt=prompt):
+                self._listener.ask_to_save(prompt)
             case _:
                 assert_never(effect)
 
@@ -261,26 +318,76 @@ class Driver:
             self._is_paused = False
             self._process.resume()
 
+    # -- the conversation --------------------------------------------------------------------------------------------
+    def _hold_conversation(self, conversation: str | None) -> None:
+        try:
+            self._lease(conversation)
+        except NotOwner as exc:
+            self.tell(ConversationTaken(self.now(), self.state.process.number, exc))
+
+    def _lease(self, conversation: str | None) -> None:
+        """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
+        So the log has one, for all of its sessions."""
+        if conversation == self._conversation:
+            return
+        if conversation is not None:
+            self._store.lease(self._lease_name(conversation), self.id)
+        if self._conversation is not None:
+            self._store.release(self._lease_name(self._conversation), self.id)
+        self._conversation = conversation
+
+    def _lease_name(self, conversation: str) -> str:
+        return f"{self.state.config.dialect.name}:{conversation}"
+
+    # -- the pool ----------------------------------------------------------------------------------------------------
+    @property
+    def urgency(self) -> int:
+        return max((waiting.priority for waiting in self.state.queue), default=0)
+
+    @property
+    def idle_since(self) -> float | None:
+        return self.state.idle_since
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state.process.phase is ProcessPhase.STOPPING
+
+    def evict(self) -> None:
+        self.tell(EvictAsked(self.now()))
+
+    def start_now(self) -> None:
+        """The pool has a place."""
+        effect, self._postponed = self._postponed, None
+        assert effect is not None
+        try:
+            self._start_process(effect)
+        except Exception as exc:
+            self._fail(exc)  # We may be outside the door here, and a bug is a bug.
+
     # -- the process -------------------------------------------------------------------------------------------------
     def _start_if_answered(self) -> None:
         """A start claims the session anew, and a log may refuse whatever it has not answered by then: it would be our
-        own last words that are refused. So they are waited for."""
-        effect = self._postponed
-        if effect is not None and not self._unanswered:
-            self._postponed = None
-            try:
-                self._start_process(effect)
-            except Exception as exc:
-                self._fail(exc)  # We are outside the door here, and a bug is a bug.
+        own last words that are refused. So they are waited for; then the start waits for its place."""
+        if self._postponed is not None and not self._unanswered and not self._is_in_pool:
+            self._is_in_pool = True
+            self._pool.want(self)
 
     def _stop_process(self) -> None:
         if self._postponed is not None:
-            number, self._postponed = self._postponed.process, None
+            number = self._postponed.process
+            self._forget_start()
             self.tell(ProcessGone(self.now(), number))
             return
         assert self._process is not None
         self._let_read()
         self._process.stop()
+
+    def _forget_start(self) -> None:
+        """It waits for the log, or for its place in the pool."""
+        self._postponed = None
+        if self._is_in_pool:
+            self._is_in_pool = False
+            self._pool.withdraw(self)
 
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
@@ -292,9 +399,15 @@ class Driver:
             # A new process is a new writer's generation: what an older one still has to say is refused. It is raised,
             # not taken: whoever claimed the session in the meantime has it.
             self._epoch = self._store.claim(self.id, self._epoch)
-            self._process = self._spawn(effect.conversation, partial(self._on_event, number))
+            self._process = self.spawn(effect, partial(self._on_event, number))
         except BanksmanError as exc:
+            self._leave_pool()
             self.tell(ProcessFailed(self.now(), number, exc))
+
+    def _leave_pool(self) -> None:
+        if self._is_in_pool:
+            self._is_in_pool = False
+            self._pool.has_left(self)
 
     def _on_event(self, number: int, event: AgentEvent) -> None:
         at = self.now()
@@ -344,6 +457,7 @@ class Driver:
         self._hear()
         self._process = None
         self.pid = None
+        self._leave_pool()
         if self.error is not None:
             self._finish()
 
@@ -388,6 +502,8 @@ class Driver:
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._oversize.close()
+        with suppress(StoreError):  # A log that is closed, or cannot be written, has let go of it by itself.
+            self._lease(None)
         self._listener.finish()
 
     def _fail(self, exc: BaseException) -> None:
@@ -396,7 +512,8 @@ class Driver:
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._facts.clear()
-        self._postponed = None
+        if self._postponed is not None:
+            self._forget_start()
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._listener.fail(self.bug())

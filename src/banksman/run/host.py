@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast, overload
 
 from banksman.errors import Closed, UsageError
 from banksman.run.command import Command
@@ -31,16 +31,14 @@ from banksman.run.waiters import Waiters
 if TYPE_CHECKING:
     from banksman.run.questions import OnQuestion
     from banksman.run.session import Session
+    from banksman.run.sessions import Sessions
+    from banksman.run.tools import Tool
     from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
 # Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
 UNREPORTED_MAX = 10_000
-
-
-# Closed sessions that can still be asked for. Each may hold its whole history in memory.
-SESSIONS_KEPT_MAX = 32
 
 
 class How(TypedDict, total=False):
@@ -71,13 +69,22 @@ class Host:
         self,
         store: Callable[[], Log] | None = None,
         *,
+        processes_max: int | None = None,
+        starts_max: int | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
     ) -> None:
-        """`store` makes the log, when the first session needs it; None: there will be no sessions."""
+        """`store` makes the log, when the first session needs it; None: there will be no sessions.
+
+        `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
+        resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
+        """
+        for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
+            if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
+                raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint="a whole number, 1 or more, or None")
         self._open_store = store
-        self._log: Log | None = None
-        self._sessions: dict[str, Session] = {}
+        self._limits = processes_max, starts_max
+        self._sessions: Sessions | None = None
         self._finished_max = finished_max
         self._finished_seconds_max = finished_seconds_max
         # Weak, because the default host of a loop is found by it and must not keep it.
@@ -103,7 +110,7 @@ class Host:
         await self.close()
 
     def __repr__(self) -> str:
-        sessions = sum(not session.is_closed for session in self._sessions.values())
+        sessions = sum(not session.is_closed for session in self.sessions())
         commands = f"{len(self._running)} running, {len(self._ended)} ended"
         return f"<Host {sessions} sessions, {commands}{', closing' * self._is_closing}>"
 
@@ -121,18 +128,29 @@ class Host:
         model: str | None = None,
         permission_mode: str | None = None,
         system_prompt: str | None = None,
+        mcp_servers: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
         resume: str | None = None,
+        fork: bool = False,
         on_question: OnQuestion | None = None,
+        hooks: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
+        rules: Mapping[str, str] | None = None,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
         `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
-        conversation of the agent's own, to go on with. `options`: see `run/opening.py`.
+        conversation of the agent's own, to go on with: `NotOwner` if another session of this store has it. `fork`: to
+        begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see `run/numbers.py`.
+
+        Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
+        and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
+        "deny" or "ask", come before the agent's own settings.
+
+        Under the `name` of a session that is open it is that session, which from its next turn on is as asked for.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
         from banksman.run.opening import Opening  # noqa: PLC0415
-        from banksman.run.session import Session  # noqa: PLC0415
 
         self._bind()
         if self._is_closing or self._is_draining:
@@ -147,36 +165,45 @@ class Host:
             model=model,
             permission_mode=permission_mode,
             system_prompt=system_prompt,
+            mcp_servers=mcp_servers,
             options=options,
             resume=resume,
+            forks=fork,
+            hooks=hooks,
+            tools=tools,
+            rules_wanted=rules,
         )
-        if name is not None and any(known.name == name for known in self.sessions() if not known.is_closed):
-            raise UsageError(f"there is a session {name!r} already", hint="host.session(name), or another name")
-        id = f"s-{os.urandom(8).hex()}"
-        session = Session(
-            id,
-            opening.state(),
-            name=name,
-            agent=agent,
-            store=self._store(),
-            spawn=opening.spawn,
-            on_question=on_question,
-            frame_bytes_max=opening.frame_bytes_max,
-        )
-        self._sessions[id] = session
-        self._forget_sessions()
-        return session
+        return self._own_sessions().open(opening, name=name, on_question=on_question)
+
+    async def fork(
+        self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
+    ) -> Session:
+        """Another session that begins as a copy of this one's conversation, opened as this one was. What is said in
+        either from now on is not in the other."""
+        self._bind()
+        if self._is_closing or self._is_draining:
+            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
+        id = session if isinstance(session, str) else session.id
+        return self._own_sessions().fork(self.session(id), name, on_question)
 
     def session(self, id_or_name: str) -> Session:
         """A session by its id or its name; of several that had the name, the one opened last."""
-        for session in reversed(self._sessions.values()):
-            if id_or_name in (session.id, session.name):
-                return session
-        raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
+        return self._own_sessions().find(id_or_name)
 
     def sessions(self) -> list[Session]:
         """Every session that is open, and those that were closed and are still kept, oldest first."""
-        return list(self._sessions.values())
+        return [] if self._sessions is None else self._sessions.all()
+
+    def _own_sessions(self) -> Sessions:
+        if self._sessions is None:
+            from banksman.run.pool import Pool, starts_at_once  # noqa: PLC0415
+            from banksman.run.sessions import Sessions  # noqa: PLC0415
+
+            assert self._open_store is not None
+            processes_max, starts_max = self._limits
+            pool = Pool(processes_max=processes_max, starts_max=starts_max or starts_at_once())
+            self._sessions = Sessions(self._open_store(), pool)
+        return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:
         """Take nothing new, finish what runs, then close. Past `timeout` seconds what still runs is stopped.
@@ -215,19 +242,6 @@ class Host:
             session.close_nowait()
         for command in list(self._running.values()):
             command.stop_nowait(Ended.HOST_CLOSED)
-
-    def _store(self) -> Log:
-        if self._log is None:
-            assert self._open_store is not None
-            self._log = self._open_store()
-        return self._log
-
-    def _forget_sessions(self) -> None:
-        closed = [session for session in self._sessions.values() if session.is_closed]
-        for session in closed[: max(0, len(closed) - SESSIONS_KEPT_MAX)]:
-            del self._sessions[session.id]
-            if not self._store().is_durable:
-                self._store().delete(session.id)
 
     # -- starting ----------------------------------------------------------------------------------------------------
     @overload
@@ -375,10 +389,9 @@ class Host:
             await session.wait_closed()
         while self._running:
             await self._endings.wait()
-        if self._log is not None:
+        if self._sessions is not None:
             # Cancelled here, it is closed by whoever closes next: a log may be closed again.
-            await self._log.close()
-            self._log = None
+            await self._sessions.store.close()
 
     def abandon_if_loop_is_closed(self) -> None:
         """A loop that was closed without a word to us takes its commands with it: the keepers end what is left."""

@@ -1,35 +1,31 @@
 """How a session is opened: the profile, the caller's wishes, and what they make of a process. Checked at once, so that
-a wrong word is an error of the call and not of the first turn.
-
-`options` are the session's numbers (seconds, unless they say otherwise): `drain_seconds`, `settle_seconds`,
-`start_seconds`, `write_seconds`, `ageing_seconds`, `hold_idle_seconds`, `collect_seconds`, `queue_max`, `when_full`
-("refuse" or "drop"), `clocks` (a mapping from the watchdog's name), the ladder's `eof_grace`, `grace`, `linger`, and
-`frame_bytes_max`, beyond which a frame from the agent goes to a file. `drain` is the ladder's last wait, and
-`attempts_max` how often an ask that gives way comes back.
+a wrong word is an error of the call and not of the first turn. The numbers among the wishes are in numbers.py.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import os
 import shlex
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
-from banksman.core.clocks import Name
-from banksman.core.framing import FRAME_BYTES_MAX
-from banksman.core.ladder import Timings
-from banksman.core.state import Config, Session
+from banksman.core import rules
+from banksman.core.dialects import claude_writing
+from banksman.core.session_facts import StartProcess
+from banksman.core.state import Session
 from banksman.errors import UsageError
-from banksman.run import profiles
+from banksman.run import numbers, profiles
 from banksman.run.agent import OnEvent, RealAgent
+from banksman.run.hooks import Hooks
 from banksman.run.launch import Launch, prepare
-from banksman.run.options import SECONDS_MAX, check_seconds
+from banksman.run.tools import Tool, ToolServer
 
-LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
-# Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
-QUEUE_MAX_MAX = 4096
-NUMBERS = {field.name for field in fields(Config)} - {"dialect", "clocks", "when_full"}
+# The server that the caller's own tools are behind; the agent calls them `mcp__banksman__NAME`.
+TOOLS_SERVER = "banksman"
 
 
 class Opening:
@@ -47,11 +43,19 @@ class Opening:
         model: str | None,
         permission_mode: str | None,
         system_prompt: str | None,
+        mcp_servers: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any] | None,
         resume: str | None,
+        forks: bool,
+        hooks: Mapping[str, Any] | None,
+        tools: Sequence[Tool],
+        rules_wanted: Mapping[str, str] | None,
     ) -> None:
         self.profile = profiles.load(agent)
-        self._resume = resume
+        self._resume = _conversation(resume)
+        self._forks = forks
+        if forks and resume is None:
+            raise UsageError("there is nothing to fork", hint="resume= names the conversation")
         # A relative folder means the one of the call, also for a process that is started later.
         self._cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
         self._command = _command(command, self.profile)
@@ -59,25 +63,131 @@ class Opening:
             "model": model,
             "permission_mode": permission_mode,
             "system_prompt": system_prompt,
-            "args": _words("args", args),
         }
+        self._args = _words("args", args)
         self._env = env
         self._inherit_env = inherit_env
-        wanted = dict(options or {})
-        self.frame_bytes_max: int = wanted.pop("frame_bytes_max", FRAME_BYTES_MAX)
-        _check_count("frame_bytes_max", self.frame_bytes_max)
-        self._config, self._timings = _configure(self.profile, wanted)
-        self._prepare(resume)
+        self.hooks = Hooks(hooks or {})
+        self.server = ToolServer(tools, name=TOOLS_SERVER)
+        self._check_capabilities(hooks=bool(hooks), tools=bool(tools), mcp_servers=bool(mcp_servers))
+        self._mcp_config = _mcp_config(mcp_servers)
+        found = numbers.read(self.profile, options or {})
+        self.frame_bytes_max = found.frame_bytes_max
+        self._timings = found.timings
+        self.config = found.config(
+            rules=rules.parse(rules_wanted),
+            hooks=self.hooks.registrations(),
+            servers=(TOOLS_SERVER,) if tools else (),
+        )
+        launch = self._prepare(StartProcess(0, self._resume, forks))
+        self.fingerprint = _fingerprint(launch, self.config, self._mcp_config)
+
+    @property
+    def resumes(self) -> str | None:
+        """The conversation to go on with."""
+        return None if self._forks else self._resume
+
+    def forked(self, conversation: str) -> Opening:
+        """The same, for another session that begins as a copy of this conversation."""
+        other = copy.copy(self)
+        other._resume, other._forks = conversation, True
+        return other
 
     def state(self) -> Session:
-        return Session(config=self._config, conversation=self._resume)
+        if self._resume is None:
+            return Session(config=self.config)
+        # What it has cost until now nobody has told us.
+        if self._forks:
+            return Session(config=self.config, fork_of=self._resume, spent=None)
+        return Session(config=self.config, conversation=self._resume, spent=None)
 
-    def spawn(self, conversation: str | None, on_event: OnEvent) -> RealAgent:
-        return RealAgent(self._prepare(conversation), self._timings, on_event)
+    def spawn(self, effect: StartProcess, on_event: OnEvent) -> RealAgent:
+        return RealAgent(self._prepare(effect), self._timings, on_event)
 
-    def _prepare(self, conversation: str | None) -> Launch:
-        argv = self.profile.dialect.argv(self._command, resume=conversation, **self._wishes)
-        return prepare(argv, cwd=self._cwd, env=self._env, inherit_env=self._inherit_env, scrub=self.profile.scrub)
+    def _prepare(self, effect: StartProcess) -> Launch:
+        argv = self.profile.dialect.argv(
+            self._command,
+            resume=effect.conversation,
+            forks=effect.forks,
+            mcp_config=None if self._mcp_config is None else self._mcp_config.path,
+            args=self._args,
+            **{**self._wishes, **dict(effect.settings)},
+        )
+        return prepare(
+            argv,
+            cwd=self._cwd,
+            env=self._env,
+            inherit_env=self._inherit_env,
+            scrub=self.profile.scrub,
+            pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
+        )
+
+    def _check_capabilities(self, **wanted: bool) -> None:
+        for name, is_wanted in wanted.items():
+            if is_wanted and name not in self.profile.capabilities:
+                raise UsageError(f"{self.profile.title} has no {name}", hint="leave them out", agent=self.profile.name)
+
+
+class _Private:
+    """Text that a process can read by a path, and nobody else: its file has no name. It may hold keys, and words of a
+    command line are there for every user of the machine to see."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        with tempfile.TemporaryFile() as file:
+            file.write(text.encode())
+            file.flush()
+            self.fd = os.dup(file.fileno())
+        # As long as the session can start a process.
+        weakref.finalize(self, os.close, self.fd)
+        # By this path it is opened anew each time, and so read from its beginning.
+        self.path = f"/dev/fd/{self.fd}"
+
+
+def _mcp_config(servers: Any) -> _Private | None:
+    hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
+    if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
+        raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
+    items = cast(Sequence[Any], servers)
+    names: set[str] = {TOOLS_SERVER}
+    for server in items:
+        if not _is_server(server) or server["name"] in names:
+            raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
+        names.add(server["name"])
+    return _Private(claude_writing.mcp_config(items)) if items else None
+
+
+def _is_server(server: Any) -> bool:
+    if not isinstance(server, Mapping):
+        return False
+    members = cast(Mapping[str, Any], server)
+    needed = ("name", "command") if "command" in members else ("name", "type", "url")
+    lists = [members.get(name, ()) for name in ("args", "env", "headers")]
+    are_lists = all(isinstance(each, list | tuple) for each in lists)
+    pairs = [pair for each in lists[1:] if are_lists for pair in each]
+    return (
+        all(isinstance(members.get(name), str) and members[name] for name in needed)
+        and are_lists
+        and all(isinstance(word, str) for word in lists[0])
+        and all(
+            isinstance(pair, Mapping) and {"name", "value"} <= cast(Mapping[str, Any], pair).keys() for pair in pairs
+        )
+    )
+
+
+def _fingerprint(launch: Launch, config: Any, mcp_config: _Private | None) -> str:
+    """What a process is started with, and told at its start, in one word: another word is another process."""
+    told = (config.hooks, config.servers, None if mcp_config is None else mcp_config.text)
+    # Not the number of an fd, which is an accident.
+    argv = [word for word in launch.argv if not word.startswith(b"--mcp-config=")]
+    seen = (argv, launch.cwd, sorted(launch.env.items()), told)
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def _conversation(resume: Any) -> str | None:
+    if resume is not None and (not isinstance(resume, str) or not resume):
+        raise UsageError(f"resume cannot be {resume!r:.60}", hint="the agent's own name for a conversation")
+    return resume
 
 
 def _command(command: Any, profile: profiles.Profile) -> list[str]:
@@ -103,60 +213,3 @@ def _words(name: str, value: Any) -> list[str]:
             raise UsageError(f"{name} holds {word!r:.60}", hint="text")
         words.append(os.fsdecode(word))  # pyright: ignore[reportUnknownArgumentType]
     return words
-
-
-def _configure(profile: profiles.Profile, options: Mapping[str, Any]) -> tuple[Config, Timings]:
-    clocks: dict[str, float | None] = dict(profile.clocks)
-    numbers: dict[str, Any] = {"drain_seconds": profile.drain_seconds}
-    ladder: dict[str, float] = {}
-    for key, value in options.items():
-        if key == "clocks":
-            clocks.update(_clocks(value))
-        elif key == "when_full":
-            if value not in ("refuse", "drop"):
-                raise UsageError(f"when_full cannot be {value!r:.60}", hint='"refuse" or "drop"')
-            numbers[key] = value
-        elif key in LADDER:
-            check_seconds(key, value)
-            ladder[LADDER[key]] = min(value, SECONDS_MAX)
-        elif key in NUMBERS:
-            _check_number(key, value)
-            numbers[key] = value
-        else:
-            known = ", ".join(sorted((*NUMBERS, *LADDER, "clocks", "frame_bytes_max", "when_full")))
-            raise UsageError(f"there is no option {key!r}", hint=f"known are: {known}")
-    start = clocks.pop(Name.START, None)
-    if start is not None:
-        numbers.setdefault("start_seconds", start)
-    return Config(dialect=profile.dialect, clocks=clocks, **numbers), replace(profile.timings, **ladder)
-
-
-def _check_number(key: str, value: Any) -> None:
-    if key in ("queue_max", "attempts_max"):
-        _check_count(key, value)
-        return
-    check_seconds(key, value)
-    if value > SECONDS_MAX:
-        raise UsageError(f"{key} cannot be {value!r:.60}", hint="every wait has an end")
-
-
-def _check_count(key: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{key} cannot be {value!r:.60}", hint="a whole number, 1 or more")
-    if key == "queue_max" and value > QUEUE_MAX_MAX:
-        raise UsageError(f"queue_max cannot be more than {QUEUE_MAX_MAX}", hint="refuse earlier, or open more sessions")
-
-
-def _clocks(value: Any) -> dict[str, float | None]:
-    names = [str(name) for name in Name]
-    if not isinstance(value, Mapping) or not all(key in names for key in value):  # pyright: ignore[reportUnknownVariableType]
-        raise UsageError(
-            f"clocks cannot be {value!r:.60}", hint=f"a mapping from {', '.join(names)} to seconds or None"
-        )
-    wanted: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-    for key, seconds in wanted.items():
-        if seconds is not None:
-            check_seconds(key, seconds)
-            if seconds == 0:
-                raise UsageError(f"the clock {key} cannot be 0", hint="None turns it off")
-    return dict(wanted)

@@ -23,7 +23,10 @@ from banksman.errors import UsageError
 from banksman.run.options import SECONDS_MAX
 
 CAPABILITIES = frozenset(
-    ("images", "interrupt", "model", "permission_mode", "questions", "resume", "steer", "system_prompt")
+    (
+        *("fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions", "resume"),
+        *("schema", "steer", "system_prompt", "tools"),
+    )
 )
 _TOP = frozenset(("title", "command", "dialect", "install", "capabilities", "drain_seconds", "ladder", "clocks", "env"))
 _LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
@@ -39,6 +42,8 @@ class AgentDialect(Dialect, Protocol):
         command: Sequence[str],
         *,
         resume: str | None = None,
+        forks: bool = False,
+        mcp_config: str | None = None,
         model: str | None = None,
         permission_mode: str | None = None,
         system_prompt: str | None = None,

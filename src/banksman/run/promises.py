@@ -6,13 +6,15 @@ A caller that goes away leaves its promise behind; that it is kept then is not w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from banksman.core.meaning import Requested
 from banksman.core.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session_facts import AskHuman, GiveReceipt
 from banksman.errors import BanksmanError, Refused
+from banksman.run.callbacks import Callbacks
 from banksman.run.driver import Listener
 from banksman.run.questions import Questions
 from banksman.run.turn import Turn
@@ -25,12 +27,15 @@ class Promises(Listener):
         self.loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self.loop.create_future()
         self.cost: float | None = None
-        # Set by the session, which makes it when there is a driver to answer to.
+        # Set by the session, which makes them when there is a driver to answer to.
         self.questions: Questions | None = None
+        self.callbacks: Callbacks | None = None
+        self.save: Callable[[str], None] | None = None
         self._turns: dict[str, Turn] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
         self._granting: dict[str, asyncio.Future[None]] = {}
+        self._changing: dict[str, asyncio.Future[None]] = {}
         # What is read for somebody who was promised it: waited for at the end, because the host closes the log then.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -49,6 +54,10 @@ class Promises(Listener):
     def expect_hold(self, hold: str) -> asyncio.Future[None]:
         granted = self._granting[hold] = self.loop.create_future()
         return granted
+
+    def expect_change(self, change: str) -> asyncio.Future[None]:
+        taken = self._changing[change] = self.loop.create_future()
+        return taken
 
     def has_hold(self, hold: str | None) -> bool:
         return hold in self._granting
@@ -70,7 +79,7 @@ class Promises(Listener):
 
     def resolve(self, turn: str, outcome: Outcome) -> None:
         if outcome.cost is not None:
-            self.cost = outcome.cost
+            self.cost = (self.cost or 0.0) + outcome.cost
         resolved = self._turns.pop(turn)
         if outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             self._own(resolved.complete(outcome))
@@ -114,19 +123,43 @@ class Promises(Listener):
         assert self.questions is not None
         self.questions.close(question)
 
+    def call_back(self, asked: Requested) -> None:
+        assert self.callbacks is not None
+        self.callbacks.call(asked)
+
+    def close_callback(self, request: str) -> None:
+        assert self.callbacks is not None
+        self.callbacks.close(request)
+
+    def take_setting(self, change: str, error: BanksmanError | None) -> None:
+        taken = self._changing.pop(change)
+        if error is None:
+            _set(taken)
+        elif not taken.done():
+            taken.set_exception(error)
+
+    def ask_to_save(self, prompt: str) -> None:
+        assert self.save is not None
+        # Not here, inside the door: it is an ask like any other, and comes in by the door.
+        self.loop.call_soon(self.save, prompt)
+
     # -- broken ------------------------------------------------------------------------------------------------------
     def finish(self) -> None:
         """Nothing more will happen."""
+        self._end_callbacks()
+        _set(self.finished)
+
+    def _end_callbacks(self) -> None:
         if self.questions is not None:
             self.questions.end()
-        _set(self.finished)
+        if self.callbacks is not None:
+            self.callbacks.end()
 
     def fail(self, error: BanksmanError) -> None:
         """A bug of ours: whoever still waits for something is told so, and will not be told anything else."""
-        if self.questions is not None:
-            self.questions.end()
+        self._end_callbacks()
         receipts = [receipt for receipt, _ in self._receipts.values()]
-        for future in (*self._accepting.values(), *self._granting.values(), *receipts):
+        for future in (*self._accepting.values(), *self._granting.values(), *self._changing.values(), *receipts):
             if not future.done():
                 future.set_exception(error)
                 future.exception()
@@ -136,6 +169,7 @@ class Promises(Listener):
         self._turns.clear()
         self._accepting.clear()
         self._granting.clear()
+        self._changing.clear()
         self._receipts.clear()
 
 

@@ -6,33 +6,44 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from banksman.core.decision import Decision
+from banksman.core.meaning import Wants
 from banksman.core.session_facts import AskHuman, QuestionAnswered
 from banksman.errors import UsageError
 from banksman.run.driver import Driver
 
 log = logging.getLogger("banksman")
 
+# Where an agent can be told to remember an answer; True is the first.
+PLACES = ("session", "local", "project", "user")
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something the agent asks: may it use this tool, with this input?"""
+    """Something the agent asks. `wants` "permission": may it use this tool, with this input? "elicitation": what is
+    asked for in `details`. `details` are the agent's own words: a title, a description, a reason, suggestions."""
 
     id: str
     turn: str | None
     tool: str
     input: Mapping[str, Any]
+    wants: str = "permission"
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a callback may return instead of a word: more than yes or no."""
+    """What a callback may return instead of a word: more than yes or no. See `Session.answer`."""
 
     decision: str
     message: str | None = None
     updated_input: Mapping[str, Any] | None = None
+    content: Mapping[str, Any] | None = None
+    remember: bool | str = False
+    interrupt: bool = False
 
 
 # How long the end of a session waits for a callback that was cancelled and does not end.
@@ -46,26 +57,27 @@ class Questions:
 
     def __init__(self, driver: Driver, on_question: OnQuestion | None) -> None:
         self._driver = driver
-        self._on_question = on_question
-        self._open: dict[str, Question] = {}
+        self.on_question = on_question
+        self._open: dict[str, tuple[Question, AskHuman]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # Every one that is not over, those of closed questions too: they may have something to clean up.
         self._running: set[asyncio.Task[None]] = set()
 
     def open(self) -> list[Question]:
-        return list(self._open.values())
+        return [question for question, _ in self._open.values()]
 
     def ask(self, effect: AskHuman) -> None:
-        question = Question(effect.question, effect.turn, effect.tool, effect.input)
-        self._open[question.id] = question
-        if self._on_question is None:
+        asked = effect.asked
+        question = Question(
+            asked.request, effect.turn, asked.tool, asked.input, wants=asked.wants.value, details=asked.details
+        )
+        self._open[question.id] = question, effect
+        if self.on_question is None:
             # Somebody may look and answer, or nobody ever does: then the turn stands still, and this line says why.
-            log.warning(
-                "! the agent asks whether it may use %s, and there is no on_question; the turn waits", effect.tool
-            )
+            log.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
         else:
             # A task, so that the callback never runs inside the door.
-            task = asyncio.ensure_future(self._call(self._on_question, question))
+            task = asyncio.ensure_future(self._call(self.on_question, question))
             self._tasks[question.id] = task
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -75,44 +87,25 @@ class Questions:
             answer = on_question(question)
             if inspect.isawaitable(answer):
                 answer = await answer
-            if isinstance(answer, Answer):
-                self.answer(question.id, answer.decision, message=answer.message, updated_input=answer.updated_input)
-            else:
-                self.answer(question.id, answer)
+            self.answer(question.id, answer if isinstance(answer, Answer) else Answer(answer))
         except asyncio.CancelledError:
             # By us, because the question is over: then this says nothing. Or by itself, and that is no answer either.
-            self.answer(question.id, "deny", message="the callback was cancelled")
+            self.answer(question.id, Answer("deny", "the callback was cancelled"))
             raise
         except Exception as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
             reason = str(exc).encode(errors="replace").decode()
-            self.answer(question.id, "deny", message=f"the callback failed: {reason}")
+            self.answer(question.id, Answer("deny", f"the callback failed: {reason}"))
 
-    def answer(
-        self,
-        id: str,
-        decision: str,
-        *,
-        message: str | None = None,
-        updated_input: Mapping[str, Any] | None = None,
-    ) -> None:
-        question = self._open.get(id)
-        if question is None:
+    def answer(self, id: str, answer: Answer) -> None:
+        if id not in self._open:
             return  # It was answered already, or needs no answer any more.
-        if decision not in ("allow", "deny"):
-            raise UsageError(f"a question cannot be answered with {decision!r}", hint='"allow" or "deny"')
-        if decision == "allow":
-            # An empty input is an input: what was emptied on purpose must not run as it was asked for.
-            given = {
-                "behavior": "allow",
-                "updatedInput": dict(question.input if updated_input is None else updated_input),
-            }
-        else:
-            given = {"behavior": "deny", "message": message or "denied"}
+        _, effect = self._open[id]
+        decision = _decision(effect.asked.wants, answer)
         # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.
-        self._driver.state.config.dialect.answer(id, given)
-        self._driver.tell(QuestionAnswered(self._driver.now(), id, given))
+        self._driver.state.config.dialect.answer(effect.asked, decision)
+        self._driver.tell(QuestionAnswered(self._driver.now(), id, decision))
 
     def close(self, id: str) -> None:
         self._open.pop(id, None)
@@ -131,3 +124,27 @@ class Questions:
             _, late = await asyncio.wait(running, timeout=CALLBACK_SECONDS_MAX)
             if late:
                 log.warning("! %d callbacks of on_question were cancelled and go on all the same", len(late))
+
+
+def _decision(wants: Wants, answer: Answer) -> Decision:
+    if answer.decision not in ("allow", "deny"):
+        raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint='"allow" or "deny"')
+    allows = answer.decision == "allow"
+    place = "session" if answer.remember is True else answer.remember or None
+    if place is not None and place not in PLACES:
+        hint = f"True, or one of {', '.join(PLACES)}"
+        raise UsageError(f"an answer cannot be remembered as {answer.remember!r:.60}", hint=hint)
+    if allows and answer.interrupt:
+        raise UsageError("an answer cannot both allow and interrupt", hint='"deny" with interrupt=True')
+    if answer.content is not None and wants is not Wants.ELICITATION:
+        raise UsageError("content answers an elicitation, and this is none", hint="updated_input, perhaps")
+    if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
+        raise UsageError("a denied question has nothing to remember and no input", hint="leave them out, or allow")
+    return Decision(
+        allows=allows,
+        message=answer.message,
+        updated_input=answer.updated_input,
+        content=answer.content,
+        remember=place,
+        interrupts=answer.interrupt,
+    )

@@ -12,12 +12,15 @@ import contextvars
 import os
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
-from banksman.core.arbiter import NORMAL, Priority
+from banksman.core import rules as tool_rules
+from banksman.core import schema as schemas
+from banksman.core.arbiter import BACKGROUND, NORMAL, Priority
 from banksman.core.event import Event, storable
 from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.outcome import By, Receipt
@@ -31,17 +34,24 @@ from banksman.core.session_facts import (
     HoldAsked,
     HoldReleased,
     InterruptAsked,
+    Reconfigured,
+    SettingAsked,
 )
 from banksman.core.state import Session as State
 from banksman.core.turn import Ask
 from banksman.errors import UsageError
 from banksman.run import status
 from banksman.run.agent import Spawn
+from banksman.run.callbacks import Callbacks
 from banksman.run.driver import Driver
 from banksman.run.following import Readers, seq_of
+from banksman.run.hooks import Hooks
+from banksman.run.opening import Opening
+from banksman.run.pool import Pool
 from banksman.run.promises import Promises, ignore
-from banksman.run.questions import OnQuestion, Question, Questions
+from banksman.run.questions import Answer, OnQuestion, Question, Questions
 from banksman.run.status import Status
+from banksman.run.tools import ToolServer
 from banksman.run.turn import Turn
 from banksman.store.log import Log
 
@@ -72,20 +82,30 @@ class Session:
         store: Log,
         spawn: Spawn,
         on_question: OnQuestion | None = None,
+        hooks: Hooks | None = None,
+        server: ToolServer | None = None,
+        capabilities: Collection[str] | None = None,
+        pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
+        """`capabilities`: what the agent can; None: everything."""
         self.id = id
         self.name = name
         self.agent = agent
         self.dialect = state.config.dialect
+        self._capabilities = capabilities
         # Each with its acceptance: whoever comes with a key hears of it what the first one hears.
         self._keys: OrderedDict[str, tuple[Turn, asyncio.Future[None]]] = OrderedDict()
         # How many callers wait for a turn (id) to be accepted.
         self._callers: dict[str, int] = {}
         self._promises = promises = Promises()
         self._readers = Readers(store, id, promises.finished)
-        self._driver = Driver(id, state, store=store, spawn=spawn, listener=promises, frame_bytes_max=frame_bytes_max)
+        self._driver = Driver(
+            id, state, store=store, spawn=spawn, listener=promises, pool=pool, frame_bytes_max=frame_bytes_max
+        )
         self._questions = promises.questions = Questions(self._driver, on_question)
+        self._callbacks = promises.callbacks = Callbacks(self._driver, hooks or Hooks({}), server or ToolServer(()))
+        promises.save = self._save
 
     def __repr__(self) -> str:
         return f"<Session {self.name or self.id} {status.phase(self._driver)}>"
@@ -99,12 +119,16 @@ class Session:
         on_busy: str = "enqueue",
         on_preempt: str = "end",
         key: str | None = None,
+        schema: Mapping[str, Any] | None = None,
+        rules: Mapping[str, str] | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when it is accepted, which is when the log has it; raises if it is not.
 
-        Cancelled, the ask is withdrawn. With a `key` that was used before, the turn of that time is returned.
+        Cancelled, the ask is withdrawn. With a `key` that was used before, the turn of that time is returned. With a
+        JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED. `rules` for tools of this turn
+        come before those of the session.
         """
-        ask = self._checked(prompt, priority, on_busy, on_preempt, key)
+        ask = self._checked(prompt, priority, on_busy, on_preempt, key, schema, rules)
         known = None if key is None else self._keys.get(key)
         if known is None:
             turn = Turn(self, ask.id, self._driver.state.head)
@@ -147,7 +171,9 @@ class Session:
         for key in [key for key, (known, _) in self._keys.items() if known is turn]:
             del self._keys[key]
 
-    def _checked(self, prompt: Any, priority: Any, on_busy: Any, on_preempt: Any, key: Any) -> Ask:
+    def _checked(  # noqa: PLR0917
+        self, prompt: Any, priority: Any, on_busy: Any, on_preempt: Any, key: Any, schema: Any = None, rules: Any = None
+    ) -> Ask:
         if on_busy not in ON_BUSY:
             raise UsageError(f"on_busy cannot be {on_busy!r}", hint=f"one of {', '.join(ON_BUSY)}")
         if on_preempt not in ON_PREEMPT:
@@ -156,13 +182,21 @@ class Session:
             raise UsageError(f"{self.agent} cannot be steered", hint='on_busy="enqueue", or "interrupt"')
         if key is not None and not isinstance(key, str):
             raise UsageError(f"key cannot be {key!r:.60}", hint="text that is the same when the same ask is made again")
+        if schema is not None:
+            self._check_capability("schema")
+            schemas.check(schema)
+        if on_busy == "steer" and (schema is not None or rules is not None):
+            hint = "both are of a whole turn; ask for one of its own"
+            raise UsageError("a prompt that is added to a turn has no schema and no rules", hint=hint)
+        if not isinstance(prompt, str) and _has_image(prompt):
+            self._check_capability("images")
         ref = str(uuid.uuid4())
         # Encoded once for the agent and once for the log: what either could not take is refused here, as this caller's
         # error, and not found in the door, where it would be everybody's. The copy is ours: whatever the caller does to
         # its own afterwards, what is sent is what was accepted.
         self.dialect.prompt(ref, prompt)
         try:
-            prompt, key = storable([prompt, key])
+            prompt, key, schema = storable([prompt, key, schema])
         except (TypeError, ValueError, RecursionError) as exc:
             raise UsageError(f"the ask cannot be stored: {exc}", hint="text, or content blocks of plain JSON") from exc
         return Ask(
@@ -175,7 +209,20 @@ class Session:
             key=key,
             hold=_holds.get().get(self.id),
             at=self._driver.now(),
+            rules=tool_rules.parse(rules),
+            schema=schema,
         )
+
+    def _check_capability(self, name: str) -> None:
+        if self._capabilities is not None and name not in self._capabilities:
+            raise UsageError(f"{self.agent} cannot do that: it has no {name}", hint="see `banksman agents`")
+
+    def _save(self, prompt: str) -> None:
+        """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:
+        it is in the log."""
+        ask = replace(self._checked(prompt, BACKGROUND, "enqueue", "end", None), hold=None, is_last=True)
+        ignore(self._promises.expect_turn(Turn(self, ask.id, self._driver.state.head)))
+        self._tell(Asked(self._now(), ask))
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
         """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
@@ -264,9 +311,51 @@ class Session:
         *,
         message: str | None = None,
         updated_input: Mapping[str, Any] | None = None,
+        content: Mapping[str, Any] | None = None,
+        remember: bool | str = False,
+        interrupt: bool = False,
     ) -> None:
-        """Answer a question of the agent: "allow" or "deny". One that needs no answer any more is let be."""
-        self._questions.answer(question, decision, message=message, updated_input=updated_input)
+        """Answer a question of the agent: "allow" or "deny". One that needs no answer any more is let be.
+
+        `message`: why not, for the agent to read. `updated_input`: what the tool is to be used with instead.
+        `content`: what was entered, for an elicitation. `remember`: the agent is not to ask again: True or "session"
+        for as long as its process lives, "local", "project" or "user" in its own settings. `interrupt`: a denial that
+        ends the turn.
+        """
+        self._questions.answer(question, Answer(decision, message, updated_input, content, remember, interrupt))
+
+    # -- settings ----------------------------------------------------------------------------------------------------
+    async def set_model(self, model: str) -> None:
+        """Another model from the next turn on. Returns when the agent has it; an agent that does not answer is replaced
+        by one that is started with it. Cancelling this only stops waiting."""
+        await self._set("model", model)
+
+    async def set_permission_mode(self, mode: str) -> None:
+        """Another permission mode, in the agent's words. As `set_model`; also in a turn that runs."""
+        await self._set("permission_mode", mode)
+
+    async def _set(self, name: str, value: Any) -> None:
+        self._check_capability(name)
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty")
+        self.dialect.setting("", name, value)
+        change = f"c-{os.urandom(8).hex()}"
+        taken = self._promises.expect_change(change)
+        self._tell(SettingAsked(self._now(), change, name, value))
+        self._raise_if_failed(taken)
+        try:
+            await asyncio.shield(taken)
+        except asyncio.CancelledError:
+            ignore(taken)
+            raise
+
+    def reconfigure(self, opening: Opening, *, replaces: bool, on_question: OnQuestion | None) -> None:
+        """It was opened again. Whoever did is the one that is asked and called from now on; `replaces`: and what runs
+        is not what was asked for, so that the next turn gets another process."""
+        self._questions.on_question = on_question
+        self._callbacks.hooks, self._callbacks.server = opening.hooks, opening.server
+        self._driver.spawn = opening.spawn
+        self._tell(Reconfigured(self._now(), opening.config, replaces))
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def status(self) -> Status:
@@ -296,6 +385,7 @@ class Session:
         """Until it is closed, its callbacks have ended, and who was reading its log by then has what it reads."""
         await asyncio.shield(self._promises.finished)
         await self._questions.wait_ended()
+        await self._callbacks.wait_ended()
         await self._promises.wait_read()
         await self._readers.wait_left()
 
@@ -324,6 +414,12 @@ class Session:
     def _raise_if_failed(self, waiting: asyncio.Future[Any]) -> None:
         if self._driver.error is not None and not waiting.done():
             raise self._driver.bug()
+
+
+def _has_image(prompt: Any) -> bool:
+    """What is no list of blocks is refused elsewhere."""
+    blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) else ()
+    return any(isinstance(block, Mapping) and cast(Any, block).get("type") == "image" for block in blocks)
 
 
 def _id(turn: Turn | str) -> str:

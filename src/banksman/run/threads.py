@@ -17,7 +17,7 @@ import asyncio
 import atexit
 import functools
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
@@ -35,6 +35,7 @@ from banksman.run.finished import Ended, Finished
 from banksman.run.host import Host as AsyncHost
 from banksman.run.host import How
 from banksman.run.launch import Argv
+from banksman.run.questions import OnQuestion
 from banksman.run.session import Prompt
 from banksman.run.session import Session as AsyncSession
 from banksman.run.turn import Turn as AsyncTurn
@@ -97,6 +98,8 @@ class Session(Face[AsyncSession]):
         on_busy: str = "enqueue",
         on_preempt: str = "end",
         key: str | None = None,
+        schema: Mapping[str, Any] | None = None,
+        rules: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when it is accepted, which is when the log has it; raises if it is not.
@@ -104,7 +107,14 @@ class Session(Face[AsyncSession]):
         If it is not accepted within `timeout` seconds, or Ctrl-C comes, the ask is withdrawn.
         """
         work = functools.partial(
-            self._inner.ask, prompt, priority=priority, on_busy=on_busy, on_preempt=on_preempt, key=key
+            self._inner.ask,
+            prompt,
+            priority=priority,
+            on_busy=on_busy,
+            on_preempt=on_preempt,
+            key=key,
+            schema=schema,
+            rules=rules,
         )
         return Turn(self._bridge, self._bridge.call(work, timeout=timeout, undo=self._inner.let_go))
 
@@ -116,6 +126,8 @@ class Session(Face[AsyncSession]):
         on_busy: str = "enqueue",
         on_preempt: str = "end",
         key: str | None = None,
+        schema: Mapping[str, Any] | None = None,
+        rules: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome.
@@ -125,7 +137,15 @@ class Session(Face[AsyncSession]):
         """
 
         async def work() -> Outcome:
-            turn = await self._inner.ask(prompt, priority=priority, on_busy=on_busy, on_preempt=on_preempt, key=key)
+            turn = await self._inner.ask(
+                prompt,
+                priority=priority,
+                on_busy=on_busy,
+                on_preempt=on_preempt,
+                key=key,
+                schema=schema,
+                rules=rules,
+            )
             try:
                 return await turn.outcome()
             except asyncio.CancelledError:
@@ -157,6 +177,8 @@ class Session(Face[AsyncSession]):
 
     questions = looking(AsyncSession.questions)
     answer = blocking(AsyncSession.answer)
+    set_model = blocking(AsyncSession.set_model)
+    set_permission_mode = blocking(AsyncSession.set_permission_mode)
     status = looking(AsyncSession.status)
     close = blocking(AsyncSession.close)
     close_nowait = looking(AsyncSession.close_nowait, Manner.ACTS)
@@ -203,6 +225,12 @@ class Command(Face[AsyncCommand]):
     close_stdin = blocking(AsyncCommand.close_stdin)
 
 
+def _close_unused(session: AsyncSession) -> None:
+    """Whoever opened it has gone before it had it. One that was open already is somebody else's, too."""
+    if not session.status().seq:
+        session.close_nowait()
+
+
 class Host(Face[AsyncHost]):
     """Owns sessions and commands, in a loop of its own. `with Host() as host`, or call `close()`.
 
@@ -247,7 +275,15 @@ class Host(Face[AsyncHost]):
         """Every session that is open, and those that were closed and are still kept, oldest first."""
         return [Session(self._bridge, found) for found in self._bridge.look(self._inner.sessions)]
 
-    open = blocking_as(Session, AsyncHost.open, undo=AsyncSession.close_nowait)
+    open = blocking_as(Session, AsyncHost.open, undo=_close_unused)
+
+    def fork(
+        self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
+    ) -> Session:
+        """Another session that begins as a copy of this one's conversation, opened as this one was."""
+        id = session if isinstance(session, str) else session.id
+        work = functools.partial(self._inner.fork, id, name=name, on_question=on_question)
+        return Session(self._bridge, self._bridge.call(work, undo=_close_unused))
 
     # -- commands ----------------------------------------------------------------------------------------------------
     @overload

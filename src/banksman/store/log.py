@@ -56,6 +56,15 @@ class Log(Protocol):
         """
         ...
 
+    def lease(self, name: str, session: str) -> None:
+        """Let this session, and no other, have what this name stands for: a conversation of an agent's. `NotOwner`,
+        naming the holder, if another one has it. Whoever has it may take it again."""
+        ...
+
+    def release(self, name: str, session: str) -> None:
+        """Give it back. What another session has is let be."""
+        ...
+
     def append(  # noqa: PLR0917
         self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
     ) -> None:

@@ -148,6 +148,8 @@ class MemoryLog:
         # error to raise, so that none is lost with a future whose task was cancelled meanwhile.
         self._waiters: dict[str, dict[asyncio.Future[StoreError | None], int]] = {}
         self._epoch_deleted_max = 0
+        # What is leased, and by which session.
+        self._leases: dict[str, str] = {}
 
     def __repr__(self) -> str:
         waiting = sum(map(len, self._waiters.values()))
@@ -167,6 +169,17 @@ class MemoryLog:
         state.epoch += 1
         state.failed = None
         return state.epoch
+
+    def lease(self, name: str, session: str) -> None:
+        self._check_open()
+        holder = self._leases.setdefault(name, session)
+        if holder != session:
+            raise NotOwner(f"{name} is in the hands of session {holder}", hint="close that one first", session=holder)
+
+    def release(self, name: str, session: str) -> None:
+        self._check_open()
+        if self._leases.get(name) == session:
+            del self._leases[name]
 
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
         self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
@@ -232,6 +245,7 @@ class MemoryLog:
         if state is None:
             return
         self._epoch_deleted_max = max(self._epoch_deleted_max, state.epoch)
+        self._leases = {name: holder for name, holder in self._leases.items() if holder != session}
         self._give_up(session, "the session was deleted")
 
     async def close(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from banksman.core.session_facts import StartProcess
 from banksman.errors import AgentError
 from banksman.run.agent import OnEvent
 from banksman.testing.world_agent import Ack, Play, Stage, answer_to
@@ -46,13 +47,13 @@ class World:
     def __repr__(self) -> str:
         return f"<World {self.processes}>"
 
-    def spawn(self, conversation: str | None, on_event: OnEvent) -> WorldProcess:
+    def spawn(self, effect: StartProcess, on_event: OnEvent) -> WorldProcess:
         """A `Spawn`, to be handed to a session."""
         self.spawned += 1
         manner = self.manners[self.spawned - 1] if self.spawned <= len(self.manners) else Manner()
         if manner.raises:
             raise AgentError("the world does not even try to start it", process=self.spawned)
-        process = WorldProcess(self.spawned, manner, self.plays, conversation, on_event)
+        process = WorldProcess(self.spawned, manner, self.plays, effect.conversation, on_event)
         process.agent.allows_steering = self.allows_steering
         if any(other.phase is not Phase.GONE for other in self.processes):
             process.violations.append(f"process {self.spawned} was started while another was there")

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from banksman.core.meaning import Meaning
+from banksman.core.decision import Decision
+from banksman.core.meaning import Meaning, Requested
+from banksman.core.rules import Verdict
 
 # Text, or ACP content blocks.
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A hook that the agent is to call: on which event, for which of them (None: all), by which name. `seconds`: how
+    long it should wait for the answer, which is longer than we do."""
+
+    event: str
+    matcher: str | None
+    id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a new process is told at its start. `servers`: the names of those whose tools live in the caller's process.
+    `schema`: what the answers of this process are to look like."""
+
+    hooks: tuple[Registration, ...] = ()
+    servers: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+
+
+PLAIN = Setup()
 
 
 class Transcript(Protocol):
@@ -35,7 +62,7 @@ class Dialect(Protocol):
         """What a line that was too long to keep means, as far as its first bytes tell."""
         ...
 
-    def handshake(self, request: str) -> bytes:
+    def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         """The first frame to a new process; its answer means that the process is ready."""
         ...
 
@@ -43,12 +70,24 @@ class Dialect(Protocol):
 
     def interrupt(self, request: str) -> bytes: ...
 
-    def answer(self, request: str, decision: Mapping[str, Any]) -> bytes:
+    def setting(self, request: str, name: str, value: str) -> bytes:
+        """A change of the model, or of the permission mode, in a process that runs."""
+        ...
+
+    def answer(self, asked: Requested, decision: Decision) -> bytes:
         """The answer to the agent's question."""
         ...
 
+    def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
+        """What the rules say about the tool that the agent is about to use; None: nothing."""
+        ...
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
+        """What a callback of the caller's gave back."""
+        ...
+
     def refuse(self, request: str, error: str) -> bytes:
-        """The answer to a question that we cannot take."""
+        """The answer to a request that we cannot take."""
         ...
 
     def project(self, line: bytes) -> list[dict[str, Any]]:

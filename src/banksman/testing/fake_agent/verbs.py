@@ -157,6 +157,13 @@ def failure(turn: Turn, step: Step) -> Act:
     yield from turn.fail(step.word(0))
 
 
+@verb("huge_tool_result", "BYTES")
+def huge_tool_result(turn: Turn, step: Step) -> Act:
+    """The user frame with the result of the tool that runs, whose text alone has so many bytes."""
+    turn.tool_result("x" * step.integer(0))
+    yield from room(turn)
+
+
 @verb("huge_result", "BYTES")
 def huge_result(turn: Turn, step: Step) -> Act:
     """The boundary, whose text alone has so many bytes."""

@@ -1,0 +1,162 @@
+"""What the agent asks of us: each request has one answer, whoever gives it.
+
+What the rules decide is answered at once. A question waits for somebody, for as long as it is configured to; a callback
+of the caller's is called by the shell, and what it gives back comes in as a fact. The rest is refused: an agent that is
+not answered waits for ever.
+"""
+
+from __future__ import annotations
+
+from banksman.core import event as kinds
+from banksman.core import rules
+from banksman.core.decision import Decision
+from banksman.core.meaning import Requested, Wants
+from banksman.core.rules import Verdict
+from banksman.core.session_facts import AskHuman, CallBack, CallbackAnswered, CloseCallback, CloseQuestion, Timer
+from banksman.core.state import Question
+from banksman.core.turn import Phase, Turn
+from banksman.core.work import Work
+
+# Questions that wait for somebody.
+QUESTIONS_MAX = 64
+# Callbacks that run at once.
+CALLBACKS_MAX = 64
+
+
+def on_request(work: Work, asked: Requested) -> None:
+    match asked.wants:
+        case Wants.PERMISSION | Wants.ELICITATION:
+            _ask(work, asked)
+        case Wants.RULING:
+            verdict = _verdict(work, asked, work.state.speaking)
+            work.send(_tag(work), work.state.config.dialect.rule(asked, verdict))
+        case Wants.HOOK | Wants.TOOL:
+            _call_back(work, asked)
+        case Wants.UNKNOWN:
+            _refuse(work, asked, f"Banksman does not answer {asked.subtype!r}")
+
+
+def on_withdrawn(work: Work, request: str) -> None:
+    """The agent no longer wants that answer."""
+    if any(question.id == request for question in work.state.questions):
+        forget(work, request, "withdrawn")
+    _forget_callback(work, request)
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+def _ask(work: Work, asked: Requested) -> None:
+    state = work.state
+    speaking = state.speaking
+    if speaking is not None and speaking.phase is Phase.INTERRUPTING:
+        _refuse(work, asked, "cancelled")
+        return
+    if any(question.id == asked.request for question in state.questions):
+        return  # Asked again, and not answered yet.
+    if len(state.questions) >= QUESTIONS_MAX:
+        _refuse(work, asked, "too many questions are open")
+        return
+    work.set(questions=(*state.questions, Question(asked.request, _tag(work), asked)))
+    work.log(
+        _tag(work),
+        kinds.QUESTION_ASKED,
+        question=asked.request,
+        wants=asked.wants,
+        tool=asked.tool,
+        input=asked.input,
+        details=asked.details,
+    )
+    verdict = _verdict(work, asked, speaking) if asked.wants is Wants.PERMISSION else None
+    if verdict in (Verdict.ALLOW, Verdict.DENY):
+        answer(work, asked.request, Decision(allows=verdict is Verdict.ALLOW, message="a rule says no", by="rule"))
+        return
+    work.do(AskHuman(asked, _tag(work)))
+    if state.config.question_seconds is not None:
+        work.start_timer(state.config.question_seconds, Timer.QUESTION, asked.request)
+    work.attend_clocks()
+
+
+def _verdict(work: Work, asked: Requested, speaking: Turn | None) -> Verdict | None:
+    asks = () if speaking is None or speaking.ask is None else (speaking.ask.rules,)
+    return rules.verdict(asked.tool, (*asks, work.state.config.rules))
+
+
+def answer(work: Work, id: str, decision: Decision) -> Question | None:
+    """Give a question its answer; None: it has one already, or needs none any more."""
+    question = next((question for question in work.state.questions if question.id == id), None)
+    if question is not None:
+        work.send(question.turn, work.state.config.dialect.answer(question.asked, decision))
+        forget(work, id, "allow" if decision.allows else "deny", by=decision.by, message=decision.message)
+    return question
+
+
+def expire(work: Work, id: str) -> None:
+    """Nobody has answered it in time."""
+    seconds = work.state.config.question_seconds
+    message = f"nobody answered within {seconds:g} s"
+    allows = work.state.config.question_default == "allow"
+    answer(work, id, Decision(allows=allows, message=message, by="expiry"))
+
+
+def close(work: Work, *turns: str | None) -> None:
+    """Those of these turns need no answer any more; the agent is told so, if it still hears us."""
+    for question in work.state.questions:
+        if question.turn in turns:
+            work.send(question.turn, work.state.config.dialect.refuse(question.id, "cancelled"))
+            forget(work, question.id, "cancelled")
+
+
+def forget(work: Work, id: str, answer: str, **more: object) -> None:
+    question = next(question for question in work.state.questions if question.id == id)
+    work.set(questions=tuple(other for other in work.state.questions if other is not question))
+    work.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer, **more)
+    work.cancel_timer(Timer.QUESTION, id)
+    work.do(CloseQuestion(id))
+    work.attend_clocks()
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+def _call_back(work: Work, asked: Requested) -> None:
+    state = work.state
+    if any(other.request == asked.request for other in state.callbacks):
+        return
+    if len(state.callbacks) >= CALLBACKS_MAX:
+        _refuse(work, asked, "too many callbacks are running")
+        return
+    work.set(callbacks=(*state.callbacks, asked))
+    work.do(CallBack(asked))
+
+
+def on_called(work: Work, fact: CallbackAnswered) -> None:
+    asked = next((other for other in work.state.callbacks if other.request == fact.request), None)
+    if asked is None:
+        return  # The agent has withdrawn it, or is gone.
+    work.set(callbacks=tuple(other for other in work.state.callbacks if other is not asked))
+    if fact.response is None:
+        _refuse(work, asked, fact.error)
+    else:
+        work.send(_tag(work), work.state.config.dialect.respond(asked, fact.response))
+
+
+def _forget_callback(work: Work, request: str) -> None:
+    rest = tuple(other for other in work.state.callbacks if other.request != request)
+    if len(rest) < len(work.state.callbacks):
+        work.set(callbacks=rest)
+        work.do(CloseCallback(request))
+
+
+def forget_all(work: Work) -> None:
+    """The process that asked is gone."""
+    for question in work.state.questions:
+        forget(work, question.id, "withdrawn")
+    for asked in work.state.callbacks:
+        _forget_callback(work, asked.request)
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+def _refuse(work: Work, asked: Requested, error: str) -> None:
+    work.send(_tag(work), work.state.config.dialect.refuse(asked.request, error))
+
+
+def _tag(work: Work) -> str | None:
+    speaking = work.state.speaking
+    return None if speaking is None else speaking.id

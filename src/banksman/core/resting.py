@@ -1,0 +1,112 @@
+"""When the agent's process is let go although nothing is wrong with it, and when no other is started in its place.
+
+A process that nobody needs is idle. It is stopped when it has been so for long, or when another session needs its
+place; the session lives on, and the next ask starts another process that resumes the conversation. What runs in its
+background, and what it waits to hear, is a need: such a process is not idle.
+
+A process that is stale is replaced between two turns: because it is old, or because it is not the one that the next
+turn needs (another configuration, another schema, a conversation that no longer fits). An old one may be asked first to
+put down what it knows.
+
+Processes that come to nothing, one after the other, are started at longer and longer intervals.
+"""
+
+from __future__ import annotations
+
+from banksman.core import event as kinds
+from banksman.core.session_facts import AskToSave, BeIdle, Timer
+from banksman.core.state import Mode, Process, ProcessPhase, Session, Stale, Store
+from banksman.core.turn import Turn
+from banksman.core.work import Work
+
+
+def look(work: Work) -> None:
+    """Whether somebody needs the process has changed, perhaps."""
+    state = work.state
+    if _is_idle(state):
+        if state.process.stale is not Stale.NO:
+            retire(work, "stale")
+        elif state.idle_since is None:
+            count = state.idle_count + 1
+            work.set(idle_since=work.at, idle_count=count)
+            if state.config.idle_seconds is not None:
+                work.start_timer(state.config.idle_seconds, Timer.IDLE, _idle_key(work.state))
+            work.do(BeIdle())
+    elif state.idle_since is not None:
+        work.cancel_timer(Timer.IDLE, _idle_key(state))
+        work.set(idle_since=None)
+
+
+def _is_idle(state: Session) -> bool:
+    process = state.process
+    is_wanted = state.is_busy or bool(state.questions or state.callbacks)
+    is_working = bool(process.tasks or process.changes or process.unacknowledged or process.outbox)
+    is_there = process.phase is ProcessPhase.READY and state.mode is Mode.OPEN and state.store is Store.WORKING
+    return is_there and not is_wanted and not is_working
+
+
+def _idle_key(state: Session) -> str:
+    return f"{state.process.number}.{state.idle_count}"
+
+
+def evict(work: Work, reason: str) -> None:
+    if work.state.idle_since is not None:
+        retire(work, reason)
+
+
+def on_idle_long(work: Work, key: str) -> None:
+    if key == _idle_key(work.state):
+        evict(work, "idle")
+
+
+def retire(work: Work, reason: str) -> None:
+    """Stop the process, with no turn open. The next one resumes the conversation."""
+    assert work.state.speaking is None
+    work.log(None, kinds.PROCESS_RETIRED, process=work.state.process.number, reason=reason)
+    work.stop_process()
+
+
+# -- stale -----------------------------------------------------------------------------------------------------------
+def must_replace(state: Session, turn: Turn) -> str | None:
+    """Why this turn cannot have the process that is there, if it cannot."""
+    process = state.process
+    assert process.phase is ProcessPhase.READY
+    if process.stale is Stale.NOW:
+        return "stale"
+    if process.stale is Stale.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
+        return "old"
+    schema = None if turn.ask is None else turn.ask.schema
+    return None if process.schema == schema else "schema"
+
+
+def on_old(work: Work, subject: str) -> None:
+    process = work.state.process
+    if subject != str(process.number) or process.phase is not ProcessPhase.READY:
+        return
+    config = work.state.config
+    if config.save_prompt is None:
+        work.set_process(stale=max(process.stale, Stale.WHEN_QUIET))
+    else:
+        assert config.recycle_seconds is not None
+        work.do(AskToSave(config.save_prompt))
+        # The queue may be full; then it is asked again when as much time has passed once more.
+        work.start_timer(config.recycle_seconds, Timer.AGE, subject)
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+def count_crash(work: Work, process: Process) -> None:
+    """It came to nothing. After the first one another is tried at once; after that it takes longer and longer."""
+    crashes = work.state.crashes + 1
+    work.set(crashes=crashes)
+    if crashes < 2:
+        return
+    config = work.state.config
+    seconds = min(config.backoff_seconds * 2.0 ** min(crashes - 2, 16), config.backoff_seconds_max)
+    work.set(is_backing_off=True)
+    work.start_timer(seconds, Timer.BACKOFF, str(process.number))
+    work.log(None, kinds.PROCESS_BACKED_OFF, crashes=crashes, seconds=seconds)
+
+
+def on_backed_off(work: Work, subject: str) -> None:
+    if subject == str(work.state.process.number):
+        work.set(is_backing_off=False)

@@ -1,0 +1,84 @@
+"""Another model, or another permission mode, while the session lives.
+
+A process that runs is told, and must answer in time: agents were seen to answer the first such request and never the
+second. One that does not is replaced by a process that is started that way. Until it has answered, no prompt is sent:
+whoever changes the model and then asks wants the answer of that model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from banksman.core import event as kinds
+from banksman.core.meaning import Replied
+from banksman.core.session_facts import SettingAsked, SettingTaken, Timer
+from banksman.core.state import Change, Mode, ProcessPhase, Stale, Store
+from banksman.core.work import Work
+from banksman.errors import AgentError, Closed, QueueFull
+
+# Changes that the agent has not answered.
+CHANGES_MAX = 16
+
+
+def ask(work: Work, fact: SettingAsked) -> None:
+    state = work.state
+    process = state.process
+    if state.mode is not Mode.OPEN:
+        work.do(SettingTaken(fact.change, Closed("the session is being closed", hint="open another")))
+    elif state.store is not Store.WORKING:
+        work.do(SettingTaken(fact.change, state.store_error))
+    elif len(process.changes) >= CHANGES_MAX:
+        work.do(SettingTaken(fact.change, QueueFull(f"{CHANGES_MAX} changes are waiting", hint="try again later")))
+    elif process.phase is ProcessPhase.READY:
+        request = f"setting-{process.number}-{process.requests + 1}"
+        change = Change(request, fact.change, fact.name, fact.value)
+        work.set_process(requests=process.requests + 1, changes=(*process.changes, change))
+        work.send(None, state.config.dialect.setting(request, fact.name, fact.value))
+        work.start_timer(state.config.setting_seconds, Timer.SETTING, request)
+    else:
+        # One that is being started was told the old ones; one that is not there yet will be told all of them.
+        _take(work, Change("", fact.change, fact.name, fact.value), by="start")
+        if process.phase is ProcessPhase.STARTING:
+            work.set_process(stale=Stale.NOW)
+
+
+def on_reply(work: Work, reply: Replied) -> None:
+    change = _find(work, reply.request)
+    if change is None:
+        return
+    _forget(work, change)
+    if reply.error is None:
+        _take(work, change, by="reply")
+    else:
+        work.do(SettingTaken(change.id, AgentError(f"the agent refuses {change.name} {change.value!r}: {reply.error}")))
+
+
+def expire(work: Work, request: str) -> None:
+    change = _find(work, request)
+    if change is not None:
+        _forget(work, change)
+        _take(work, change, by="respawn")
+        work.set_process(stale=Stale.NOW)
+
+
+def forget_all(work: Work) -> None:
+    """The process that was told is gone. The next one is started that way."""
+    for change in work.state.process.changes:
+        _forget(work, change)
+        _take(work, change, by="respawn")
+
+
+def _find(work: Work, request: str) -> Change | None:
+    return next((change for change in work.state.process.changes if change.request == request), None)
+
+
+def _forget(work: Work, change: Change) -> None:
+    work.set_process(changes=tuple(other for other in work.state.process.changes if other is not change))
+    work.cancel_timer(Timer.SETTING, change.request)
+
+
+def _take(work: Work, change: Change, *, by: str) -> None:
+    kept = tuple(pair for pair in work.state.settings if pair[0] != change.name)
+    work.state = replace(work.state, settings=(*kept, (change.name, change.value)))
+    work.log(None, kinds.SESSION_SETTING, name=change.name, value=change.value, by=by)
+    work.after_commit(SettingTaken(change.id))

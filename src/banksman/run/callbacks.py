@@ -1,0 +1,60 @@
+"""What the agent calls in the caller's process: hooks, and tools. Each call is a task that ends with its request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from banksman.core.meaning import Requested, Wants
+from banksman.core.session_facts import CallbackAnswered
+from banksman.errors import BanksmanError
+from banksman.run.driver import Driver
+from banksman.run.hooks import Hooks
+from banksman.run.tools import ToolServer
+
+
+class Callbacks:
+    """Those of one session. It owns the calls; what is called is `hooks` and `server`."""
+
+    def __init__(self, driver: Driver, hooks: Hooks, server: ToolServer) -> None:
+        self._driver = driver
+        self.hooks = hooks
+        self.server = server
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def call(self, asked: Requested) -> None:
+        # A task, so that nothing of the caller's ever runs inside the door.
+        task = asyncio.ensure_future(self._call(asked))
+        self._tasks[asked.request] = task
+        task.add_done_callback(lambda _: self._tasks.pop(asked.request, None))
+
+    async def _call(self, asked: Requested) -> None:
+        response: Mapping[str, Any] | None = None
+        error = ""
+        try:
+            response = await self._answer(asked)
+        except BanksmanError as exc:
+            error = str(exc)
+        self._driver.tell(CallbackAnswered(self._driver.now(), asked.request, response, error))
+
+    async def _answer(self, asked: Requested) -> Mapping[str, Any]:
+        if asked.wants is Wants.HOOK:
+            return await self.hooks.call(asked.tool, asked.input)
+        response = await self.server.serve(asked.input)
+        # The agent waits for an answer also to what MCP has none for.
+        return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response
+
+    def close(self, request: str) -> None:
+        task = self._tasks.pop(request, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    def end(self) -> None:
+        for request in list(self._tasks):
+            self.close(request)
+
+    async def wait_ended(self) -> None:
+        """Until none runs any more, and not for ever: see `Calls`."""
+        await self.hooks.wait_ended()
+        await self.server.wait_ended()

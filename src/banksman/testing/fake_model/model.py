@@ -1,0 +1,173 @@
+"""The server: its threads, and their end.
+
+One thread accepts; each connection has one of its own. They are ended by one fact, the eventfd becoming readable, which
+every wait of every thread hears (see `wire`). Who closes the server joins them all, so that nothing runs after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Self
+
+from banksman.testing.fake_model.choice import Chooser
+from banksman.testing.fake_model.record import Records, Request
+from banksman.testing.fake_model.routes import Server, serve
+from banksman.testing.fake_model.wire import Connection
+
+HOST = "127.0.0.1"
+# An agent has one or two. One more than this is answered with 503 and closed.
+CONNECTIONS_MAX = 256
+BACKLOG = 128
+# Every wait of every thread ends at once when the server does; what remains is to be scheduled, on a busy machine.
+JOIN_SECONDS_MAX = 30.0
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class FakeModel:
+    """A model API on loopback, from `with` to the end of its block.
+
+    `port` 0 lets the kernel choose. `log` gets a JSON line for each request as it begins, with its body, and one as it
+    ends. All members but `close` may be used from any thread, and after the end too.
+    """
+
+    def __init__(self, *, port: int = 0, log: Path | str | None = None) -> None:
+        self._port = port
+        self._log = Path(log) if log is not None else None
+        self._running: _Running | None = None
+        self._records: Records | None = None
+
+    def __enter__(self) -> Self:
+        assert self._records is None, "a FakeModel is started once"
+        # The port first: if that fails there is nothing to undo.
+        listener = socket.create_server((HOST, self._port), backlog=BACKLOG)
+        try:
+            self._records = Records(log=self._log)
+        except BaseException:
+            listener.close()
+            raise
+        self._port = listener.getsockname()[1]
+        self._running = _Running(listener, Server(self._records, Chooser()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self._running else "closed" if self._records else "not started"
+        return f"<FakeModel {state} on port {self._port}>"
+
+    @property
+    def url(self) -> str:
+        """Where it listens: `http://127.0.0.1:PORT`."""
+        assert self._records is not None, "not started"
+        return f"http://{HOST}:{self._port}"
+
+    @property
+    def requests(self) -> list[Request]:
+        """Every request so far, in order of arrival."""
+        assert self._records is not None, "not started"
+        return self._records.all()
+
+    def wait_request(self, n: int, timeout: float) -> Request:
+        """The n-th request, from 1, that plays a script, as soon as it begins. Raises TimeoutError; blocks the thread.
+
+        A prompt without directives plays a script too: an empty one.
+        """
+        assert self._records is not None, "not started"
+        return self._records.wait_play(n, timeout)
+
+    def env(self, home: Path | str) -> dict[str, str]:
+        """The whole environment in which Claude Code uses this model and nothing else; its folders are made.
+
+        Meant to replace the environment, not to be added to one: a key or a proxy of the machine must not get through.
+        """
+        home = Path(home).absolute()
+        temporary = home / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
+        return {
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_API_KEY": "fake-key",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_TELEMETRY": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            # Without it the agent refuses to skip permissions when run as root, as in a container.
+            "IS_SANDBOX": "1",
+            "HOME": str(home),
+            "TMPDIR": str(temporary),
+            "CLAUDE_CODE_TMPDIR": str(temporary),
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+        }
+
+    def close(self) -> None:
+        """End every thread and connection, also those that hang; requests under way get the outcome `stopped`.
+
+        May be called again, from the same thread.
+        """
+        running, self._running = self._running, None
+        if running is not None:
+            assert self._records is not None
+            running.end()
+            self._records.close()
+
+
+class _Running:
+    """The threads, and the two fds that they need."""
+
+    def __init__(self, listener: socket.socket, server: Server) -> None:
+        self._listener = listener
+        self._server = server
+        self._stop_fd = os.eventfd(0)
+        # Only the accepting thread touches it, until that one is joined.
+        self._threads: list[threading.Thread] = []
+        # Accepting must not block: between poll() and accept() the client may have left.
+        self._listener.setblocking(False)
+        # Daemons, so that a program that forgot to close us can still end.
+        self._accepting = threading.Thread(target=self._accept_all, name="fake-model", daemon=True)
+        self._accepting.start()
+
+    def end(self) -> None:
+        os.eventfd_write(self._stop_fd, 1)
+        # First the one that makes threads, then those it made, then what they used.
+        for thread in (self._accepting, *self._threads):
+            thread.join(JOIN_SECONDS_MAX)
+            assert not thread.is_alive(), f"{thread.name} did not hear the end"
+        self._listener.close()
+        os.close(self._stop_fd)
+
+    def _accept_all(self) -> None:
+        poll = select.poll()
+        poll.register(self._stop_fd, select.POLLIN)
+        poll.register(self._listener, select.POLLIN)
+        while self._stop_fd not in dict(poll.poll()):
+            try:
+                sock, (_, port) = self._listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                # The client left before it was accepted. Anything else is for whoever runs the machine.
+                if exc.errno != errno.ECONNABORTED:
+                    raise
+                continue
+            self._take(sock, port)
+
+    def _take(self, sock: socket.socket, port: int) -> None:
+        for thread in [thread for thread in self._threads if not thread.is_alive()]:
+            thread.join()
+            self._threads.remove(thread)
+        if len(self._threads) >= CONNECTIONS_MAX:
+            with sock, contextlib.suppress(OSError):  # It may have left already.
+                # The buffer of a new connection has room for it.
+                sock.send(FULL)
+            return
+        connection = Connection(sock, stop_fd=self._stop_fd)
+        name = f"fake-model-{port}"
+        thread = threading.Thread(target=serve, args=(connection, self._server), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()

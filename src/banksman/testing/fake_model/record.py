@@ -1,0 +1,135 @@
+"""What was asked of the model, and how each request went. Written by the threads of connections, read by the test."""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+# Enough for any test; in a server that runs for days the oldest are forgotten.
+REQUESTS_KEPT_MAX = 10_000
+
+
+class Request:
+    """One HTTP request, and how it went.
+
+    `number` counts all requests from 1, `play` those that play a script (None for the others: side calls without tools,
+    GET, …). `step` has the lines of the directives that were chosen for it: none where the script was used up.
+    `body` is the decoded JSON, or None. Safe from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: Any,
+        play: int | None,
+        step: tuple[str, ...],
+    ) -> None:
+        self.number = number
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.play = play
+        self.step = step
+        self._outcome: str | None = None
+        self._over = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<Request {self.number} {self.method} {self.path} play={self.play} {self.outcome or 'running'}>"
+
+    @property
+    def outcome(self) -> str | None:
+        """None while it runs; then one of
+
+        `done`, `http_STATUS`, `sse_TYPE` (an error event was sent), `dropped`: as the script wanted it;
+        `client_gone`: the client left before the end, which is how a test sees that an agent gave up its call;
+        `client_stuck`: the client read nothing for minutes; `stopped`: the server was closed;
+        `hung_up`: a hang that lasted as long as one may.
+        """
+        return self._outcome
+
+    def wait_outcome(self, timeout: float) -> str:
+        """Wait until it is over. Raises TimeoutError; blocks the thread."""
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"{self!r} was not over after {timeout:g} s")
+        assert self._outcome is not None
+        return self._outcome
+
+    def set_outcome(self, outcome: str) -> None:
+        """For the server only."""
+        assert self._outcome is None
+        self._outcome = outcome
+        self._over.set()
+
+
+class Records:
+    """All requests in the order in which they had arrived in full."""
+
+    def __init__(self, *, log: Path | None) -> None:
+        # Protects everything below. Nothing but the log's file is touched while it is held.
+        self._changed = threading.Condition()
+        self._requests: collections.deque[Request] = collections.deque(maxlen=REQUESTS_KEPT_MAX)
+        self._count = 0
+        self._play_count = 0
+        # Line by line, so that whoever follows the file sees each at once.
+        self._log = log.open("a", buffering=1, encoding="utf-8") if log else None
+
+    def begin(
+        self, *, method: str, path: str, headers: dict[str, str], body: Any, step: tuple[str, ...] | None
+    ) -> Request:
+        """A request has arrived; `step` is None if it plays no script."""
+        with self._changed:
+            self._count += 1
+            self._play_count += step is not None
+            request = Request(
+                number=self._count,
+                method=method,
+                path=path,
+                headers=headers,
+                body=body,
+                play=None if step is None else self._play_count,
+                step=step or (),
+            )
+            self._requests.append(request)
+            fields = {"method": method, "path": path, "play": request.play, "step": step, "body": body}
+            self._write({"request": request.number, **fields})
+            self._changed.notify_all()
+        return request
+
+    def end(self, request: Request, outcome: str) -> None:
+        with self._changed:
+            request.set_outcome(outcome)
+            self._write({"request": request.number, "outcome": outcome})
+
+    def all(self) -> list[Request]:
+        with self._changed:
+            return list(self._requests)
+
+    def wait_play(self, play: int, timeout: float) -> Request:
+        assert play >= 1
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._play_count >= play, timeout):
+                seen = "\n".join(f"  {request!r}" for request in list(self._requests)[-20:]) or "  none"
+                raise TimeoutError(f"request {play} that plays a script did not come in {timeout:g} s; seen:\n{seen}")
+            for request in self._requests:
+                if request.play == play:
+                    return request
+        raise LookupError(f"request {play} that plays a script is forgotten: {REQUESTS_KEPT_MAX} are kept")
+
+    def close(self) -> None:
+        with self._changed:
+            if self._log:
+                self._log.close()
+                self._log = None
+
+    def _write(self, entry: dict[str, object]) -> None:
+        if self._log:
+            self._log.write(json.dumps({"at": time.time(), **entry}) + "\n")

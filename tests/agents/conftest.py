@@ -1,0 +1,96 @@
+"""What the tests with a real agent need, and the table that they end with.
+
+They are collected only where `tools/agents.py run` has made a place for them (`make test-agents`): a network namespace
+that holds loopback alone. An agent that is started anywhere else could reach somebody.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IS_PLACE_MADE = "BANKSMAN_AGENTS" in os.environ
+# So `make test`, and pytest by hand, leave this folder alone.
+collect_ignore_glob = [] if IS_PLACE_MADE else ["test_*.py"]
+
+# Whose asserts tell what they saw, as those of a test do.
+pytest.register_assert_rewrite(*(f"tests.agents.{name}" for name in ("case", "ground", "plain", "steps")))
+
+# The name under which a test reports its row: the report travels from a worker to whoever prints.
+ROW = "row of the table"
+
+
+@pytest.fixture(scope="session")
+def claude() -> str:
+    """The path of the real agent, given only where it can reach nobody."""
+    # Not above: this file is read wherever tests are collected, and the tools are part of a checkout only.
+    from tools.agents import interfaces_up
+
+    assert interfaces_up() == {"lo"}, "a real agent is started only in a network namespace that holds loopback alone"
+    path = Path(os.environ["BANKSMAN_AGENTS"]) / "claude"
+    assert os.access(path, os.X_OK), f"there is no {path}: make test-agents installs it"
+    return str(path)
+
+
+def pytest_report_header() -> str | None:
+    """For whoever names this folder by hand, and would see only that there are no tests."""
+    return None if IS_PLACE_MADE else "the tests with a real agent are run by `make test-agents`, and only by that"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    rows: list[dict[str, Any]] = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == ROW and report.when == "call"
+    ]
+    if not rows:
+        return
+    terminalreporter.section("the real agent: what is left 2 s after close")
+    for line in table(sorted(rows, key=lambda row: row["number"])):
+        terminalreporter.write_line(line)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """One line a step: how it went on Banksman, and on plain subprocess and killpg."""
+    heads = ("step", "banksman: s", "outcome", "left", "plain: s", "outcome", "left")
+    cells = [heads, *(cells_of(row) for row in rows)]
+    cells.append(("left in all", "", "", left_in_all(rows, "banksman"), "", "", left_in_all(rows, "plain")))
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    rule = "-+-".join("-" * width for width in widths)
+    lines = [
+        " | ".join(pad(text, width, column) for column, (text, width) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    ]
+    return [
+        lines[0],
+        rule,
+        *lines[1:-1],
+        rule,
+        lines[-1],
+        "plain: subprocess.Popen(start_new_session=True), killpg(SIGKILL)",
+    ]
+
+
+def left_in_all(rows: list[dict[str, Any]], side: str) -> str:
+    known = [row[side]["left"] for row in rows if side in row]
+    # A step that failed before it was counted may have left anything.
+    return f"{sum(known)}{'?' * (len(known) < len(rows))}"
+
+
+def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
+    cells: list[str] = [row["step"]]
+    for side in ("banksman", "plain"):
+        # A side that failed has no line of its own, and its test says why.
+        told = row.get(side)
+        cells += [f"{told['seconds']:.1f}", told["outcome"], str(told["left"])] if told else ["", "FAILED", "?"]
+    return tuple(cells)
+
+
+def pad(text: str, width: int, column: int) -> str:
+    """Numbers to the right."""
+    return text.rjust(width) if column in (1, 3, 4, 6) else text.ljust(width)

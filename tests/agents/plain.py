@@ -1,0 +1,183 @@
+"""The rival: what one writes first. `subprocess.Popen` in a session of its own, a thread that reads lines, the frames
+by hand, and `killpg(SIGKILL)` at the end. It is not written to fail: it answers questions, matches results, has
+deadlines. What it lacks is what it cannot have: the agent's tools are in sessions of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.agents.ground import WAIT_SECONDS_MAX, Ground
+
+Frame = dict[str, Any]
+Judge = Callable[[str], "str | None"]
+
+STREAM_JSON = (
+    *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
+    *("--include-partial-messages", "--permission-prompt-tool", "stdio"),
+)
+
+
+def always(_: str) -> str:
+    return "allow"
+
+
+class PlainAgent:
+    """One process of the agent, and all that it has said."""
+
+    def __init__(
+        self, ground: Ground, *, command: Sequence[str] = (), resume: str | None = None, judge: Judge = always
+    ) -> None:
+        self._judge = judge
+        self.questions: list[Frame] = []
+        self.frames: list[Frame] = []
+        self._is_over = False
+        # Protects `frames`, `questions` and `_is_over`, which the reader writes. Nothing is called while it is held.
+        self._news = threading.Condition()
+        # Protects stdin: the reader answers questions while a step asks. Only writes are made while it is held.
+        self._stdin = threading.Lock()
+        self.process = subprocess.Popen(
+            [*(command or [ground.claude]), *STREAM_JSON, *([f"--resume={resume}"] if resume else [])],
+            cwd=ground.work,
+            env=ground.env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    # -- saying ------------------------------------------------------------------------------------------------------
+    def ask(self, prompt: str) -> str:
+        """Send a prompt, and return the name under which the agent reports on it."""
+        ref = str(uuid.uuid4())
+        message = {"role": "user", "content": prompt}
+        self._send({"type": "user", "message": message, "parent_tool_use_id": None, "session_id": "", "uuid": ref})
+        return ref
+
+    def interrupt(self) -> None:
+        """Send an interrupt, and wait for its acknowledgement."""
+        request = str(uuid.uuid4())
+        self._send({"type": "control_request", "request_id": request, "request": {"subtype": "interrupt"}})
+        self.wait(
+            lambda frame: frame["type"] == "control_response" and frame["response"]["request_id"] == request,
+            "the acknowledgement of an interrupt",
+        )
+
+    def _send(self, frame: Frame) -> None:
+        assert self.process.stdin is not None
+        with self._stdin:
+            self.process.stdin.write(json.dumps(frame).encode() + b"\n")
+            self.process.stdin.flush()
+
+    # -- hearing -----------------------------------------------------------------------------------------------------
+    def wait(self, is_wanted: Callable[[Frame], bool], what: str, after: int = 0) -> Frame:
+        """The first frame of which this is so. Blocks."""
+        end = time.monotonic() + WAIT_SECONDS_MAX
+        with self._news:
+            while True:
+                for frame in self.frames[after:]:
+                    if is_wanted(frame):
+                        return frame
+                after = len(self.frames)
+                assert not self._is_over, f"the agent ended before {what}"
+                assert self._news.wait(end - time.monotonic()), f"waited {WAIT_SECONDS_MAX:g} s for {what}"
+
+    def result(self, ref: str) -> Frame:
+        """The result that names a prompt; several prompts may share one."""
+        return self.wait(lambda frame: frame["type"] == "result" and ref in refs(frame), "a result")
+
+    def answer(self, prompt: str) -> Frame:
+        return self.result(self.ask(prompt))
+
+    def heard(self, text: str) -> None:
+        self.wait(lambda frame: frame["type"] == "stream_event" and text in json.dumps(frame), f"{text!r}")
+
+    def wait_question(self) -> None:
+        """Until there is a question that the judge has no answer to."""
+        self.wait(lambda frame: frame["type"] == "control_request" and frame in self.questions, "a question")
+
+    def results(self) -> list[Frame]:
+        with self._news:
+            return [frame for frame in self.frames if frame["type"] == "result"]
+
+    @property
+    def conversation(self) -> str:
+        return str(self.results()[-1]["session_id"])
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            frame: Frame = json.loads(line)
+            decision = None
+            if frame["type"] == "control_request":
+                decision = self._judge(frame["request"]["input"]["command"])
+            with self._news:
+                self.frames.append(frame)
+                if frame["type"] == "control_request" and decision is None:
+                    self.questions.append(frame)
+                self._news.notify_all()
+            if decision is not None:
+                self._answer(frame, decision)
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    def _answer(self, question: Frame, decision: str) -> None:
+        given: Frame = {"behavior": decision}
+        given |= {"updatedInput": question["request"]["input"]} if decision == "allow" else {"message": "denied"}
+        response = {"subtype": "success", "request_id": question["request_id"], "response": given}
+        try:
+            self._send({"type": "control_response", "response": response})
+        except BrokenPipeError:
+            pass  # It was killed while it asked.
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+    def kill(self) -> None:
+        """The end that one writes first, and that is taken for the surest one."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # A step has killed it, and waited for it.
+        self.process.wait(WAIT_SECONDS_MAX)
+
+    def close(self) -> None:
+        """Let go of the pipes. Only when nothing is left: who lives on may hold the other end, and we would wait."""
+        self._reader.join(WAIT_SECONDS_MAX)
+        assert not self._reader.is_alive(), "somebody still holds the agent's stdout"
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass  # Something was left to be written.
+
+
+def refs(result: Frame) -> list[str]:
+    """The prompts that a result names."""
+    return result.get("user_message_uuids") or [result.get("user_message_uuid") or ""]
+
+
+def begin_by_its_own_cli(ground: Ground) -> str:
+    """A conversation begun by hand, as in a terminal; what it is called."""
+    done = subprocess.run(
+        [ground.claude, "--print", "--output-format=json", "@@text begun by hand"],
+        cwd=ground.work,
+        env=ground.env(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=True,
+    )
+    result: Frame = json.loads(done.stdout)
+    assert result["result"] == "begun by hand"
+    return str(result["session_id"])

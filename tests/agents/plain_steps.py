@@ -1,0 +1,259 @@
+"""The same steps, on the rival: plain `subprocess` and `killpg`. Each returns a word for the table and leaves the agent
+as it is; who runs it kills the groups, and counts what is left.
+
+Where Banksman's step asserts, this one only looks: what comes out of it is the row's other half.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from tests.agents import steps
+from tests.agents.ground import Ground, bash, wait
+from tests.agents.plain import Frame, Judge, PlainAgent, always, begin_by_its_own_cli
+
+
+class PlainCase:
+    """One step on the rival. It knows every agent it started, and ends their groups."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self._agents: list[PlainAgent] = []
+
+    def open(self, *, command: Sequence[str] = (), resume: str | None = None, judge: Judge = always) -> PlainAgent:
+        agent = PlainAgent(self.ground, command=command, resume=resume, judge=judge)
+        self._agents.append(agent)
+        return agent
+
+    def begin(self, *, resume: str | None = None, judge: Judge = always) -> PlainAgent:
+        """An agent after its first turn, in which the tool was started: from here on it runs."""
+        agent = self.open(resume=resume, judge=judge)
+        agent.answer(f"{self.ground.tool()}\n@@text the tool runs")
+        self.wait_tool()
+        return agent
+
+    def begin_with_stand_in(self) -> PlainAgent:
+        agent = self.open(command=self.ground.fake_agent())
+        agent.answer("@@say up")
+        self.wait_tool()
+        return agent
+
+    def wait_tool(self, name: str = "tool") -> None:
+        wait(lambda: self.ground.is_tool_up(name), f"the tool {name!r}")
+        self.ground.check_tool(name)
+
+    def in_tool(self, agent: PlainAgent, name: str) -> str:
+        """A prompt whose turn is in a tool of its own, in the foreground."""
+        ref = agent.ask(f"{self.ground.tool(name, is_background=False)}\n@@text after it")
+        self.wait_tool(name)
+        return ref
+
+    def touch(self) -> str:
+        """The line of a prompt that makes the agent ask whether it may make a file."""
+        return bash(f"touch {self.ground.path('made')}")
+
+    def kill(self) -> None:
+        for agent in self._agents:
+            agent.kill()
+
+    def close(self) -> None:
+        for agent in self._agents:
+            agent.close()
+
+
+def word(result: Frame) -> str:
+    """How a result says that the turn went."""
+    if not result["is_error"]:
+        return "success"
+    return str(result.get("terminal_reason") or result["subtype"])
+
+
+PlainStep = Callable[[PlainCase], str]
+PLAIN_STEPS: dict[str, PlainStep] = {}
+
+
+def step(name: str) -> Callable[[PlainStep], PlainStep]:
+    def add(function: PlainStep) -> PlainStep:
+        assert name not in PLAIN_STEPS
+        PLAIN_STEPS[name] = function
+        return function
+
+    return add
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+@step("start")
+def start(case: PlainCase) -> str:
+    return word(case.begin().results()[-1])
+
+
+@step("turn")
+def one_turn(case: PlainCase) -> str:
+    return word(case.begin().answer("@@think so, so\n@@text hello"))
+
+
+@step("second message into a turn")
+def second_message(case: PlainCase) -> str:
+    agent = case.begin()
+    with case.ground.gate() as gate:
+        refs = [agent.ask(f"{gate.line}\n@@text first")]
+        wait(gate.reached.exists, "the gate")
+        refs.append(agent.ask("@@text second"))
+        before = len(agent.results())
+        gate.open()
+        for ref in refs:
+            agent.result(ref)
+    return f"{len(agent.results()) - before} result for 2"
+
+
+@step("frame of 3 MB")
+def big_frame(case: PlainCase) -> str:
+    return word(case.begin().answer(f"@@big {steps.BIG_BYTES}"))
+
+
+@step("result of 40 MiB (stand-in)")
+def huge_result(case: PlainCase) -> str:
+    return word(case.begin_with_stand_in().answer(f"@@huge_result {steps.HUGE_BYTES}"))
+
+
+@step("tool result of 40 MiB (stand-in)")
+def huge_tool_result(case: PlainCase) -> str:
+    prompt = f"@@tool_use Read\n@@huge_tool_result {steps.HUGE_BYTES}\n@@say read it"
+    return word(case.begin_with_stand_in().answer(prompt))
+
+
+# -- interrupts ------------------------------------------------------------------------------------------------------
+def interrupted_early(agent: PlainAgent) -> str:
+    """Prompt and interrupt in one breath, then whichever comes: the turn's end, or more of what was to be stopped."""
+    after = len(agent.frames)
+    ref = agent.ask("@@slow 400 0.05")
+    agent.interrupt()
+    frame = agent.wait(
+        lambda frame: (frame["type"] == "result" and ref in str(frame)) or "tick5 " in str(frame),
+        "the end of the turn, or its going on",
+        after,
+    )
+    return word(frame) if frame["type"] == "result" else "acked, went on"
+
+
+@step("interrupt before the start")
+def interrupt_before_start(case: PlainCase) -> str:
+    agent = case.open()
+    outcome = interrupted_early(agent)
+    if outcome == "acked, went on":
+        agent.interrupt()
+    agent.answer(f"{case.ground.tool()}\n@@text up")
+    case.wait_tool()
+    return outcome
+
+
+@step("interrupt before init")
+def interrupt_before_init(case: PlainCase) -> str:
+    return interrupted_early(case.begin())
+
+
+@step("interrupt in a stream")
+def interrupt_in_stream(case: PlainCase) -> str:
+    agent = case.begin()
+    ref = agent.ask("@@slow 400 0.05")
+    agent.heard("tick5 ")
+    agent.interrupt()
+    return word(agent.result(ref))
+
+
+@step("interrupt in a tool")
+def interrupt_in_tool(case: PlainCase) -> str:
+    agent = case.begin()
+    ref = case.in_tool(agent, "foreground")
+    agent.interrupt()
+    return word(agent.result(ref))
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+@step("permission allowed")
+def permission_allowed(case: PlainCase) -> str:
+    return word(case.begin().answer(f"{case.touch()}\n@@text made"))
+
+
+@step("permission denied")
+def permission_denied(case: PlainCase) -> str:
+    agent = case.begin(judge=lambda command: "deny" if "touch" in command else "allow")
+    return word(agent.answer(f"{case.touch()}\n@@text then not"))
+
+
+@step("permission withdrawn")
+def permission_withdrawn(case: PlainCase) -> str:
+    agent = case.begin(judge=lambda command: None if "touch" in command else "allow")
+    ref = agent.ask(f"{case.touch()}\n@@text made")
+    agent.wait_question()
+    agent.interrupt()
+    return word(agent.result(ref))
+
+
+# -- a model that fails ----------------------------------------------------------------------------------------------
+@step("model: 529 twice")
+def overloaded(case: PlainCase) -> str:
+    return word(case.begin().answer("@@error 529 2\n@@text recovered"))
+
+
+def called_and_interrupted(case: PlainCase, prompt: str, calls: int) -> str:
+    agent = case.begin()
+    before = len(case.ground.plays())
+    ref = agent.ask(prompt)
+    case.ground.wait_play(before + calls)
+    agent.interrupt()
+    return word(agent.result(ref))
+
+
+@step("model: 500 for ever")
+def broken(case: PlainCase) -> str:
+    return called_and_interrupted(case, "@@error 500", 2)
+
+
+@step("model: hangs, interrupted")
+def hangs(case: PlainCase) -> str:
+    return called_and_interrupted(case, "@@hang", 1)
+
+
+@step("model: hangs, by the clock")
+def hangs_too_long(case: PlainCase) -> str:
+    """It has no clock but the one that kills."""
+    agent = case.begin()
+    before = len(case.ground.plays())
+    agent.ask("@@hang")
+    case.ground.wait_play(before + 1)
+    return "killed"
+
+
+# -- several who want the same ---------------------------------------------------------------------------------------
+@step("urgent ask while a tool runs")
+def preemption(case: PlainCase) -> str:
+    agent = case.begin()
+    chore = case.in_tool(agent, "chore")
+    agent.interrupt()
+    return f"{word(agent.result(chore))}, {word(agent.answer('@@text at once'))}"
+
+
+@step("two sessions, one conversation")
+def fight(case: PlainCase) -> str:
+    first = case.begin()
+    second = case.open(resume=first.conversation)
+    words = [word(agent.answer("@@text mine")) for agent in (first, second)]
+    return f"both: {', '.join(words)}"
+
+
+# -- agents that come and go -----------------------------------------------------------------------------------------
+@step("SIGKILL, then resumed")
+def killed(case: PlainCase) -> str:
+    agent = case.begin()
+    case.in_tool(agent, "foreground")
+    os.kill(agent.process.pid, signal.SIGKILL)
+    agent.process.wait(10)
+    return f"gone, {word(case.open(resume=agent.conversation).answer('@@text back'))}"
+
+
+@step("adopted from its own CLI")
+def adopted(case: PlainCase) -> str:
+    return word(case.begin(resume=begin_by_its_own_cli(case.ground)).results()[-1])

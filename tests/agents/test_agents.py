@@ -1,0 +1,128 @@
+"""The real agent, in every awkward place, offline; and what is left of it two seconds after the close.
+
+Each step is done twice: on Banksman, which must leave nothing, and on plain `subprocess` with `killpg`, which must
+leave something. The second is the control: were the tool's children to end by themselves, or the count to see nothing,
+it would fail. The table at the end has both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agents.case import Case
+from tests.agents.conftest import ROW
+from tests.agents.ground import Ground, remove, wait
+from tests.agents.plain_steps import PLAIN_STEPS, PlainCase
+from tests.agents.steps import STEPS
+from tools.agents import VERSION
+
+from banksman import Host
+from banksman.testing.fake_model import FakeModel
+
+# Both sides fit into the deadline of a test, and into the life of the tool.
+STEP_SECONDS_MAX = 60.0
+
+
+@pytest.fixture
+def ground(claude: str, tmp_path: Path) -> Generator[Callable[[str], Ground]]:
+    """Makes the ground of one side. Its model is closed, and its folder removed, after the test."""
+    made: list[Ground] = []
+
+    def make(name: str) -> Ground:
+        folder = tmp_path / name
+        folder.mkdir()
+        made.append(Ground(folder, claude, FakeModel().__enter__()))
+        return made[-1]
+
+    yield make
+    for ground in made:
+        ground.clean_up()
+        ground.model.close()
+    remove(tmp_path)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_nothing_is_left(
+    step: str, ground: Callable[[str], Ground], record_property: Callable[[str, object], None]
+) -> None:
+    row: dict[str, Any] = {"step": step, "number": list(STEPS).index(step)}
+    record_property(ROW, row)
+    ours = ground("banksman")
+    seconds, outcome = asyncio.run(on_banksman(step, ours))
+    # Counted by another process, while the rival has its turn.
+    counting = ours.start_count()
+    try:
+        rival = on_plain(step, ground("plain"))
+    finally:
+        left = counting.result()
+        row["banksman"] = side(seconds, outcome, left)
+    row["plain"] = side(*rival)
+    assert not left
+    assert row["plain"]["left"], "the control has left nothing, so this step shows nothing"
+
+
+def side(seconds: float, outcome: str, left: Mapping[int, str]) -> dict[str, Any]:
+    return {"seconds": seconds, "outcome": outcome, "left": len(left)}
+
+
+async def on_banksman(step: str, ground: Ground) -> tuple[float, str]:
+    """The step, and the close. How long both took, and how it went."""
+    began = time.monotonic()
+    async with asyncio.timeout(STEP_SECONDS_MAX):
+        async with Host() as host:
+            outcome = await STEPS[step](Case(host, ground))
+    return time.monotonic() - began, outcome
+
+
+def on_plain(step: str, ground: Ground) -> tuple[float, str, dict[int, str]]:
+    """The step, and the kill. How long both took, how it went, and what is left two seconds later."""
+    case = PlainCase(ground)
+    began = time.monotonic()
+    try:
+        outcome = PLAIN_STEPS[step](case)
+        case.kill()
+        seconds = time.monotonic() - began
+        left = ground.start_count().result()
+    finally:
+        case.kill()
+        ground.clean_up()
+        case.close()
+    return seconds, outcome, left
+
+
+def test_both_sides_have_the_same_steps() -> None:
+    assert list(PLAIN_STEPS) == list(STEPS)
+
+
+def test_the_count_sees_what_is_alive(ground: Callable[[str], Ground]) -> None:
+    """Also what has the mark only in its environment."""
+    place = ground("counted")
+    assert place.start_count(after_seconds=0).result() == {}
+    tool = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"ANY": place.mark})
+    try:
+        wait(lambda: place.start_count(after_seconds=0).result(), "the count to see it")
+    finally:
+        tool.kill()
+        tool.wait()
+    assert place.start_count(after_seconds=0).result() == {}
+
+
+def test_the_agent_is_the_pinned_one(ground: Callable[[str], Ground]) -> None:
+    place = ground("version")
+    said = subprocess.run(
+        [place.claude, "--version"],
+        env=place.env(),
+        cwd=place.work,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert said.stdout.split()[0] == VERSION

@@ -1,0 +1,314 @@
+"""Hooks: what is registered, what is called, and that one that fails says no where it must and harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from banksman.core.schema import VALUE_DEPTH_MAX
+from banksman.errors import UsageError
+from banksman.run import hooks
+from banksman.run.hooks import (
+    AGENT_GRACE_SECONDS,
+    ENDING_SECONDS_MAX,
+    EVENTS,
+    Calls,
+    Hook,
+    Hooks,
+    NoAnswer,
+    Registration,
+)
+from banksman.testing import sim
+
+INPUT = {"tool_name": "Bash", "tool_input": {"command": "ls"}}
+ASKING = ("PreToolUse", "PermissionRequest")
+
+
+def quiet(said: Mapping[str, Any]) -> None:
+    """A hook that has nothing to say."""
+
+
+def denial(event: str, output: Mapping[str, Any]) -> str:
+    """The reason of a "no" in the agent's shape for this event."""
+    specific = dict(output["hookSpecificOutput"])
+    assert list(output) == ["hookSpecificOutput"]
+    assert specific.pop("hookEventName") == event
+    if event == "PreToolUse":
+        assert specific.pop("permissionDecision") == "deny"
+        return specific.pop("permissionDecisionReason")
+    assert specific["decision"]["behavior"] == "deny"
+    return specific["decision"]["message"]
+
+
+# -- what is registered ----------------------------------------------------------------------------------------------
+def test_every_way_to_give_hooks_is_registered_in_order() -> None:
+    given = Hooks({"PreToolUse": [quiet, Hook(quiet, matcher="Bash", seconds=5)], "Stop": quiet, "Notification": ()})
+    grace = AGENT_GRACE_SECONDS
+    assert given.registrations() == (
+        Registration("PreToolUse", None, "hook-1", 60.0 + grace),
+        Registration("PreToolUse", "Bash", "hook-2", 5 + grace),
+        Registration("Stop", None, "hook-3", 60.0 + grace),
+    )
+    # The agent must not have given up before our "no" is there.
+    assert grace > 0
+    assert repr(given) == "<Hooks hook-1 PreToolUse, hook-2 PreToolUse, hook-3 Stop>"
+    assert Hooks({}).registrations() == ()
+
+
+@pytest.mark.parametrize(
+    "given", [{"PreToolUsed": quiet}, {3: quiet}, {"PreToolUse": "quiet"}, {"PreToolUse": [None]}, [quiet], None]
+)
+def test_what_cannot_be_hooks_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError):
+        Hooks(given)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"call": None},
+        {"call": quiet, "matcher": 3},
+        *(
+            {"call": quiet, "seconds": seconds}
+            for seconds in (0, -1, True, float("inf"), float("nan"), 10**400, "1", None)
+        ),
+    ],
+)
+def test_what_cannot_be_a_hook_is_refused(how: Any) -> None:
+    with pytest.raises(UsageError):
+        Hook(**how)
+
+
+def test_an_unknown_event_is_told_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        Hooks({"PreTool": quiet})
+    assert all(event in caught.value.hint for event in EVENTS)
+
+
+async def test_an_unknown_id_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="hook-2"):
+        await Hooks({"Stop": quiet}).call("hook-2", {})
+
+
+# -- what is called --------------------------------------------------------------------------------------------------
+def _plainly(output: Any) -> Any:
+    def call(said: Mapping[str, Any]) -> Any:
+        return output
+
+    return call
+
+
+def _async(output: Any) -> Any:
+    async def call(said: Mapping[str, Any]) -> Any:
+        await asyncio.sleep(0)
+        return output
+
+    return call
+
+
+@pytest.mark.parametrize("kind", [_plainly, _async])
+@pytest.mark.parametrize(
+    ("output", "sent"),
+    [
+        (None, {}),
+        ({}, {}),
+        ({"continue": False, "stopReason": "enough"}, {"continue": False, "stopReason": "enough"}),
+        (MappingProxyType({"a": (1, MappingProxyType({"b": None}))}), {"a": [1, {"b": None}]}),
+    ],
+)
+async def test_a_hook_answers(kind: Any, output: Any, sent: dict[str, Any]) -> None:
+    given = Hooks({"PreToolUse": kind(output)})
+    assert await given.call("hook-1", INPUT) == sent
+
+
+async def test_each_hook_gets_its_own_events() -> None:
+    got: list[tuple[str, Mapping[str, Any]]] = []
+
+    def keep(name: str) -> Any:
+        def call(said: Mapping[str, Any]) -> None:
+            got.append((name, said))
+
+        return call
+
+    given = Hooks({"PreToolUse": [keep("a"), keep("b")], "Stop": keep("c")})
+    for id in ("hook-3", "hook-1", "hook-2"):
+        await given.call(id, {"for": id})
+    assert got == [("c", {"for": "hook-3"}), ("a", {"for": "hook-1"}), ("b", {"for": "hook-2"})]
+
+
+async def test_what_was_answered_cannot_be_changed_afterwards() -> None:
+    output = {"systemMessage": "one"}
+    answer = await Hooks({"Stop": lambda said: output}).call("hook-1", {})
+    output["systemMessage"] = "two"
+    assert answer == {"systemMessage": "one"}
+
+
+# -- what fails ------------------------------------------------------------------------------------------------------
+def _raises(exc: BaseException) -> Any:
+    def call(said: Mapping[str, Any]) -> None:
+        raise exc
+
+    return call
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _deep() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(VALUE_DEPTH_MAX):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (_raises(RuntimeError("I am broken")), "RuntimeError: I am broken"),
+        (_raises(RuntimeError()), "RuntimeError"),
+        (_raises(Mute()), "Mute"),
+        (_raises(RuntimeError("half \ud800")), "RuntimeError: half ?"),
+        (_raises(TimeoutError("of its own")), "TimeoutError: of its own"),
+        (_plainly("allow"), "a hook cannot answer 'allow'"),
+        (_async(True), "a hook cannot answer True"),
+        (_plainly({"a": object()}), "a object is not of JSON"),
+        (_plainly({"a": float("nan")}), "JSON"),
+        (_plainly({"a": "\ud800"}), "surrogates not allowed"),
+        (_plainly(_deep()), "must not be nested deeper"),
+        (_raises(asyncio.CancelledError()), "the hook was cancelled"),
+    ],
+)
+async def test_a_hook_that_fails_says_no_where_the_agent_asks(
+    event: str, call: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = Hooks({event: call, **({"Stop": quiet} if event != "Stop" else {})})
+    output = await given.call("hook-1", INPUT)
+    if event in ASKING:
+        assert why in denial(event, output)
+        assert json.dumps(output).encode()
+    else:
+        assert output == {}
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 1
+    assert f"hook-1 of {event}" in errors[0].getMessage()
+
+
+async def test_a_long_reason_is_cut() -> None:
+    output = await Hooks({"PreToolUse": _raises(RuntimeError("x" * 10_000_000))}).call("hook-1", INPUT)
+    assert len(denial("PreToolUse", output)) < hooks.REASON_CHARS_MAX + 100
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_hook_that_hangs_is_cancelled_when_its_time_is_over(event: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        over: list[float] = []
+
+        async def call(said: Mapping[str, Any]) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                over.append(asyncio.get_running_loop().time())
+
+        given = Hooks({event: Hook(call, seconds=7)})
+        begun = asyncio.get_running_loop().time()
+        output = await given.call("hook-1", INPUT)
+        assert asyncio.get_running_loop().time() == begun + 7
+        if event in ASKING:
+            assert denial(event, output) == "the hook did not answer within 7 seconds"
+        else:
+            assert output == {}
+        await given.wait_ended()
+        assert over == [begun + 7]
+
+    sim.replay(scenario, "")
+    assert "did not answer within 7 seconds" in caplog.text
+
+
+def test_a_hook_that_does_not_obey_is_not_waited_for_by_the_agent(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        loop, free = asyncio.get_running_loop(), asyncio.Event()
+
+        async def stubborn(said: Mapping[str, Any]) -> None:
+            while not free.is_set():
+                try:
+                    await free.wait()
+                except asyncio.CancelledError:
+                    continue
+            raise RuntimeError("too late")
+
+        given = Hooks({"PreToolUse": Hook(stubborn, seconds=1)})
+        begun = loop.time()
+        assert "within 1 seconds" in denial("PreToolUse", await given.call("hook-1", INPUT))
+        assert loop.time() == begun + 1
+        await given.wait_ended()
+        assert loop.time() == begun + 1 + ENDING_SECONDS_MAX
+        assert "1 callbacks go on" in caplog.text
+        free.set()
+        await given.wait_ended()
+
+    sim.replay(scenario, "")
+    assert "too late" in caplog.text
+
+
+def test_who_cancels_the_call_cancels_the_hook() -> None:
+    async def scenario() -> None:
+        ended: list[str] = []
+        started = asyncio.Event()
+
+        async def call(said: Mapping[str, Any]) -> None:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+
+        given = Hooks({"PreToolUse": call})
+        task = asyncio.ensure_future(given.call("hook-1", INPUT))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await given.wait_ended()
+        assert ended == ["cancelled"]
+
+    sim.replay(scenario, "")
+
+
+def test_a_hook_that_waits_for_the_end_does_not_wait_for_itself() -> None:
+    async def scenario() -> None:
+        async def call(said: Mapping[str, Any]) -> None:
+            await given.wait_ended()
+
+        given, begun = Hooks({"Stop": call}), asyncio.get_running_loop().time()
+        assert await given.call("hook-1", {}) == {}
+        assert asyncio.get_running_loop().time() == begun
+
+    sim.replay(scenario, "")
+
+
+def test_answer_deadline_and_cancellation_in_any_order_leave_one_outcome_and_no_task() -> None:
+    async def scenario() -> None:
+        loop, calls = sim.current(), Calls()
+
+        async def call(argument: object) -> object:
+            await asyncio.sleep(1)
+            return argument
+
+        asked = loop.create_lane_task(calls.result(call, "answer", seconds=1), lane="agent")
+        loop.call_later(1, asked.cancel)
+        done, _ = await asyncio.wait({asked})
+        assert asked in done
+        assert asked.cancelled() or isinstance(asked.exception(), NoAnswer) or asked.result() == "answer"
+        await calls.wait_ended()
+
+    assert sim.explore(scenario, departures_max=3).is_complete

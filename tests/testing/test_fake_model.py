@@ -1,0 +1,694 @@
+"""The fake model over plain sockets: what it says on the wire, each directive, each limit, and its end.
+
+The shapes of conversations in here are those that Claude Code 2.1.325 sends; the real agent itself is not needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from banksman.testing.fake_model import FakeModel, http1, model, record
+
+SECONDS_MAX = 20.0
+TOOLS = [{"name": "Bash", "input_schema": {"type": "object"}}]
+Json = dict[str, Any]
+
+
+class Client:
+    """One connection, and no more HTTP than it takes to see every byte of the answer."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self.sock = socket.create_connection((host, int(port)), timeout=SECONDS_MAX)
+        self.buffer = b""
+        self.headers: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, method: str, path: str, body: object = None, **headers: str) -> None:
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        fields = {"Host": "x", "Content-Length": str(len(data)), **headers}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+        self.sock.sendall("\r\n".join(lines).encode() + data)
+
+    def ask(self, prompt: str, *, stream: bool = True) -> None:
+        self.send("POST", "/v1/messages?beta=true", request(prompt, stream=stream))
+
+    def head(self) -> int:
+        """Read the status line and the headers."""
+        first, *lines = self._until(b"\r\n\r\n").decode().removesuffix("\r\n\r\n").split("\r\n")
+        # Nothing of an earlier answer stands before it.
+        assert first.startswith("HTTP/1.1 ")
+        self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        return int(first.split(" ")[1])
+
+    def answer(self) -> tuple[int, Json]:
+        """Read an answer that is in one piece."""
+        status = self.head()
+        size = int(self.headers["content-length"])
+        while len(self.buffer) < size:
+            self._receive()
+        data, self.buffer = self.buffer[:size], self.buffer[size:]
+        return status, json.loads(data)
+
+    def events(self) -> Iterator[Json]:
+        """Read the events of a stream, whose head was read, to its end."""
+        assert self.headers["transfer-encoding"] == "chunked"
+        text = b""
+        while size := int(self._until(b"\r\n"), 16):
+            while len(self.buffer) < size + 2:
+                self._receive()
+            text += self.buffer[:size]
+            self.buffer = self.buffer[size + 2 :]
+            *events, text = text.split(b"\n\n")
+            for event in events:
+                kind, data = event.split(b"\n")
+                decoded = json.loads(data.removeprefix(b"data: "))
+                assert kind.decode() == f"event: {decoded['type']}"
+                yield decoded
+        assert not text
+        assert self._until(b"\r\n") == b"\r\n"
+
+    def stream(self) -> list[Json]:
+        assert self.head() == 200
+        return list(self.events())
+
+    def says(self, prompt: str) -> str:
+        """Ask, and join the text of a streamed reply."""
+        self.ask(prompt)
+        return said(self.stream())
+
+    def is_over(self) -> bool:
+        """The server has closed its end, and sent nothing more."""
+        return not self.buffer and not self.sock.recv(1)
+
+    def _until(self, end: bytes) -> bytes:
+        while end not in self.buffer:
+            self._receive()
+        at = self.buffer.index(end) + len(end)
+        data, self.buffer = self.buffer[:at], self.buffer[at:]
+        return data
+
+    def _receive(self) -> None:
+        data = self.sock.recv(1 << 16)
+        if not data:
+            raise EOFError(f"the server closed after {self.buffer!r}")
+        self.buffer += data
+
+
+def request(prompt: str, *, stream: bool = True) -> Json:
+    return conversation(user(prompt), stream=stream)
+
+
+def conversation(*messages: Json, stream: bool = True) -> Json:
+    return {"model": "claude-x", "max_tokens": 9, "stream": stream, "tools": TOOLS, "messages": list(messages)}
+
+
+def user(*blocks: str | Json) -> Json:
+    return {"role": "user", "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]}
+
+
+def assistant(text: str = "so it is") -> Json:
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+def system(text: str) -> Json:
+    return {"role": "system", "content": text}
+
+
+def said(events: list[Json]) -> str:
+    return "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+
+
+def outcomes(fake: FakeModel) -> list[str]:
+    """How each request went. The last one's end is recorded after its last byte is sent, so it is waited for."""
+    return [request.wait_outcome(SECONDS_MAX) for request in fake.requests]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeModel]:
+    with FakeModel() as running:
+        yield running
+
+
+@pytest.fixture
+def client(fake: FakeModel) -> Iterator[Client]:
+    with Client(fake.url) as connected:
+        yield connected
+
+
+# ── What it says ──
+
+
+def test_a_stream_has_the_events_of_the_real_one(fake: FakeModel, client: Client) -> None:
+    client.ask('please\n@@think hm\n@@text one \n@@text two\n@@tool Bash {"command": "ls"}')
+    events = client.stream()
+    assert client.headers["content-type"].startswith("text/event-stream")
+    assert client.headers["request-id"].startswith("req_")
+    start = events[0]["message"]
+    assert start["model"] == "claude-x"
+    assert start["content"] == []
+    # A plausible count: about a token for four bytes of the request.
+    size = int(fake.requests[0].headers["content-length"])
+    assert start["usage"]["input_tokens"] == size // 4 + 1
+    tool = events[-5]["content_block"]["id"]
+    assert tool.startswith("toolu_")
+    block, delta, stop = "content_block_start", "content_block_delta", "content_block_stop"
+    signature = events[4]["delta"]["signature"]
+    assert signature
+    assert events[1:] == [
+        {"type": "ping"},
+        {"type": block, "index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+        {"type": delta, "index": 0, "delta": {"type": "thinking_delta", "thinking": "hm"}},
+        {"type": delta, "index": 0, "delta": {"type": "signature_delta", "signature": signature}},
+        {"type": stop, "index": 0},
+        {"type": block, "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": delta, "index": 1, "delta": {"type": "text_delta", "text": "one "}},
+        {"type": delta, "index": 1, "delta": {"type": "text_delta", "text": "two"}},
+        {"type": stop, "index": 1},
+        {"type": block, "index": 2, "content_block": {"type": "tool_use", "id": tool, "name": "Bash", "input": {}}},
+        {"type": delta, "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"command": "ls"}'}},
+        {"type": stop, "index": 2},
+        # 26 characters were said.
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+            "usage": {"output_tokens": 7},
+        },
+        {"type": "message_stop"},
+    ]
+
+
+def test_a_whole_answer_says_the_same(client: Client) -> None:
+    client.ask('@@think hm\n@@text one \n@@text two\n@@tool Bash {"command": "ls"}', stream=False)
+    status, message = client.answer()
+    assert status == 200
+    thinking, text, tool = message["content"]
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "hm")
+    assert text == {"type": "text", "text": "one two"}
+    assert (tool["name"], tool["input"]) == ("Bash", {"command": "ls"})
+    assert message["stop_reason"] == "tool_use"
+    assert message["usage"]["output_tokens"] == 7
+
+
+def test_tools_that_are_adjacent_are_called_in_parallel_and_end_the_step(client: Client) -> None:
+    script = '@@tool A {}\n@@tool B {"x": 1}\n@@text then'
+    client.ask(script)
+    starts = [e["content_block"] for e in client.stream() if e["type"] == "content_block_start"]
+    assert [block["name"] for block in starts] == ["A", "B"]
+    assert starts[0]["id"] != starts[1]["id"]
+    results: list[Json] = [{"type": "tool_result", "tool_use_id": block["id"], "content": "x"} for block in starts]
+    client.send("POST", "/v1/messages", conversation(user(script), assistant(), user(*results)))
+    assert said(client.stream()) == "then"
+
+
+def test_each_call_plays_the_next_step_and_then_says_ok(fake: FakeModel, client: Client) -> None:
+    script = "@@text one\n@@next\n@@text two\n@@next"
+    heard: list[str] = []
+    for calls_before in range(3):
+        answers = [message for _ in range(calls_before) for message in (assistant(), user({"type": "tool_result"}))]
+        client.send("POST", "/v1/messages", conversation(user(script), *answers))
+        heard.append(said(client.stream()))
+    assert heard == ["one", "two", "ok"]
+    assert outcomes(fake) == ["done", "done", "done"]
+    assert [(r.play, r.step) for r in fake.requests] == [(1, ("@@text one",)), (2, ("@@text two",)), (3, ())]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_slow_and_big_and_a_pause(client: Client, stream: bool) -> None:
+    client.ask("@@slow 3 0\n@@sleep 0.001\n@@slow 2 0.001 so \n@@big 10000", stream=stream)
+    text = said(client.stream()) if stream else client.answer()[1]["content"][0]["text"]
+    words, big = text[: len("tick1 tick2 tick3 so so ")], text[len("tick1 tick2 tick3 so so ") :]
+    assert words == "tick1 tick2 tick3 so so "
+    assert len(big) == 10_000
+    assert set(big) == {"x", "\n"}
+
+
+def test_slow_waits_between_deltas_and_not_after_the_last(client: Client) -> None:
+    assert client.says("@@slow 1 3600") == "tick1 "
+
+
+def test_a_pause_and_nothing_else_says_ok(client: Client) -> None:
+    assert client.says("@@sleep 0") == "ok"
+
+
+def test_a_request_without_tools_plays_nothing(fake: FakeModel, client: Client) -> None:
+    client.send("POST", "/v1/messages", {**request("@@text played"), "tools": []})
+    assert said(client.stream()) == "ok"
+    assert client.says("@@text played") == "played"
+    assert [r.play for r in fake.requests] == [None, 1]
+
+
+REMINDER = "<system-reminder>\nbe kind\n</system-reminder>\n"
+RESULT: Json = {"type": "tool_result", "tool_use_id": "t", "content": "@@text not this"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "heard"),
+    [
+        pytest.param([{"role": "user", "content": "@@text a"}], "a", id="a string"),
+        pytest.param([user(REMINDER, "hello\r\n@@text a\r\nbye"), system("# Environment")], "a", id="reminders around"),
+        pytest.param([user("@@text a"), assistant(), user("hello")], "ok", id="plain words after a script"),
+        pytest.param([user("@@text a", REMINDER)], "a", id="a reminder after it"),
+        pytest.param([user("@@hang\n", "[Request interrupted by user]\n", "hi")], "ok", id="plain after an interrupt"),
+        pytest.param([user("@@hang\n", "[Request interrupted by user]\n", "@@text b")], "b", id="after an interrupt"),
+        pytest.param([user("@@next", "@@text a")], "a", id="only the last script"),
+        pytest.param(
+            [user("@@tool A {}\n@@text b"), assistant(), user(RESULT, "words of the agent's"), user(REMINDER)],
+            "b",
+            id="words beside a result",
+        ),
+        pytest.param(
+            [user("@@tool A {}\n@@text b"), assistant(), user(RESULT), system("The user sent:\nno\n@@text c\n\nSo…")],
+            "c",
+            id="a prompt that came in mid-turn",
+        ),
+        pytest.param(
+            [user("@@tool A {}\n@@text b"), assistant(), user(RESULT), system("The user sent:\nno")],
+            "b",
+            id="plain words that came in mid-turn",
+        ),
+        pytest.param(
+            [user("@@text a\n@@next\n@@text b"), assistant(), user("[structured-output-enforce] You MUST…")],
+            "b",
+            id="structured output demanded",
+        ),
+        pytest.param(
+            [user("@@text a\n@@next\n@@text b"), assistant(), assistant()], "b", id="one call in two messages"
+        ),
+        pytest.param([user("@@text a\u2028b")], "a\u2028b", id="a line separator among the words"),
+        pytest.param([user("no\n @@text a\nuse @@text b")], "ok", id="not at the beginning of a line"),
+        pytest.param([assistant()], "ok", id="nobody said anything"),
+    ],
+)
+def test_the_script_is_what_the_user_said_last(client: Client, messages: list[Json], heard: str) -> None:
+    client.send("POST", "/v1/messages", conversation(*messages))
+    assert said(client.stream()) == heard
+
+
+# ── Failures on purpose ──
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "@@",
+        "@@ -1 +1 @@",
+        "@@txt hello",
+        "@@text",
+        "@@think ",
+        "@@slow 3",
+        "@@slow x 1",
+        "@@slow 3 nan",
+        "@@slow 0 1",
+        "@@sleep -1",
+        "@@sleep 1e9",
+        "@@sleep",
+        "@@big",
+        "@@big 1_0",
+        "@@big 67108865",
+        "@@tool Bash",
+        "@@tool Bash {",
+        "@@tool Bash []",
+        "@@hang 3",
+        "@@stall 3",
+        "@@error",
+        "@@error 200",
+        "@@error 529 0",
+        "@@error 529 1 1",
+        "@@overflow x",
+        "@@sseerror",
+        "@@drop x",
+        "@@next",
+        "@@next 1",
+    ],
+)
+def test_a_malformed_directive_is_refused_by_name(client: Client, fake: FakeModel, line: str) -> None:
+    client.ask(f"words\n{line}\n@@text fine")
+    status, body = client.answer()
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert repr(line) in body["error"]["message"]
+    assert fake.wait_request(1, SECONDS_MAX).wait_outcome(SECONDS_MAX) == "http_400"
+
+
+def test_a_status_cannot_follow_words(client: Client) -> None:
+    client.ask("@@text hello\n@@error 500")
+    assert client.answer()[0] == 400
+
+
+def test_a_script_has_a_limit(client: Client) -> None:
+    assert client.says("\n".join(["@@text x"] * 1_000)) == "x" * 1_000
+    client.ask("\n".join(["@@text x"] * 1_001))
+    assert client.answer()[0] == 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_happens_so_often_and_then_the_rest_plays(fake: FakeModel, client: Client, stream: bool) -> None:
+    script = "@@error 529 2\n@@overflow 1\n@@next\n@@text recovered"
+    for status, kind in [(529, "overloaded_error"), (529, "overloaded_error"), (400, "invalid_request_error")]:
+        client.ask(script, stream=stream)
+        answer, body = client.answer()
+        assert answer == status
+        assert body["type"] == "error"
+        assert body["error"]["type"] == kind
+    assert client.says(script) == "recovered"
+    # Another prompt fails anew; a newline that the agent adds makes none.
+    assert client.says(script + "\n") == "recovered"
+    client.ask(f"again\n{script}")
+    assert client.answer()[0] == 529
+    assert outcomes(fake)[:4] == ["http_529", "http_529", "http_400", "done"]
+
+
+def test_overflow_has_the_words_of_the_real_one(client: Client) -> None:
+    client.ask("@@overflow")
+    message = "prompt is too long: 250000 tokens > 200000 maximum"
+    assert client.answer() == (400, {"type": "error", "error": {"type": "invalid_request_error", "message": message}})
+
+
+def test_an_error_in_mid_stream(fake: FakeModel, client: Client) -> None:
+    script = "@@text half\n@@sseerror overloaded_error 1\n@@text whole"
+    client.ask(script)
+    events = client.stream()
+    assert said(events) == "half"
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["type"] == "overloaded_error"
+    assert client.says(script) == "halfwhole"
+    assert outcomes(fake) == ["sse_overloaded_error", "done"]
+
+
+def test_an_error_in_mid_stream_is_a_status_where_there_is_no_stream(client: Client) -> None:
+    client.ask("@@text half\n@@sseerror rate_limit_error", stream=False)
+    status, body = client.answer()
+    assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+
+
+def test_drop_cuts_a_stream(fake: FakeModel, client: Client) -> None:
+    client.ask("@@text half\n@@drop")
+    assert client.head() == 200
+    heard: list[Json] = []
+
+    def hear() -> None:
+        for event in client.events():
+            heard.append(event)  # noqa: PERF402 -- what came before the stream broke is kept
+
+    with pytest.raises(ConnectionResetError):
+        hear()
+    assert said(heard) == "half"
+    assert outcomes(fake) == ["dropped"]
+
+
+def test_drop_cuts_a_whole_answer(fake: FakeModel, client: Client) -> None:
+    client.ask("@@text half\n@@drop", stream=False)
+    with pytest.raises(ConnectionResetError):
+        client.answer()
+    assert 0 < len(client.buffer) < int(client.headers["content-length"])
+    assert outcomes(fake) == ["dropped"]
+
+
+# ── Waits, and those who leave during one ──
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("line", ["@@hang", "@@sleep 3600", "@@stall", "@@slow 2 3600"])
+def test_a_client_that_leaves_is_seen(fake: FakeModel, line: str, stream: bool) -> None:
+    with Client(fake.url) as client:
+        client.ask(line, stream=stream)
+        waiting = fake.wait_request(1, SECONDS_MAX)
+        assert waiting.outcome is None
+        with pytest.raises(TimeoutError, match="not over"):
+            waiting.wait_outcome(0)
+    assert waiting.wait_outcome(SECONDS_MAX) == "client_gone"
+
+
+def test_a_client_that_leaves_after_more_bytes_is_seen(fake: FakeModel) -> None:
+    with Client(fake.url) as client:
+        client.ask("@@hang")
+        waiting = fake.wait_request(1, SECONDS_MAX)
+        client.ask("@@text the next one, which nobody will read")
+    assert waiting.wait_outcome(SECONDS_MAX) == "client_gone"
+    assert len(fake.requests) == 1
+
+
+def test_a_client_that_reads_nothing_and_leaves_is_seen(fake: FakeModel) -> None:
+    with Client(fake.url) as client:
+        client.ask("@@big 67108864")
+        assert client.head() == 200
+        waiting = fake.wait_request(1, SECONDS_MAX)
+    assert waiting.wait_outcome(SECONDS_MAX) == "client_gone"
+
+
+def test_hang_sends_nothing_and_stall_sends_the_start(fake: FakeModel) -> None:
+    with Client(fake.url) as hung, Client(fake.url) as stalled:
+        hung.ask("@@hang")
+        stalled.ask("@@stall")
+        fake.wait_request(2, SECONDS_MAX)
+        assert stalled.head() == 200
+        assert next(stalled.events())["type"] == "message_start"
+        fake.close()
+        # All that ever came is an end.
+        assert hung.is_over()
+
+
+def test_the_end_of_the_server_ends_whatever_waits() -> None:
+    with contextlib.ExitStack() as stack:
+        fake = stack.enter_context(FakeModel())
+        idle, half, unread, *hanging = [stack.enter_context(Client(fake.url)) for _ in range(8)]
+        half.sock.sendall(b"POST /v1/messages HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+        unread.ask("@@big 67108864")
+        for client in hanging:
+            client.ask("@@text x\n@@hang")
+        streams = [(client.head(), client.events())[1] for client in hanging]
+        for events in streams:
+            assert [next(events)["type"] for _ in range(4)][-1] == "content_block_delta"
+        fake.wait_request(6, SECONDS_MAX)
+        fake.close()
+        assert [r.outcome for r in fake.requests] == ["stopped"] * 6
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("fake-model")]
+        assert idle.is_over()
+        for events in streams:
+            with pytest.raises(EOFError):
+                next(events)
+        # A second time does nothing, and what was seen can still be looked at.
+        fake.close()
+        assert repr(fake).startswith("<FakeModel closed")
+        assert fake.wait_request(6, 0).outcome == "stopped"
+
+
+def test_waits_for_a_request_end(fake: FakeModel, client: Client) -> None:
+    with pytest.raises(TimeoutError, match="seen:\n  none"):
+        fake.wait_request(1, 0)
+    client.send("GET", "/v1/models")
+    client.answer()
+    with pytest.raises(TimeoutError, match="GET /v1/models"):
+        fake.wait_request(1, 0)
+    assert client.says("hello") == "ok"
+    assert fake.wait_request(1, 0) is fake.requests[1]
+
+
+def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "REQUESTS_KEPT_MAX", 2)
+    with FakeModel() as fake, Client(fake.url) as client:
+        for _ in range(3):
+            client.says("hello")
+        assert [r.number for r in fake.requests] == [2, 3]
+        with pytest.raises(LookupError):
+            fake.wait_request(1, 0)
+
+
+# ── HTTP ──
+
+
+def test_other_paths(fake: FakeModel, client: Client) -> None:
+    client.send("HEAD", "/")
+    assert client.head() == 200
+    client.send("GET", "/")
+    assert client.answer() == (200, {})
+    client.send("GET", "/v1/models?limit=1000")
+    assert client.answer()[1]["data"][0]["type"] == "model"
+    client.send("POST", "/v1/messages/count_tokens", {"messages": ["x" * 389]})
+    assert client.answer() == (200, {"input_tokens": 102})
+    for method, path in [("GET", "/v1/messages"), ("POST", "/api/event_logging/batch"), ("PUT", "/")]:
+        client.send(method, path, {})
+        status, body = client.answer()
+        assert status == 404
+        assert body == {
+            "type": "error",
+            "error": {"type": "not_found_error", "message": f"there is no {method} {path}"},
+        }
+    assert outcomes(fake) == [*["done"] * 4, *["http_404"] * 3]
+    assert [r.path for r in fake.requests][2:5] == ["/v1/models", "/v1/messages/count_tokens", "/v1/messages"]
+    assert {r.play for r in fake.requests} == {None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"",
+        pytest.param(b"[" * 100_000, id="nested"),
+        pytest.param({"tools": TOOLS}, id="no messages"),
+        pytest.param({"tools": TOOLS, "messages": []}, id="empty messages"),
+        pytest.param({"tools": TOOLS, "messages": ["hello"]}, id="a message that is a string"),
+        pytest.param({"tools": TOOLS, "messages": [{"role": "user", "content": 5}]}, id="content that is a number"),
+        pytest.param({"tools": TOOLS, "messages": [{"role": "user", "content": ["x"]}]}, id="a block that is a string"),
+    ],
+)
+def test_a_body_that_means_nothing_is_refused_and_the_connection_lives(client: Client, body: object) -> None:
+    client.send("POST", "/v1/messages", body)
+    status, answer = client.answer()
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert client.says("@@text alive") == "alive"
+
+
+def test_requests_that_came_together_are_answered_in_order(client: Client) -> None:
+    client.ask("@@text one")
+    client.ask("@@text two")
+    assert said(client.stream()) == "one"
+    assert said(client.stream()) == "two"
+
+
+def test_a_connection_is_closed_when_the_client_wants_it(client: Client) -> None:
+    client.send("POST", "/v1/messages", request("@@text bye"), Connection="close")
+    assert said(client.stream()) == "bye"
+    assert client.headers["connection"] == "close"
+    assert client.is_over()
+
+
+def test_a_body_is_sent_for_when_the_client_asks_first(client: Client) -> None:
+    body = json.dumps(request("@@text hello")).encode()
+    length = str(len(body))
+    client.send("POST", "/v1/messages", None, **{"Content-Length": length, "Expect": "100-continue"})
+    assert client.head() == 100
+    client.sock.sendall(body)
+    assert said(client.stream()) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 505),
+        (b"GET / HTTP/2\r\n\r\n", 505),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA : b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: b\r\na: b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 33554433\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nContent-Length: 9999999999999\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * (1 << 16) + b"\r\n\r\n", 431, id="long head"),
+        pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * (1 << 17), 431, id="endless head"),
+    ],
+)
+def test_what_is_not_understood_is_answered_and_the_connection_closed(client: Client, raw: bytes, status: int) -> None:
+    client.sock.sendall(raw)
+    answer, body = client.answer()
+    assert answer == status
+    assert body["type"] == "error"
+    assert client.headers["connection"] == "close"
+    assert client.is_over()
+
+
+def test_a_body_has_a_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps(request("@@text fits")).encode()
+    monkeypatch.setattr(http1, "BODY_BYTES_MAX", len(body))
+    client.send("POST", "/v1/messages", body)
+    assert said(client.stream()) == "fits"
+    # The answer comes though the body was sent and is not wanted.
+    client.send("POST", "/v1/messages", body + b" ")
+    status, answer = client.answer()
+    assert (status, answer["error"]["type"]) == (413, "request_too_large")
+    assert client.is_over()
+
+
+def test_connections_have_a_limit(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "CONNECTIONS_MAX", 2)
+    with Client(fake.url) as first, Client(fake.url) as second:
+        # Answered, so they are accepted.
+        assert first.says("hello") == "ok"
+        assert second.says("hello") == "ok"
+        with Client(fake.url) as third:
+            assert third.head() == 503
+            assert third.is_over()
+        assert first.says("hello") == "ok"
+
+
+# ── Around it ──
+
+
+def test_the_environment_is_whole(fake: FakeModel, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    environment = fake.env(home)
+    assert environment["ANTHROPIC_BASE_URL"] == fake.url
+    assert environment["ANTHROPIC_API_KEY"].startswith("fake")
+    assert environment["HOME"] == str(home)
+    for name in ("TMPDIR", "CLAUDE_CODE_TMPDIR"):
+        assert Path(environment[name]).is_dir()
+        assert Path(environment[name]).is_relative_to(home)
+    assert environment["PATH"] == "/usr/local/bin:/usr/bin:/bin"
+    switches = {name for name, value in environment.items() if value == "1"}
+    assert switches == {
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+        "DISABLE_TELEMETRY",
+        "DISABLE_AUTOUPDATER",
+        "DISABLE_ERROR_REPORTING",
+        "IS_SANDBOX",
+    }
+    # Again, for the agent that comes back.
+    assert fake.env(str(home)) == environment
+
+
+def test_a_log_tells_the_beginning_and_the_end_of_each_request(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with FakeModel(log=log) as fake, Client(fake.url) as client:
+        client.says("@@text hello")
+        fake.requests[0].wait_outcome(SECONDS_MAX)
+    begun, over = (json.loads(line) for line in log.read_text().splitlines())
+    assert (begun["request"], begun["path"], begun["step"]) == (1, "/v1/messages", ["@@text hello"])
+    assert begun["body"] == request("@@text hello")
+    assert (over["request"], over["outcome"]) == (1, "done")
+
+
+def test_a_port_that_is_taken_leaves_nothing(fake: FakeModel) -> None:
+    port = int(fake.url.rpartition(":")[2])
+    with pytest.raises(OSError, match="in use"), FakeModel(port=port):
+        pass
+
+
+def test_a_log_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), FakeModel(log=tmp_path / "no" / "log"):
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_as_a_process(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "banksman.testing.fake_model", "--port", "0", "--log", str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            with Client(url) as client, Client(url) as hanging:
+                hanging.ask("@@hang")
+                assert client.says("@@text hello") == "hello"
+                process.send_signal(number)
+                assert process.wait(SECONDS_MAX) == 0
+        finally:
+            process.kill()
+    assert '"outcome": "done"' in (tmp_path / "log").read_text()
