@@ -690,6 +690,59 @@ def test_a_question_ends_with_stdin_or_is_withdrawn_by_either_side(tmp_path: Pat
         assert agent.ended() == 0
 
 
+def test_any_request_is_made_and_its_answer_waited_for(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    hook = '{"subtype":"hook_callback","callback_id":"hook-1","input":{"tool_name":"Bash"}}'
+    with Driven([f"at initialize request {hook}"]) as agent:
+        agent.send(request("initialize", "i"))
+        # The handshake waits for the answer, as the real one does that has a server in the host.
+        asked = agent.until("request hook_callback")[-1]
+        assert asked["request"] == json.loads(hook)
+        assert agent.is_quiet()
+        agent.send(answer(asked))
+        assert labels(agent.until("answer success")) == ["answer success"]
+        agent.ask(f"@@request_withdrawn {go} {hook}\n@@request {hook}\n@@say went on")
+        withdrawn = agent.until("request hook_callback")[-1]
+        go.touch()
+        rest = agent.until("request hook_callback")
+        assert rest[0] == {"type": "control_cancel_request", "request_id": withdrawn["request_id"]}
+        agent.close()
+        assert results(agent.rest()) == ["went on"]
+
+
+def test_settings_are_taken_refused_or_left_unanswered() -> None:
+    with Driven(["omit set_permission_mode"]) as agent:
+        agent.initialize()
+        agent.send(request("set_permission_mode", "a", mode="plan"), request("set_model", "b", model="other"))
+        (taken,) = agent.until("answer success")
+        assert taken["response"] == {"subtype": "success", "request_id": "b", "response": {"model": "other"}}
+        agent.ask("@@omit set_model\n@@refuse set_permission_mode\n@@refuse set_model\n@@ask Bash")
+        question = agent.until("request can_use_tool")[-1]
+        agent.send(request("set_permission_mode", "c"), request("set_model", "d"), answer(question, behavior="deny"))
+        assert "answer error" not in labels(agent.until("completed 1"))
+    with Driven(["refuse set_permission_mode", "refuse set_model", "refuse initialize"]) as agent:
+        for subtype in ("set_permission_mode", "set_model", "initialize"):
+            agent.send(request(subtype, subtype))
+            assert agent.until("answer error")[-1]["response"]["request_id"] == subtype
+
+
+def test_a_boundary_has_the_members_that_are_wanted() -> None:
+    with Driven() as agent:
+        agent.ask('@@say text\n@@boundary {"structured_output":{"a":1},"total_cost_usd":0.5}')
+        result = next(frame for frame in agent.until("completed 1") if frame["type"] == "result")
+        assert (result["structured_output"], result["total_cost_usd"]) == ({"a": 1}, 0.5)
+        assert (result["subtype"], result["result"], result["user_message_uuids"][0][-1]) == ("success", "text", "1")
+
+
+def test_it_thinks_and_says_nothing_else() -> None:
+    with Driven() as agent:
+        agent.ask("@@thinking 3 0.001")
+        said = agent.until("completed 1")
+        deltas = [frame["event"]["delta"] for frame in said if label(frame) == "content_block_delta"]
+        assert [delta["type"] for delta in deltas] == ["thinking_delta"] * 3
+        assert not [frame for frame in said if frame["type"] == "assistant"]
+
+
 # ── Handshakes ──
 
 

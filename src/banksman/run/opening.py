@@ -91,7 +91,14 @@ class Opening:
         """The same, for another session that begins as a copy of this conversation."""
         other = copy.copy(self)
         other._resume, other._forks = conversation, True
+        # Each closes its own.
+        other._mcp_config = None if self._mcp_config is None else _Private(self._mcp_config.text)
         return other
+
+    def close(self) -> None:
+        """No process will be started with it any more."""
+        if self._mcp_config is not None:
+            self._mcp_config.close()
 
     def state(self) -> Session:
         if self._resume is None:
@@ -138,8 +145,8 @@ class _Private:
             file.write(text.encode())
             file.flush()
             self.fd = os.dup(file.fileno())
-        # As long as the session can start a process.
-        weakref.finalize(self, os.close, self.fd)
+        # Also for whoever made it and then failed to open the session.
+        self.close = weakref.finalize(self, os.close, self.fd)
         # By this path it is opened anew each time, and so read from its beginning.
         self.path = f"/dev/fd/{self.fd}"
 

@@ -12,7 +12,7 @@ import contextvars
 import os
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -388,6 +388,9 @@ class Session:
         await self._callbacks.wait_ended()
         await self._promises.wait_read()
         await self._readers.wait_left()
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        self._promises.finished.add_done_callback(lambda _: call())
 
     @property
     def is_closed(self) -> bool:

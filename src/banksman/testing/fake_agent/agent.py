@@ -37,6 +37,7 @@ ORPHAN_SECONDS_MAX = 20.0
 READ_BYTES_MAX = 65536
 LINE_BYTES_MAX = 64 * 1024 * 1024
 EXIT_USAGE = 64
+REFUSAL = "refused by the script"
 
 
 class Agent(Loop):
@@ -245,21 +246,32 @@ class Agent(Loop):
         match request.get("subtype"):
             case "initialize":
                 yield from self.process.pass_point("initialize")
-                if not self.process.is_omitted("initialize"):
+                if "initialize" in self.process.settings.refused:
+                    self.write(frames.refused(request_id, REFUSAL))
+                elif not self.process.is_omitted("initialize"):
                     self.write(frames.initialized(request_id, self.mode))
                     self.become_idle(self.process)
             case "interrupt":
                 yield from self._interrupt(request_id, is_dropping=bool(request.get("cancel_queued")))
-            case "set_model":
-                self.model = str(request.get("model") or frames.MODEL)
-                self.write(frames.answered(request_id, {"model": self.model}))
-            case "set_permission_mode":
-                self.mode = str(request.get("mode"))
-                self.write(frames.answered(request_id, {"mode": self.mode}))
+            case "set_model" | "set_permission_mode" as subtype:
+                self._set(request_id, subtype, request)
             case "mcp_status":
                 self.write(frames.answered(request_id, {"mcpServers": []}))
             case subtype:
                 self.write(frames.unsupported(request_id, str(subtype)))
+
+    def _set(self, request_id: str, subtype: str, request: Frame) -> None:
+        settings = (self.turn or self.process).settings
+        if subtype in settings.omitted:
+            return
+        if subtype in settings.refused:
+            self.write(frames.refused(request_id, REFUSAL))
+        elif subtype == "set_model":
+            self.model = str(request.get("model") or frames.MODEL)
+            self.write(frames.answered(request_id, {"model": self.model}))
+        else:
+            self.mode = str(request.get("mode"))
+            self.write(frames.answered(request_id, {"mode": self.mode}))
 
     def _interrupt(self, request_id: str, *, is_dropping: bool) -> Act:
         """Ack, then boundary: or whichever of the two the script wants, in the order it wants them."""

@@ -58,10 +58,14 @@ def answered(request_id: str, response: Frame) -> Frame:
     }
 
 
+def refused(request_id: str, error: str, **more: str) -> Frame:
+    response = {"subtype": "error", "request_id": request_id, "error": error, **more}
+    return {"type": "control_response", "response": response}
+
+
 def unsupported(request_id: str, subtype: str) -> Frame:
     error = f"Unsupported control request subtype: {subtype}"
-    response = {"subtype": "error", "request_id": request_id, "error": error, "error_code": "unsupported_request"}
-    return {"type": "control_response", "response": response}
+    return refused(request_id, error, error_code="unsupported_request")
 
 
 def lifecycle(command_uuid: str, state: str) -> Frame:
@@ -161,6 +165,10 @@ def can_use_tool(request_id: str, tool_use_id: str, name: str, arguments: Frame)
         "permission_suggestions": [suggestion],
         "tool_use_id": tool_use_id,
     }
+    return control_request(request_id, request)
+
+
+def control_request(request_id: str, request: Frame) -> Frame:
     return {"type": "control_request", "request_id": request_id, "request": request}
 
 

@@ -11,7 +11,8 @@ else within the process. Lines of a prompt that begin with `@@` are steps too, a
 
 A step is `VERB ARGUMENTS`, or `at POINT VERB ARGUMENTS` for what is to happen at a point of the turn instead of in its
 content. A turn without content says its prompt back. Each step is done once: one of the process that names a point, the
-first time that any turn passes it. Settings (`omit`, `on_interrupt`) hold from before `read`, wherever they stand.
+first time that any turn passes it. Settings (`omit`, `refuse`, `on_interrupt`) hold from before `read`, wherever they
+stand.
 
 This module is imported by the agent at its start, so it imports nothing that is slow to load.
 """

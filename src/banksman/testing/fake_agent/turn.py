@@ -52,21 +52,23 @@ class Prompt:
 
 
 class Settings:
-    """What a turn leaves out, and what it does when it is interrupted."""
+    """What a turn leaves out, which requests it refuses, and what it does when it is interrupted."""
 
-    __slots__ = ("omitted", "on_interrupt")
+    __slots__ = ("omitted", "on_interrupt", "refused")
 
     def __init__(self, before: Sequence[Settings] = ()) -> None:
         self.omitted: set[str] = set()
+        self.refused: set[str] = set()
         self.on_interrupt = "boundary"
         for settings in before:
             self.omitted |= settings.omitted
+            self.refused |= settings.refused
             if settings.on_interrupt != "boundary":
                 self.on_interrupt = settings.on_interrupt
 
 
 class Question:
-    """A permission that was asked for, and its answer when there is one."""
+    """A permission, or anything else, that was asked for, and its answer when there is one."""
 
     __slots__ = ("answer", "id")
 
@@ -218,6 +220,11 @@ class Turn:
             {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
         )
 
+    def think_chunk(self, text: str) -> None:
+        self.stream_event(
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": text}},
+        )
+
     def stream_end(self, stop_reason: str | None) -> None:
         if not self.is_streaming:
             return
@@ -235,12 +242,15 @@ class Turn:
         self.emit(frames.tool_result(self.tool_use_id, text, is_error=is_error))
         self.tool_use_id = ""
 
-    def succeed(self, text: str, *, api_error_status: int | None = None) -> Act:
-        """The boundary of a turn that went well, or of one whose model call failed: that too is called a success."""
+    def succeed(self, text: str, *, api_error_status: int | None = None, members: Frame | None = None) -> Act:
+        """The boundary of a turn that went well, or of one whose model call failed: that too is called a success.
+
+        `members` come in place of its own.
+        """
         is_error = api_error_status is not None
         reason = "api_error" if is_error else "completed"
         frame = frames.result("success", is_error=is_error, terminal_reason=reason, index=self.agent.count_result())
-        yield from self._bound({**frame, "api_error_status": api_error_status, "result": text})
+        yield from self._bound({**frame, "api_error_status": api_error_status, "result": text, **(members or {})})
 
     def fail(self, text: str, terminal_reason: str | None = None) -> Act:
         """The boundary of a turn that did not run to its end. It has errors and no text."""

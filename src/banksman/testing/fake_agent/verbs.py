@@ -70,6 +70,18 @@ def stream(turn: Turn, step: Step) -> Act:
     turn.stream_end("end_turn")
 
 
+@verb("thinking", "COUNT SECONDS")
+def thinking(turn: Turn, step: Step) -> Act:
+    """So many stream_event deltas of thinking, each so long after the last, and nothing else."""
+    turn.stream_begin()
+    for number in range(step.integer(0)):
+        if number and step.seconds(1):
+            yield pause(step.seconds(1))
+        turn.think_chunk(f"hm{number} ")
+        yield from room(turn)
+    turn.stream_end("end_turn")
+
+
 @verb("tool_use", "NAME [JSON]")
 def tool_use(turn: Turn, step: Step) -> Act:
     """An assistant frame that calls a tool; the tool runs until `tool_result`."""
@@ -122,12 +134,40 @@ def ask_withdrawn(turn: Turn, step: Step) -> Act:
     turn.tool_result("withdrawn", is_error=True)
 
 
+@verb("request", "JSON")
+def request(turn: Turn, step: Step) -> Act:
+    """A control request with this body (a hook, a tool's message, an elicitation), and wait for the answer."""
+    question = _requested(turn, _arguments(step.word(0)))
+    yield Wait(when=lambda: question.answer is not None or turn.agent.eof_at is not None)
+    _settled(turn, question)
+
+
+@verb("request_withdrawn", "PATH JSON")
+def request_withdrawn(turn: Turn, step: Step) -> Act:
+    """A control request with this body, which is withdrawn when the path exists."""
+    question = _requested(turn, _arguments(step.word(1)))
+    yield from exists(step.word(0))
+    turn.agent.write({"type": "control_cancel_request", "request_id": question.id})
+    _settled(turn, question)
+
+
 def _question(turn: Turn, name: str, arguments: Frame) -> Question:
-    question = Question()
+    question = _opened(turn)
     turn.tool_use(name, arguments)
+    turn.agent.write(frames.can_use_tool(question.id, turn.tool_use_id, name, arguments))
+    return question
+
+
+def _requested(turn: Turn, body: Frame) -> Question:
+    question = _opened(turn)
+    turn.agent.write(frames.control_request(question.id, body))
+    return question
+
+
+def _opened(turn: Turn) -> Question:
+    question = Question()
     turn.questions.append(question)
     turn.agent.questions[question.id] = question
-    turn.agent.write(frames.can_use_tool(question.id, turn.tool_use_id, name, arguments))
     return question
 
 
@@ -143,6 +183,12 @@ def _settled(turn: Turn, question: Question) -> None:
 def result(turn: Turn, step: Step) -> Act:
     """The boundary, now; a second one is a second boundary."""
     yield from turn.succeed(step.word(0))
+
+
+@verb("boundary", "JSON")
+def boundary(turn: Turn, step: Step) -> Act:
+    """The boundary, with these members in place of its own: a structured_output, a cost, a way to fail, …"""
+    yield from turn.succeed(turn.answer, members=_arguments(step.word(0)))
 
 
 @verb("error", "TEXT")
@@ -198,10 +244,21 @@ def detach(turn: Turn, step: Step) -> Act:
     yield from room(turn)
 
 
-@verb("omit", "init|lifecycle|completed|result|uuids|initialize", is_setting=True)
+@verb(
+    "omit",
+    "init|lifecycle|completed|result|uuids|initialize|set_model|set_permission_mode",
+    is_setting=True,
+)
 def omit(turn: Turn, step: Step) -> Act:
     """Never write this: in this turn, or in this process."""
     turn.settings.omitted.add(step.word(0))
+    yield from room(turn)
+
+
+@verb("refuse", "initialize|set_model|set_permission_mode", is_setting=True)
+def refuse(turn: Turn, step: Step) -> Act:
+    """Answer this request with an error: in this turn, or in this process."""
+    turn.settings.refused.add(step.word(0))
     yield from room(turn)
 
 
