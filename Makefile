@@ -12,6 +12,7 @@ PYTHON ?= python3
 WORKERS ?= auto
 # More for pytest: make test ARGS="-k setsid -x"
 ARGS ?=
+AGENT ?=
 
 BIN := .venv/bin
 # pyright asks the registry whether it is the newest. It is the locked one, and a check must not need the network.
@@ -23,8 +24,9 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: venv-run ## the guided demo, with what a user's installation has and nothing more
-	.venv-run/bin/python -m banksman.demo
+# AGENT=claude: a session with that agent instead of the tour, with your own settings and at your own cost.
+run: venv-run ## the guided tour, with what a user's installation has and nothing more (AGENT=claude: the real one)
+	.venv-run/bin/python -m banksman.demo --agent "$(AGENT)"
 
 test: venv ## every test, in parallel; the slowest ten are printed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
@@ -67,7 +69,7 @@ lock: .venv-lock/bin/uv ## the hashed locks from requirements/*.in (UPGRADE=1: n
 	.venv-lock/bin/python -m pip install --quiet 'uv>=0.13,<0.14'
 
 clean: ## remove everything that these targets made
-	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .agents build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

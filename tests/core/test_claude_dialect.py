@@ -6,7 +6,7 @@ Whole recordings, however their bytes come, are in test_claude_recordings.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from tests.core.recordings import reading
 from tests.core.recordings.reading import frames
 from tests.core.recordings.reading import line as compact
 
-from banksman.core.dialects import claude, claude_updates
+from banksman.core.dialects import claude_reading, claude_updates
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.members import split
@@ -30,10 +30,14 @@ from banksman.core.meaning import (
     Replied,
     Requested,
     RequestWithdrawn,
+    TasksChanged,
+    Thought,
+    ToolBegan,
+    ToolEnded,
     TurnOpened,
     TurnOver,
+    Wants,
 )
-from banksman.errors import UsageError
 
 NOISE = Noise()
 TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)
@@ -136,15 +140,22 @@ def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
         text="second",
         stop_reason="end_turn",
         usage=result["usage"],
-        cost=0.00028000000000000003,
+        # The conversation's until now, and this turn's alone.
+        spent=0.00028000000000000003,
+        cost=6e-05,
     )
 
 
 def test_questions_and_their_withdrawal() -> None:
     heard = meanings("claude-D-permission")
     asked = [meaning for meaning in heard if isinstance(meaning, Requested)]
-    assert [(question.subtype, question.tool) for question in asked] == [("can_use_tool", "Bash")] * 6
+    assert [(question.wants, question.subtype, question.tool) for question in asked] == [
+        (Wants.PERMISSION, "can_use_tool", "Bash")
+    ] * 6
     assert asked[0].input == {"command": "touch /srv/project/perm-allow", "description": "x"}
+    assert asked[0].details["blocked_path"] == "/srv/project/perm-allow"
+    assert asked[0].details["permission_suggestions"][0]["type"] == "addRules"
+    assert not {"subtype", "tool_name", "input"} & set(asked[0].details)
     withdrawn = heard.index(RequestWithdrawn(asked[3].request))
     assert heard[withdrawn + 1] == Replied("req_2_interrupt")
     assert over(heard[withdrawn + 2]).is_aborted
@@ -172,13 +183,13 @@ def test_every_recorded_frame_is_what_it_is() -> None:
             kind = f"{frame['type']}/{frame.get('subtype', '')}"
             kinds.setdefault(kind, set()).add(type(CLAUDE.read(compact(frame))).__name__)
     assert kinds == {
-        "assistant/": {"NoneType"},
-        "user/": {"NoneType"},
-        "stream_event/": {"NoneType"},
+        "assistant/": {"NoneType", "ToolBegan"},
+        "user/": {"NoneType", "ToolEnded"},
+        "stream_event/": {"NoneType", "Thought"},
         "system/init": {"TurnOpened"},
         "system/status": {"Noise"},
         "system/api_retry": {"Noise"},
-        "system/thinking_tokens": {"NoneType"},
+        "system/thinking_tokens": {"Thought"},
         "system/permission_denied": {"NoneType"},
         "command_lifecycle/": {"PromptTaken", "TurnOpened", "PromptSettled"},
         "control_response/": {"Replied"},
@@ -221,6 +232,38 @@ def test_the_order_of_names_and_blanks_do_not_matter() -> None:
         (b'{"type":"system","subtype":["init"]}', NOISE),
         (b'{"type":"system","subtype":"never_heard_of"}', NOISE),
         (b'{"type":"system","subtype":"task_notification"}', None),
+        # It thinks: alive, and no step further. Whatever the order of its names.
+        (b'{"type":"system","subtype":"thinking_tokens"}', Thought()),
+        (b'{"type":"stream_event","event":{"delta":{"type":"thinking_delta","thinking":"hm"}}}', Thought()),
+        (b'{"event":{"delta":{"type":"thinking_delta"}},"type":"stream_event"}', Thought()),
+        (b'{"type":"stream_event","event":{"delta":{"type":"text_delta","text":"\\"thinking_delta\\""}}}', None),
+        (b'{"event":{"delta":{"type":"text_delta"}},"type":"stream_event"}', None),
+        # Its tools.
+        (
+            b'{"type":"assistant","message":{"content":[{"type":"tool_use","id":"a"},{"type":"text"},'
+            b'{"type":"tool_use","id":"b"},{"type":"tool_use","id":3}]}}',
+            ToolBegan(("a", "b")),
+        ),
+        (b'{"type":"assistant","message":{"content":[{"type":"tool_use"}]}}', None),
+        (b'{"type":"assistant","message":{"content":"of \\"tool_use\\""}}', None),
+        (b'{"message":{"content":[{"type":"tool_use","id":"a"}]},"type":"assistant"}', ToolBegan(("a",))),
+        (
+            b'{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"a"}]}}',
+            ToolEnded(("a",)),
+        ),
+        (b'{"type":"user","message":{"content":[{"type":"tool_result"}]}}', None),
+        (b'{"type":"user","message":"tool_result"}', None),
+        # A compaction is silent for minutes, as a tool is.
+        (b'{"type":"system","subtype":"status","status":"compacting"}', ToolBegan(("compaction",))),
+        (b'{"type":"system","subtype":"compact_boundary"}', ToolEnded(("compaction",))),
+        (b'{"type":"system","subtype":"status","status":"requesting"}', NOISE),
+        # All of what runs in its background, each time.
+        (
+            b'{"type":"system","subtype":"background_tasks_changed","tasks":[{"task_id":"t"},{"task_id":4},"t"]}',
+            TasksChanged(("t",)),
+        ),
+        (b'{"type":"system","subtype":"background_tasks_changed","tasks":[]}', TasksChanged(())),
+        (b'{"type":"system","subtype":"background_tasks_changed"}', TasksChanged(())),
         (b'{"type":"command_lifecycle","state":"started","command_uuid":null}', NOISE),
         (b'{"type":"command_lifecycle","state":"pondering","command_uuid":"u"}', None),
         (b'{"type":"command_lifecycle","state":7,"command_uuid":"u"}', None),
@@ -237,14 +280,53 @@ def test_the_order_of_names_and_blanks_do_not_matter() -> None:
             Replied("r", error="the agent gave no reason"),
         ),
         (b'{"type":"control_request","request_id":7,"request":{"subtype":"can_use_tool"}}', NOISE),
-        (b'{"type":"control_request","request_id":"r"}', Requested("r", "")),
+        (b'{"type":"control_request","request_id":"r"}', Requested("r", Wants.UNKNOWN)),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"elicitation"}}',
-            Requested("r", "elicitation"),
+            Requested("r", Wants.ELICITATION, "elicitation"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":'
+            b'{"subtype":"elicitation","mcp_server_name":"m","message":"?"}}',
+            Requested("r", Wants.ELICITATION, "elicitation", "m", details={"mcp_server_name": "m", "message": "?"}),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"can_use_tool","tool_name":4,"input":"x"}}',
-            Requested("r", "can_use_tool"),
+            Requested("r", Wants.UNKNOWN, "can_use_tool"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":'
+            b'{"subtype":"can_use_tool","tool_name":"T","input":"x","title":"t"}}',
+            Requested("r", Wants.PERMISSION, "can_use_tool", "T", {}, {"title": "t"}),
+        ),
+        # Our own hook is about the rules; any other is the caller's.
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"banksman-rules","input":{"tool_name":"T","tool_input":{"a":1}}}}',
+            Requested("r", Wants.RULING, "hook_callback", "T", {"a": 1}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"banksman-rules","input":{"tool_name":5,"tool_input":[]}}}',
+            Requested("r", Wants.RULING, "hook_callback"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"h","input":{"a":1}}}',
+            Requested("r", Wants.HOOK, "hook_callback", "h", {"a": 1}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback","callback_id":1}}',
+            Requested("r", Wants.UNKNOWN, "hook_callback"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"mcp_message",'
+            b'"server_name":"s","message":{"id":1}}}',
+            Requested("r", Wants.TOOL, "mcp_message", "s", {"id": 1}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"mcp_message","message":{"id":1}}}',
+            Requested("r", Wants.UNKNOWN, "mcp_message"),
         ),
         (b'{"type":"control_cancel_request","request_id":null}', NOISE),
         # The last of two with one name counts.
@@ -298,7 +380,31 @@ def test_a_line_and_its_meaning(line: bytes, meaning: Meaning | None) -> None:
         ({"origin": {"kind": "auto-continuation"}}, TurnOver(origin="auto-continuation")),
         ({"origin": {"kind": "human"}}, TurnOver()),
         ({"total_cost_usd": True, "usage": [1], "stop_reason": 4, "session_id": {}}, TurnOver()),
-        ({"total_cost_usd": 2, "usage": {"a": 1}}, TurnOver(cost=2.0, usage={"a": 1})),
+        ({"total_cost_usd": 2, "usage": {"a": 1}}, TurnOver(spent=2.0, usage={"a": 1})),
+        # What this turn alone has cost, where it says so of each model.
+        ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {"costUSD": 0.5}}}, TurnOver(cost=1.5)),
+        ({"model_usage_since_last_result": {}}, TurnOver(cost=0.0)),
+        ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {}}}, TurnOver()),
+        ({"model_usage_since_last_result": {"m": 1}}, TurnOver()),
+        ({"model_usage_since_last_result": [1], "total_cost_usd": 1}, TurnOver(spent=1.0)),
+        ({"structured_output": {"a": [1]}}, TurnOver(structured={"a": [1]})),
+        # The conversation is too long for the model: its word for it, or the model's own.
+        (
+            {"is_error": True, "terminal_reason": "prompt_too_long", "result": "sorry"},
+            TurnOver(is_error=True, is_overflow=True, text="sorry", error="sorry"),
+        ),
+        (
+            {"is_error": True, "result": "API Error: Prompt is too long"},
+            TurnOver(
+                is_error=True,
+                is_overflow=True,
+                text="API Error: Prompt is too long",
+                error="API Error: Prompt is too long",
+            ),
+        ),
+        # Whoever only talks about it has not met it.
+        ({"result": "Prompt is too long"}, TurnOver(text="Prompt is too long")),
+        ({"terminal_reason": "prompt_too_long"}, TurnOver()),
     ],
 )
 def test_a_result_is_believed_for_what_it_says(frame: dict[str, Any], expected: TurnOver) -> None:
@@ -320,7 +426,7 @@ def test_a_result_is_believed_for_what_it_says(frame: dict[str, Any], expected: 
 )
 def test_a_boundary_with_an_odd_value_is_still_the_boundary(odd: bytes, text: str | None) -> None:
     line = b'{"result":%s,"total_cost_usd":1.5,"type":"result","is_error":false,"user_message_uuid":"u"}' % odd
-    assert CLAUDE.read(line) == TurnOver(refs=("u",), text=text, cost=1.5)
+    assert CLAUDE.read(line) == TurnOver(refs=("u",), text=text, spent=1.5)
     # Where nobody looks it does no harm either.
     line = b'{"permission_denials":%s,"type":"result","result":"done"}' % odd
     assert CLAUDE.read(line) == TurnOver(text="done")
@@ -338,7 +444,7 @@ def test_half_a_frame_is_noise() -> None:
 
 def test_a_large_line_that_cannot_be_decoded_is_judged_by_its_head() -> None:
     deep = b"[" * 200_000 + b"]" * 200_000
-    line = b'{"type":"result","a":%s,"pad":"%s"}' % (deep, b"x" * claude.SALVAGE_BYTES_MAX)
+    line = b'{"type":"result","a":%s,"pad":"%s"}' % (deep, b"x" * claude_reading.SALVAGE_BYTES_MAX)
     assert over(CLAUDE.read(line)).error == "frame_too_large"
     line = line.replace(b'"result"', b'"tool_progress"')
     assert CLAUDE.read(line) == NOISE
@@ -388,7 +494,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
         error="frame_too_large",
         stop_reason="end_turn",
         usage={"a": 1},
-        cost=0.5,
+        spent=0.5,
     )
 
 
@@ -407,7 +513,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
         # A question that is too large must still be answered, with a no.
         (
             {"type": "control_request", "request_id": "r", "request": {"subtype": "can_use_tool", "input": {"a": BIG}}},
-            Requested("r", "can_use_tool"),
+            Requested("r", Wants.UNKNOWN, "can_use_tool"),
         ),
         (
             {"type": "control_response", "response": {"subtype": "success", "request_id": "r", "response": {"a": BIG}}},
@@ -438,8 +544,8 @@ def test_wherever_a_result_is_cut_it_may_be_the_boundary() -> None:
 
 
 def test_half_a_number_is_not_taken_for_a_number() -> None:
-    assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5,')).cost == 12.5
-    assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5')).cost is None
+    assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5,')).spent == 12.5
+    assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5')).spent is None
 
 
 # -- whatever comes --------------------------------------------------------------------------------------------------
@@ -450,6 +556,7 @@ VALUES = st.recursive(
 )
 KNOWN = ("result", "system", "control_response", "control_request", "command_lifecycle", "assistant", "user")
 NAMES = (
+    *("status", "tasks", "structured_output", "model_usage_since_last_result"),
     *("subtype", "state", "message", "event", "response", "request", "request_id", "command_uuid", "origin", "errors"),
     *(
         "user_message_uuids",
@@ -476,6 +583,15 @@ def survives(line: bytes) -> None:
         if isinstance(meaning, TurnOver):
             assert all(isinstance(ref, str) for ref in meaning.refs)
             assert isinstance(meaning.text, str | None)
+            assert isinstance(meaning.spent, float | None)
+            assert isinstance(meaning.cost, float | None)
+        if isinstance(meaning, ToolBegan | ToolEnded):
+            assert all(isinstance(call, str) for call in meaning.calls)
+        if isinstance(meaning, TasksChanged):
+            assert all(isinstance(task, str) for task in meaning.tasks)
+        if isinstance(meaning, Requested):
+            assert isinstance(meaning.tool, str)
+            assert isinstance(meaning.input, dict)
     for update in CLAUDE.project(line):
         assert isinstance(update["sessionUpdate"], str)
         msgspec.json.encode(update)
@@ -511,84 +627,6 @@ def test_the_members_are_those_that_a_decoder_finds(frame: dict[str, Any]) -> No
     members = split(line)
     assert members.is_whole
     assert {name: json.loads(raw) for name, raw in members.found.items()} == frame
-
-
-# -- frames out ------------------------------------------------------------------------------------------------------
-def sent(line: bytes) -> Any:
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    return json.loads(line)
-
-
-def test_frames_out_are_those_that_were_recorded() -> None:
-    recorded = {name: frames(name, "in") for name in reading.NAMES}
-    handshake, prompt = recorded["claude-L-queue"][:2]
-    assert sent(CLAUDE.handshake(handshake["request_id"])) == handshake
-    assert sent(CLAUDE.prompt(prompt["uuid"], prompt["message"]["content"])) == prompt
-    interrupt = recorded["claude-B-interrupt-stream"][2]
-    assert sent(CLAUDE.interrupt(interrupt["request_id"])) == interrupt
-    answers = [frame for frame in recorded["claude-D-permission"] if frame["type"] == "control_response"]
-    assert [frame["response"]["response"].get("behavior") for frame in answers] == ["allow", "deny", "deny", None]
-    for frame in answers:
-        response = frame["response"]
-        assert sent(CLAUDE.answer(response["request_id"], response["response"])) == frame
-
-
-def test_a_refusal_is_an_error_with_the_request_inside() -> None:
-    response = {"subtype": "error", "request_id": "r", "error": "no\nnever"}
-    assert sent(CLAUDE.refuse("r", "no\nnever")) == {"type": "control_response", "response": response}
-
-
-@settings(deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-@example("two\nlines\r\nand \u2028 \u0085 \x00")
-def test_any_text_is_one_line_and_arrives_as_it_was(text: str) -> None:
-    assert sent(CLAUDE.prompt(REF, text))["message"]["content"] == text
-
-
-def test_content_blocks() -> None:
-    blocks = [
-        {"type": "text", "text": "look"},
-        {"type": "image", "data": "aGk=", "mimeType": "image/png", "uri": None},
-        {"type": "resource_link", "uri": "file:///a.py", "name": "a.py"},
-        {"type": "resource", "resource": {"uri": "file:///b", "text": "inside", "mimeType": "text/plain"}},
-    ]
-    assert sent(CLAUDE.prompt(REF, blocks))["message"]["content"] == [
-        {"type": "text", "text": "look"},
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
-        {"type": "text", "text": "[@a.py](file:///a.py)"},
-        {"type": "text", "text": '<context ref="file:///b">\ninside\n</context>'},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "says"),
-    [
-        ("\ud800", "UTF-8"),
-        ([{"type": "text", "text": "\udfff"}], "UTF-8"),
-        ("", "empty"),
-        ([], "no blocks"),
-        (None, "a prompt cannot be None"),
-        (b"bytes", "a prompt cannot be"),
-        ({"type": "text", "text": "one block is no list"}, "a prompt cannot be"),
-        (["text"], "a content block cannot be 'text'"),
-        ([{"type": "audio", "data": "", "mimeType": "audio/wav"}], "no content of type 'audio'"),
-        ([{"text": "no type"}], "no content of type None"),
-        ([{"type": "text"}], "the text of a content block cannot be None"),
-        ([{"type": "image", "data": b"raw", "mimeType": "image/png"}], "the data of a content block"),
-        ([{"type": "resource", "resource": {"uri": "a:b", "blob": "aGk="}}], "the text of a content block"),
-        ([{"type": "resource"}], "has no resource"),
-    ],
-)
-def test_what_cannot_be_a_prompt_is_the_callers_error(prompt: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        CLAUDE.prompt(REF, prompt)
-
-
-@pytest.mark.parametrize("value", [object(), {1, 2j}, "\ud800"])
-def test_an_answer_that_is_no_json_is_the_callers_error(value: Any) -> None:
-    with pytest.raises(UsageError, match="cannot be sent"):
-        CLAUDE.answer("r", {"behavior": "allow", "updatedInput": value})
 
 
 # -- the projection --------------------------------------------------------------------------------------------------
@@ -698,43 +736,6 @@ def test_what_was_said_before_the_turn_was_cut_off() -> None:
     again = compact({"type": "stream_event", "event": {"type": "content_block_start"}})
     assert said([*lines, again, delta("Tw")]) == "One. Tw"
     assert said([b"", b"{}"]) is None
-
-
-# -- the command -----------------------------------------------------------------------------------------------------
-OURS = [
-    *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
-    *("--include-partial-messages", "--permission-prompt-tool", "stdio"),
-]
-
-
-def test_the_command_has_what_the_dialect_needs() -> None:
-    assert CLAUDE.argv(["claude"]) == ["claude", *OURS]
-    assert CLAUDE.argv(["node", "cli.js"], args=["--bare", "x"]) == ["node", "cli.js", *OURS, "--bare", "x"]
-
-
-def test_no_value_can_become_a_flag() -> None:
-    argv = CLAUDE.argv(
-        ["claude"],
-        resume="--dangerously-skip-permissions",
-        model="-m",
-        permission_mode="plan",
-        system_prompt="-- be\nkind",
-    )
-    assert argv == [
-        "claude",
-        *OURS,
-        "--resume=--dangerously-skip-permissions",
-        "--model=-m",
-        "--permission-mode=plan",
-        "--append-system-prompt=-- be\nkind",
-    ]
-
-
-@pytest.mark.parametrize("value", ["", 5, ["a"]])
-def test_a_value_that_is_no_text_is_the_callers_error(value: Any) -> None:
-    argv: Callable[..., list[str]] = CLAUDE.argv
-    with pytest.raises(UsageError, match="--model cannot be"):
-        argv(["claude"], model=value)
 
 
 def test_of_a_very_long_turn_the_end_is_kept() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from banksman.core.decision import Decision
-from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Transcript
+from banksman.core.dialects.dialect import PLAIN, Projector, Prompt, Setup, Transcript
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -101,6 +101,9 @@ class ToyDialect:
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
         return []
+
+    def projector(self) -> Projector:
+        return self
 
     def transcript(self) -> Transcript:
         raise NotImplementedError

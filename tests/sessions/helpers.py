@@ -151,8 +151,24 @@ def prompts(case: Case) -> list[str]:
     ]
 
 
+def requests(case: Case, subtype: str) -> list[dict[str, Any]]:
+    """What the agent's processes were told in requests of this kind, in order."""
+    asked = [frame["request"] for frame in sent(case) if frame.get("type") == "control_request"]
+    return [request for request in asked if request["subtype"] == subtype]
+
+
+def answers(case: Case) -> list[dict[str, Any]]:
+    """How the requests of the agent's processes were answered, in order."""
+    return [frame["response"] for frame in sent(case) if frame.get("type") == "control_response"]
+
+
+def requesting(subtype: str, **body: Any) -> str:
+    """The line of a prompt by which the agent makes a request, and waits for the answer."""
+    return f"@@request {json.dumps({'subtype': subtype, **body})}"
+
+
 def interrupts(case: Case) -> int:
-    return sum(f.get("type") == "control_request" and f["request"]["subtype"] == "interrupt" for f in sent(case))
+    return len(requests(case, "interrupt"))
 
 
 def ended(events: Sequence[Event], turn: Turn) -> dict[str, Any]:

@@ -236,11 +236,10 @@ async def test_the_deadline_of_a_drain_outlives_who_asked_for_it(tmp_path: Path)
         await case.session.wait_closed()
 
 
-async def test_names_are_unique_while_they_are_open(tmp_path: Path) -> None:
+async def test_a_name_is_one_session_while_it_is_open(tmp_path: Path) -> None:
     async with Host() as host:
         one = await host.open("claude", command=fake_agent.command(), name="it")
-        with pytest.raises(ValueError, match="already"):
-            await host.open("claude", command=fake_agent.command(), name="it")
+        assert await host.open("claude", command=fake_agent.command(), name="it") is one
         await one.close()
         two = await host.open("claude", command=fake_agent.command(), name="it")
         assert host.session("it") is two

@@ -188,7 +188,7 @@ def _deep() -> dict[str, Any]:
     ],
 )
 async def test_a_hook_that_fails_says_no_where_the_agent_asks(
-    event: str, call: Any, why: str, caplog: pytest.LogCaptureFixture
+    event: str, call: Any, why: str, unreported: list[logging.LogRecord]
 ) -> None:
     given = Hooks({event: call, **({"Stop": quiet} if event != "Stop" else {})})
     output = await given.call("hook-1", INPUT)
@@ -197,7 +197,7 @@ async def test_a_hook_that_fails_says_no_where_the_agent_asks(
         assert json.dumps(output).encode()
     else:
         assert output == {}
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    errors = [record for record in unreported if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert f"hook-1 of {event}" in errors[0].getMessage()
 

@@ -9,16 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, opened, sent, touch
+from tests.sessions.helpers import (
+    SHORT_DRAIN,
+    answers,
+    bodies,
+    ended,
+    interrupts,
+    opened,
+    prompts,
+    requesting,
+    touch,
+)
 
 from banksman import Answer, Kind, Question, Session, UsageError
 from banksman.core import event as kinds
+from banksman.core.questioning import QUESTIONS_MAX
+from banksman.run import questions
 
 ASK = '@@ask Bash {"command":"ls"}\n@@say went on'
-
-
-def answers(case: Case) -> list[dict[str, Any]]:
-    return [frame["response"] for frame in sent(case) if frame["type"] == "control_response"]
+ELICITATION = {
+    "mcp_server_name": "github",
+    "message": "Which repository?",
+    "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+}
 
 
 def _plain(answer: Any) -> Any:
@@ -65,7 +78,8 @@ async def test_a_callback_answers(tmp_path: Path, kind: Any, answer: Any, expect
         assert (question.tool, question.input, question.turn) == ("Bash", {"command": "ls"}, turn.id)
         assert case.session.questions() == []
         assert bodies(await case.events(), kinds.QUESTION_ASKED)[0]["tool"] == "Bash"
-        assert bodies(await case.events(), kinds.QUESTION_ANSWERED)[0]["answer"] == "answered"
+        (answered,) = bodies(await case.events(), kinds.QUESTION_ANSWERED)
+        assert (answered["answer"], answered["by"]) == (expected["behavior"], "answer")
 
 
 @pytest.mark.parametrize("kind", [_plain, _async])
@@ -226,3 +240,325 @@ async def test_a_request_that_is_not_known_is_answered_with_an_error(tmp_path: P
         await case.answer("next")
         (response,) = answers(case)
         assert (response["subtype"], response["request_id"]) == ("error", "r-9")
+
+
+# -- more than yes or no ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("remember", "destination"),
+    [
+        (True, "session"),
+        ("session", "session"),
+        ("local", "localSettings"),
+        ("project", "projectSettings"),
+        ("user", "userSettings"),
+    ],
+)
+async def test_an_answer_is_remembered_as_the_agent_suggested_it_where_we_say(
+    tmp_path: Path, remember: bool | str, destination: str
+) -> None:
+    bare = requesting("can_use_tool", tool_name="Read", input={"path": "x"})
+    async with opened(tmp_path, on_question=_plain(Answer("allow", remember=remember))) as case:
+        assert (await case.answer(f"{ASK}\n{bare}")).kind is Kind.DONE
+        suggested, plain = (response["response"] for response in answers(case))
+        rule = {"type": "addRules", "behavior": "allow", "destination": destination}
+        assert suggested == {
+            "behavior": "allow",
+            "updatedInput": {"command": "ls"},
+            "updatedPermissions": [{**rule, "rules": [{"toolName": "Bash", "ruleContent": "ls"}]}],
+        }
+        # Nothing was suggested: the tool as such.
+        assert plain["updatedPermissions"] == [{**rule, "rules": [{"toolName": "Read"}]}]
+
+
+async def test_a_denial_that_interrupts_ends_the_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path, on_question=_plain(Answer("deny", message="stop", interrupt=True))) as case:
+        turn = await case.ask(ASK)
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert answers(case)[0]["response"] == {"behavior": "deny", "message": "stop", "interrupt": True}
+        assert ended(await case.events(), turn)["by"] == "boundary"
+        assert (await case.answer("next")).text == "next"
+        assert interrupts(case) == 1
+        assert len(case.processes) == 1
+
+
+async def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder(tmp_path: Path) -> None:
+    deaf = f"@@on_interrupt ignored\n{requesting('can_use_tool', tool_name='Bash', input={})}\n@@say goes on\n@@hang"
+    answer = Answer("deny", interrupt=True)
+    async with opened(tmp_path, memory=True, options=SHORT_DRAIN, on_question=_plain(answer)) as case:
+        turn = await case.ask(deaf)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.text) == (Kind.INTERRUPTED, "goes on")
+        assert ended(await case.events(), turn)["by"] == "ladder"
+        assert (await case.answer("next")).text == "next"
+        assert len(case.processes) == 2
+        # What was denied is not tried again.
+        assert len(prompts(case)) == 2
+
+
+@pytest.mark.parametrize(
+    ("decision", "more"),
+    [
+        ("perhaps", {}),
+        ("Allow", {}),
+        (None, {}),
+        ("allow", {"interrupt": True}),
+        ("allow", {"content": {}}),
+        ("allow", {"remember": "everywhere"}),
+        ("allow", {"remember": 2}),
+        ("allow", {"updated_input": {"command": "\ud800"}}),
+        ("allow", {"updated_input": {"command": object()}}),
+        ("deny", {"remember": True}),
+        ("deny", {"updated_input": {}}),
+        ("deny", {"content": {}}),
+        ("deny", {"message": "\ud800"}),
+    ],
+)
+async def test_an_answer_that_cannot_be_meant_is_refused_and_nothing_is_sent(
+    tmp_path: Path, decision: Any, more: dict[str, Any]
+) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(ASK)
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        (question,) = case.session.questions()
+        with pytest.raises(UsageError):
+            await case.session.answer(question.id, decision, **more)
+        assert case.session.questions() == [question]
+        await case.session.answer(question.id, "allow", updated_input={})
+        await case.outcome(turn)
+        # An empty input is one: what was emptied on purpose does not run as it was asked for.
+        assert [response["response"] for response in answers(case)] == [{"behavior": "allow", "updatedInput": {}}]
+
+
+@pytest.mark.parametrize("wrong", [Answer("allow", interrupt=True), Answer("deny", remember="project")])
+async def test_a_callback_that_gives_an_answer_that_cannot_be_meant_says_no(tmp_path: Path, wrong: Answer) -> None:
+    async with opened(tmp_path, on_question=_plain(wrong)) as case:
+        assert (await case.answer(ASK)).text == "went on"
+        (response,) = answers(case)
+        assert response["response"]["behavior"] == "deny"
+        assert "the callback failed" in response["response"]["message"]
+
+
+async def test_a_question_is_shown_with_the_agents_own_words(tmp_path: Path) -> None:
+    words = {"title": "Run ls", "description": "Lists files", "decision_reason": "no rule", "blocked_path": None}
+    async with opened(tmp_path) as case:
+        turn = await case.ask(requesting("can_use_tool", tool_name="Bash", input={"command": "ls"}, **words))
+        asked = await case.wait_kind(kinds.QUESTION_ASKED)
+        (question,) = case.session.questions()
+        assert (question.wants, question.tool, question.input) == ("permission", "Bash", {"command": "ls"})
+        assert question.details == words
+        assert asked.body == {
+            "question": question.id,
+            "wants": "permission",
+            "tool": "Bash",
+            "input": {"command": "ls"},
+            "details": words,
+        }
+        assert asked.turn == question.turn == turn.id
+        await case.session.answer(question.id, "deny")
+        await case.outcome(turn)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (Answer("allow", content={"name": "crane"}), {"action": "accept", "content": {"name": "crane"}}),
+        ("allow", {"action": "accept", "content": {}}),
+        ("deny", {"action": "decline"}),
+    ],
+)
+async def test_an_elicitation_is_answered_by_somebody_and_never_by_a_rule(
+    tmp_path: Path, answer: Any, expected: dict[str, Any]
+) -> None:
+    asked: list[Question] = []
+
+    def on_question(question: Question) -> Any:
+        asked.append(question)
+        return answer
+
+    async with opened(tmp_path, on_question=on_question, rules={"*": "deny"}) as case:
+        assert (await case.answer(f"{requesting('elicitation', **ELICITATION)}\n@@say went on")).text == "went on"
+        assert [response["response"] for response in answers(case)] == [expected]
+        (question,) = asked
+        assert (question.wants, question.tool, question.input) == ("elicitation", "github", {})
+        assert question.details == ELICITATION
+
+
+# -- nobody answers, or somebody else does ---------------------------------------------------------------------------
+async def _hangs(question: Question) -> str:
+    await asyncio.Event().wait()
+    return "allow"
+
+
+@pytest.mark.parametrize("on_question", [None, _hangs])
+@pytest.mark.parametrize(
+    ("default", "expected"),
+    [
+        ({}, {"behavior": "deny", "message": "nobody answered within 0.2 s"}),
+        ({"question_default": "deny"}, {"behavior": "deny", "message": "nobody answered within 0.2 s"}),
+        ({"question_default": "allow"}, {"behavior": "allow", "updatedInput": {"command": "ls"}}),
+    ],
+)
+async def test_a_question_that_has_expired_gets_the_answer_that_was_configured(
+    tmp_path: Path, on_question: Any, default: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    async with opened(tmp_path, on_question=on_question, options={"question_seconds": 0.2, **default}) as case:
+        turn = await case.ask(ASK)
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        (question,) = case.session.questions()
+        assert (await case.outcome(turn)).text == "went on"
+        assert [response["response"] for response in answers(case)] == [expected]
+        (answered,) = bodies(await case.events(), kinds.QUESTION_ANSWERED)
+        assert (answered["answer"], answered["by"]) == (expected["behavior"], "expiry")
+        assert case.session.questions() == []
+        await case.session.answer(question.id, "allow")
+        assert (await case.answer("next")).text == "next"
+        assert len(answers(case)) == 1
+
+
+async def test_a_callback_that_is_cancelled_says_no(tmp_path: Path) -> None:
+    async def on_question(question: Question) -> str:
+        raise asyncio.CancelledError
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        assert (await case.answer(ASK)).text == "went on"
+        (response,) = answers(case)
+        assert response["response"] == {"behavior": "deny", "message": "the callback was cancelled"}
+
+
+async def test_several_answers_at_once_are_one_and_the_callback_is_told(tmp_path: Path) -> None:
+    over = asyncio.Event()
+
+    async def on_question(question: Question) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        return "deny"
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        turn = await case.ask(ASK)
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        (question,) = case.session.questions()
+        await asyncio.gather(
+            case.session.answer(question.id, "allow"),
+            case.session.answer(question.id, "deny", message="too late"),
+            case.session.answer(question.id, "deny", interrupt=True),
+        )
+        assert (await case.outcome(turn)).text == "went on"
+        await over.wait()
+        assert [response["response"]["behavior"] for response in answers(case)] == ["allow"]
+        assert len(bodies(await case.events(), kinds.QUESTION_ANSWERED)) == 1
+        assert interrupts(case) == 0
+
+
+async def test_a_question_that_is_withdrawn_cancels_its_callback_and_is_not_answered(tmp_path: Path) -> None:
+    go, over = tmp_path / "go", asyncio.Event()
+
+    async def on_question(question: Question) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        return "allow"
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        turn = await case.ask(f"@@ask_withdrawn Bash {go}\n@@say went on")
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        assert not over.is_set()
+        touch(go)
+        assert (await case.outcome(turn)).text == "went on"
+        await over.wait()
+        assert (await case.answer("next")).text == "next"
+        assert answers(case) == []
+        assert bodies(await case.events(), kinds.QUESTION_ANSWERED)[0]["answer"] == "withdrawn"
+
+
+async def test_more_questions_than_anybody_could_answer_are_refused(tmp_path: Path) -> None:
+    request = '{"type":"control_request","request_id":"q-%d","request":{"subtype":"can_use_tool","tool_name":"Bash"}}'
+    # Each is asked twice, and is one question.
+    asks = [f"@@raw {request % number}" for number in range(QUESTIONS_MAX + 1) for _ in range(2)]
+    async with opened(tmp_path) as case:
+        turn = await case.reaches("\n".join([*asks, "@@hang"]))
+        assert [question.id for question in case.session.questions()] == [f"q-{n}" for n in range(QUESTIONS_MAX)]
+        # The agent is told of its interrupt after what was refused.
+        await turn.interrupt()
+        refused = [response for response in answers(case) if response["request_id"] == f"q-{QUESTIONS_MAX}"]
+        assert [(each["subtype"], each["error"]) for each in refused] == [("error", "too many questions are open")] * 2
+        await case.outcome(turn)
+        assert case.session.questions() == []
+
+
+# -- callbacks that use the session ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("does", ["ask", "answer", "interrupt", "close"])
+async def test_a_callback_may_use_its_session(tmp_path: Path, does: str) -> None:
+    sessions: list[Session] = []
+    asked: list[Any] = []
+
+    async def on_question(question: Question) -> str:
+        (session,) = sessions
+        match does:
+            case "ask":
+                asked.append(await session.ask("later"))
+            case "answer":
+                await session.answer(question.id, "allow")
+            case "interrupt":
+                await session.interrupt()
+            case _:
+                await session.close()
+        return "deny"
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        sessions.append(case.session)
+        turn = await case.ask(ASK)
+        outcome = await case.outcome(turn)
+        behaviors = [response.get("response", {}).get("behavior") for response in answers(case)]
+        if does in ("ask", "answer"):
+            assert outcome.text == "went on"
+            assert behaviors == ["deny" if does == "ask" else "allow"]
+        else:
+            assert "allow" not in behaviors
+        for later in asked:
+            assert (await case.outcome(later)).text == "later"
+        await case.session.close()
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+async def test_closing_does_not_wait_for_ever_for_a_callback(
+    tmp_path: Path, obeys: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Far longer than the test may take; or a moment, for one that does not end.
+    monkeypatch.setattr(questions, "CALLBACK_SECONDS_MAX", 1000.0 if obeys else 0.05)
+    free = asyncio.Event()
+
+    async def on_question(question: Question) -> str:
+        while not free.is_set():
+            try:
+                await free.wait()
+            except asyncio.CancelledError:
+                if obeys:
+                    raise
+        return "allow"
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        turn = await case.ask(ASK)
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        await case.session.close()
+        await case.outcome(turn)
+        assert not any("allow" in str(answer) for answer in answers(case))
+        warning = "1 callbacks of on_question were cancelled and go on all the same"
+        assert (warning in caplog.text) is not obeys
+        free.set()
+        await case.session.wait_closed()
+
+
+async def test_a_question_that_nobody_is_there_for_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(ASK)
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        assert "the agent asks about Bash, and there is no on_question" in caplog.text
+        assert case.session.status().questions == tuple(question.id for question in case.session.questions())
+        assert turn.state == "running"
+        await case.session.answer(case.session.questions()[0].id, "allow")
+        await case.outcome(turn)

@@ -339,10 +339,10 @@ def _itself() -> list[Any]:
     ],
 )
 async def test_a_call_that_fails_is_a_result_that_says_so(
-    call: Any, why: str, caplog: pytest.LogCaptureFixture
+    call: Any, why: str, unreported: list[logging.LogRecord]
 ) -> None:
     assert why in said(await called(server(call)))
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    errors = [record for record in unreported if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert "! the tool it" in errors[0].getMessage()
 

@@ -420,6 +420,27 @@ def test_an_unknown_conversation_is_a_result_and_exit_1(tmp_path: Path) -> None:
         assert agent.errors.decode().strip() == f"No conversation found with session ID: {id}" == frame["errors"][0]
 
 
+def test_a_forked_conversation_begins_with_the_memory_and_leaves_the_original(tmp_path: Path) -> None:
+    with Driven((), "--session-id=x", memory=tmp_path) as agent:
+        agent.turn("both")
+    with Driven((), "--resume=x", "--fork-session", memory=tmp_path) as agent:
+        agent.ask("@@recall")
+        frames = agent.until("completed 1")
+        assert json.loads(str(results(frames)[0])) == ["both", "@@recall"]
+        forked = frames[-1]["session_id"]
+        assert forked != "x"
+    for id, known in (("x", ["both"]), (forked, ["both", "@@recall"])):
+        with Driven((), f"--resume={id}", memory=tmp_path) as agent:
+            agent.ask("@@recall")
+            assert json.loads(str(results(agent.until("completed 1"))[0])) == [*known, "@@recall"]
+
+
+def test_a_fork_of_an_unknown_conversation_is_as_unknown(tmp_path: Path) -> None:
+    with Driven((), "--resume=none", "--fork-session", memory=tmp_path) as agent:
+        assert labels(agent.rest()) == RECORDED["orders"]["resume unknown"]
+        assert agent.ended() == 1
+
+
 def test_a_session_id_in_use_is_refused(tmp_path: Path) -> None:
     for code in (0, 1):
         with Driven((), "--session-id", "known", memory=tmp_path) as agent:

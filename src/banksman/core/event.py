@@ -8,6 +8,7 @@ entry with its place; it is made when somebody reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -39,6 +40,8 @@ CLOCK_WARNING = "clock.warning"
 # Made for one reader, never stored: it says which events are no longer there.
 STREAM_GAP = "stream.gap"
 
+Project = Callable[[bytes], list[dict[str, Any]]]
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -53,6 +56,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     turn: str | None
     kind: str
     data: bytes
+    # How the session's dialect shows a frame to a reader; given by whoever reads for one.
+    project: Project | None = None
 
     @property
     def cursor(self) -> str:
@@ -60,7 +65,10 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Our own kinds, decoded. The agent's frames are not JSON objects of ours: see `frame`."""
+        """Our own kinds, decoded. Of a frame from the agent its `updates`, as ACP has them, none or several; of one to
+        it nothing. The frame as it was is `frame`."""
+        if self.kind == UPDATE:
+            return {"updates": [] if self.project is None else self.project(self.data)}
         return {} if self.is_frame else cast("dict[str, Any]", _decoder.decode(self.data))
 
     @property

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from banksman.core import event as kinds
-from banksman.core.event import Event
+from banksman.core.event import Event, Project
 from banksman.errors import UsageError
 from banksman.run.waiters import Waiters
 from banksman.store.log import Log
@@ -27,8 +27,9 @@ PAGE_SECONDS_MAX = 1.0
 class Readers:
     """Everybody who reads one session's log; `finished` is done when nothing more will be written to it."""
 
-    def __init__(self, store: Log, session: str, finished: asyncio.Future[None]) -> None:
+    def __init__(self, store: Log, session: str, finished: asyncio.Future[None], project: Project) -> None:
         self._store = store
+        self._project = project
         self._session = session
         self._finished = finished
         # Those inside the store just now, and those with a page in their hands, each with the task that took it. They
@@ -55,7 +56,7 @@ class Readers:
             while True:
                 # Looked at before it is read: what is committed after the reading may be the last.
                 is_last = not waits or any(end.done() for end in ends)
-                page = await self._read(self._store.read(self._session, seq))
+                page = await self._read(self._store.read(self._session, seq, project=self._project))
                 self._holding[reader] = asyncio.current_task()
                 if page.gap is not None:
                     first, last = page.gap

@@ -99,7 +99,7 @@ class Session:
         # How many callers wait for a turn (id) to be accepted.
         self._callers: dict[str, int] = {}
         self._promises = promises = Promises()
-        self._readers = Readers(store, id, promises.finished)
+        self._readers = Readers(store, id, promises.finished, self.dialect.project)
         self._driver = Driver(
             id, state, store=store, spawn=spawn, listener=promises, pool=pool, frame_bytes_max=frame_bytes_max
         )

@@ -62,11 +62,13 @@ class Turn:
         return transcript.text()
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
-        """What the agent says in this turn, from its beginning, as ACP session updates; ends with the turn."""
+        """What the agent says in this turn, from its beginning, as ACP session updates, text as it comes; ends with the
+        turn."""
+        projector = self.session.dialect.projector()
         async with aclosing(self._events(waits=True)) as events:
             async for event in events:
                 if event.kind == kinds.UPDATE:
-                    for update in self.session.dialect.project(event.data):
+                    for update in projector.project(event.data):
                         yield update
 
     async def _events(self, *, waits: bool) -> AsyncGenerator[Event]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from banksman.core.event import Entry, Event
+from banksman.core.event import Entry, Event, Project
 from banksman.errors import NotOwner, StoreError
 
 Done = Callable[[StoreError | NotOwner | None], None]
@@ -75,8 +75,11 @@ class Log(Protocol):
         """Where a session is. One that was never claimed: epoch 0, seq 0."""
         ...
 
-    async def read(self, session: str, after: int, limit: int = READ_EVENTS_MAX) -> Page:
-        """The committed events after a seq, oldest first, at most `limit`."""
+    async def read(
+        self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
+    ) -> Page:
+        """The committed events after a seq, oldest first, at most `limit`. `project` is for the events to have: see
+        `Event.body`."""
         ...
 
     async def wait_past(self, session: str, seq: int) -> None:

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from banksman.core.event import Entry, Event
+from banksman.core.event import Entry, Event, Project
 from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import READ_EVENTS_MAX, Done, Head, Page
 
@@ -108,7 +108,7 @@ class _Session:
             del self.chunks[: self.dropped]
             self.dropped = 0
 
-    def events(self, seq: int, last: int) -> list[Event]:
+    def events(self, seq: int, last: int, project: Project | None) -> list[Event]:
         """The events from `seq` to `last`, both kept and committed."""
         assert self.first <= seq
         assert last <= self.seq
@@ -120,7 +120,7 @@ class _Session:
             wanted = entries[seq - first : last + 1 - first]
             assert wanted, f"seq {seq} is not in the chunk at {first}"
             events += [
-                Event(self.name, epoch, number, at, turn, kind, data)
+                Event(self.name, epoch, number, at, turn, kind, data, project)
                 for number, (turn, kind, data) in enumerate(wanted, seq)
             ]
             seq += len(wanted)
@@ -200,7 +200,9 @@ class MemoryLog:
         state = self._sessions.get(session)
         return Head(0, 0, 1) if state is None else Head(state.epoch, state.seq, state.first)
 
-    async def read(self, session: str, after: int, limit: int = READ_EVENTS_MAX) -> Page:
+    async def read(
+        self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
+    ) -> Page:
         if after < 0:
             raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
         if limit < 1:
@@ -213,7 +215,7 @@ class MemoryLog:
             return Page((), None)
         seq = max(after + 1, state.first)
         last = min(state.seq, seq + min(limit, READ_EVENTS_MAX) - 1)
-        return Page(state.events(seq, last), (after + 1, seq - 1) if after + 1 < seq else None)
+        return Page(state.events(seq, last, project), (after + 1, seq - 1) if after + 1 < seq else None)
 
     async def wait_past(self, session: str, seq: int) -> None:
         if seq < 0:

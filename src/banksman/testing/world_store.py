@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from banksman.core.event import Entry
+from banksman.core.event import Entry, Project
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import READ_EVENTS_MAX, Done, Page
 from banksman.store.memory import SESSION_BYTES_MAX, MemoryLog
@@ -83,9 +83,11 @@ class WorldLog(MemoryLog):
         # No seq is negative, so it is refused, in its place among the answers, and with it what comes behind.
         super().append(session, epoch, -1, at, entries, fail)
 
-    async def read(self, session: str, after: int, limit: int = READ_EVENTS_MAX) -> Page:
+    async def read(
+        self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
+    ) -> Page:
         self._check_readable(session)
-        page = await super().read(session, after, limit)
+        page = await super().read(session, after, limit, project)
         if self.reads_late:
             await asyncio.sleep(0)
         return page

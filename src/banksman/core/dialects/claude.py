@@ -63,6 +63,10 @@ class Claude:
         """A frame as ACP session updates; the rules are in claude_updates.py. Never raises."""
         return claude_updates.project(line)
 
+    def projector(self) -> claude_updates.Projector:
+        """The same for the frames of a turn in order, text as it comes."""
+        return claude_updates.Projector()
+
     def transcript(self) -> claude_updates.Transcript:
         """What the agent says in the frames of a turn, the unfinished sentence included."""
         return claude_updates.Transcript()

@@ -1,10 +1,12 @@
 """Claude Code's frames as ACP session updates: the projection that readers see.
 
-**Text is told once, by the frame that has all of it.** The agent says everything twice: in deltas, as the model
-speaks, and in an `assistant` frame when a block is complete. A projection has no memory, so it must choose one kind of
-frame for good, and the complete ones are the only ones that always come: what was answered from a cache, over a gateway
-that does not stream, by a subagent or by the agent itself ("API Error: …") has no deltas. So deltas project to nothing.
-They are in the log all the same: `said` reads them, for a turn that was cut off in the middle of a block.
+**Text is told once.** The agent says everything twice: in deltas, as the model speaks, and in an `assistant` frame when
+a block is complete. What was answered from a cache, over a gateway that does not stream, by a subagent or by the agent
+itself ("API Error: …") has no deltas. So there are two readings, each of which tells everything once:
+
+- `project` knows one frame and nothing else, wherever it stands: text is told by the complete frame, never by deltas.
+- `Projector` is fed the frames of a turn from its beginning: text is told by the deltas, as it comes, and by the
+  complete frame only where there were none.
 
 Updates have what ACP gives them (`sessionUpdate`, `toolCallId`, …). A message's chunks carry its `messageId`.
 """
@@ -51,6 +53,42 @@ def project(line: bytes) -> list[Update]:
             return _usage(frame)
         case _:
             return []
+
+
+class Projector:
+    """The updates of a turn as its frames come, from the first one on."""
+
+    def __init__(self) -> None:
+        # Of the message that is being said: its id, and the kinds of block that it has told in deltas.
+        self._message: Any = None
+        self._told: set[str] = set()
+
+    def project(self, line: bytes) -> list[Update]:
+        """Never raises."""
+        frame = _dict(decoded(line))
+        # A subagent's messages come whole, between the deltas of the one that called it.
+        is_main = frame.get("parent_tool_use_id") is None
+        if frame.get("type") == "stream_event":
+            return self._streamed(_dict(frame.get("event"))) if is_main else []
+        updates = project(line)
+        if frame.get("type") != "assistant" or not is_main or _dict(frame.get("message")).get("id") != self._message:
+            return updates
+        return [update for update in updates if update["sessionUpdate"] not in self._told]
+
+    def _streamed(self, event: dict[str, Any]) -> list[Update]:
+        if event.get("type") == "message_start":
+            self._message = _dict(event.get("message")).get("id")
+            self._told = set()
+        delta = _dict(event.get("delta"))
+        match delta.get("type"):
+            case "text_delta":
+                updates = _chunk("agent_message_chunk", delta.get("text"), self._message)
+            case "thinking_delta":
+                updates = _chunk("agent_thought_chunk", delta.get("thinking"), self._message)
+            case _:
+                return []
+        self._told.update(update["sessionUpdate"] for update in updates)
+        return updates
 
 
 class Transcript:

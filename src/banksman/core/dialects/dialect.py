@@ -38,6 +38,12 @@ class Setup:
 PLAIN = Setup()
 
 
+class Projector(Protocol):
+    """The frames of one turn as ACP session updates, as they come."""
+
+    def project(self, line: bytes) -> list[dict[str, Any]]: ...
+
+
 class Transcript(Protocol):
     """What the agent says in the frames of a turn, gathered as they are added."""
 
@@ -92,6 +98,11 @@ class Dialect(Protocol):
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
         """A frame as ACP session updates: none, one or several."""
+        ...
+
+    def projector(self) -> Projector:
+        """A new one, for the frames of one turn from its beginning: it may tell a text as it comes, where `project`
+        has to wait for the frame that has all of it. Each tells everything once."""
         ...
 
     def transcript(self) -> Transcript:

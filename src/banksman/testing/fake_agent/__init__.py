@@ -35,7 +35,7 @@ def command(
     """The words that start a fake agent with this script; what is added to them is recorded, and ignored.
 
     `evidence`: a folder where each process leaves what it was given. `memory`: a folder that keeps conversations, for
-    `--resume` to find. Raises `ScriptError` if the script cannot be meant.
+    `--resume` to find and `--fork-session` to copy. Raises `ScriptError` if the script cannot be meant.
     """
     Script(script)
     words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")]

@@ -366,6 +366,8 @@ def main(argv: Sequence[str]) -> None:
         _refuse(f"Error: Session ID {memory.id} is already in use.", 1)
     missing = memory.id if options.get("--resume") and not memory.is_known else ""
     if not missing:
+        if "--fork-session" in argv and options.get("--resume"):
+            memory = memory.forked()
         memory.append("process", str(os.getpid()))
     agent = Agent(script, memory, record, argv)
     try:

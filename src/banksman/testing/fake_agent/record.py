@@ -68,6 +68,7 @@ class Memory:
 
     def __init__(self, folder: str | None, id: str) -> None:
         self.id = id or frames.new_id()
+        self._folder = folder
         self.prompts: list[str] = []
         self.reads = 0
         self.processes = 0
@@ -96,6 +97,14 @@ class Memory:
                 self.reads += 1
             case _:
                 self.processes += 1
+
+    def forked(self) -> Memory:
+        """Another conversation that begins with what this one knows: what is said in either is not in the other."""
+        other = Memory(self._folder, "")
+        for text in self.prompts:
+            other.append("read", text)
+            other.append("prompt", text)
+        return other
 
     def append(self, kind: str, text: str) -> None:
         """Remember one thing, at once: the next process must know it however this one ends."""

@@ -1,8 +1,7 @@
-"""`make run`: a guided look at what Banksman is for. A stubborn tree is ended twice, and two callers share an agent.
+"""A stubborn tree is ended twice: first with what everybody writes (`subprocess`, a session of its own, `killpg`), then
+with `banksman.execute`.
 
-The tree is ended first with what everybody writes (`subprocess`, a session of its own, `killpg`), then with
-`banksman.execute`. Nothing is left running afterwards: what the first way leaves behind is counted, shown, and then
-killed pid by pid. The agent is the scripted one of `banksman.testing`, run as the process it is: no key, no network.
+Nothing is left running afterwards: what the first way leaves behind is counted, shown, and then killed pid by pid.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import banksman
 
@@ -104,47 +102,8 @@ async def with_banksman() -> None:
     print(f"   survivors: {len(done.survivors)}, output read to its end: {done.drained}")
 
 
-# Works on a chore until it is interrupted, the first time; repeats what it is told otherwise.
-AGENT = [
-    *(sys.executable, "-I", "-S", str(Path(banksman.__file__).parent / "testing" / "fake_agent" / "__main__.py")),
-    '--fake-script={"prompt 1": ["stream 1000 0.02"]}',
-]
-
-
-async def with_an_agent() -> None:
-    print('3. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
-    async with banksman.Host() as host:
-        session = await host.open("claude", command=AGENT)
-        began = time.monotonic()
-
-        def say(text: str) -> None:
-            print(f"   {time.monotonic() - began:4.2f} s  {text}")
-
-        chore = await session.ask("tidy up", priority=banksman.BACKGROUND, on_preempt="requeue")
-        async for event in session.follow():
-            if event.kind == "update" and b"tick9 " in event.data:
-                break
-        say(f"the chore is {chore.state}; an urgent question comes")
-        urgent = await session.ask("What time is it?", priority=banksman.INTERACTIVE)
-        outcome = await urgent.outcome()
-        say(f"the question is {outcome.kind}: the agent said {outcome.text!r}")
-        outcome = await chore.outcome()
-        say(f"the chore, which had given way and run again, is {outcome.kind}: the agent said {outcome.text!r}")
-        async for event in session.events(0, waits=False):
-            if event.kind.startswith("turn."):
-                who = "chore" if event.turn == chore.id else "question"
-                print(f"     {event.cursor:>6}  {event.kind:18} {who}")
-
-
 def main() -> None:
     print("A command with four children: one plain, one in a session of its own, a daemon, one that ignores TERM.\n")
     with_subprocess()
     print()
     asyncio.run(with_banksman())
-    print()
-    asyncio.run(with_an_agent())
-    print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,128 @@
+"""Several sessions of one host, each with a fake agent in a folder of its own, that share one memory of conversations.
+
+While they live, each event of any of them is a moment at which the agents' processes are counted, from `/proc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.sessions.helpers import QUICK, Case, Script, check
+
+from banksman import Host, Kind
+from banksman.core import event as kinds
+from banksman.core.state import ProcessPhase
+from banksman.testing import fake_agent
+
+
+class Crowd:
+    def __init__(self, host: Host, folder: Path) -> None:
+        self.host = host
+        self.folder = folder
+        self.cases: list[Case] = []
+        # At any event: how many processes there were, and how many of them had not become ready.
+        self.most_alive = 0
+        self.most_starting = 0
+        self.watchers: list[asyncio.Task[None]] = []
+
+    def command(self, name: str, script: Script = ()) -> list[str]:
+        return fake_agent.command(script, evidence=self.folder / name / "evidence", memory=self.folder / "memory")
+
+    async def open(
+        self,
+        name: str,
+        script: Script = (),
+        *,
+        options: Mapping[str, Any] | None = None,
+        command: list[str] | None = None,
+        **how: Any,
+    ) -> Case:
+        """A session; `name` is that of its folder."""
+        command = command or self.command(name, script)
+        session = await self.host.open("claude", command=command, options={**QUICK, **(options or {})}, **how)
+        known = next((case for case in self.cases if case.session is session), None)
+        return known or self.add(name, Case(self.host, session, self.folder / name))
+
+    def add(self, name: str, case: Case) -> Case:
+        """One that was opened otherwise."""
+        case.folder.mkdir(exist_ok=True)
+        self.cases.append(case)
+        self.watchers.append(asyncio.create_task(self._watch(case)))
+        return case
+
+    async def _watch(self, case: Case) -> None:
+        async for _ in case.session.follow():
+            self.most_alive = max(self.most_alive, len(self.alive()))
+            self.most_starting = max(self.most_starting, sum(_is_starting(other) for other in self.cases))
+
+    def alive(self) -> list[int]:
+        """The pids of all agents of ours, as the kernel has them."""
+        mark = f"--fake-memory={self.folder / 'memory'}".encode()
+        found: list[int] = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    with open(f"/proc/{entry}/cmdline", "rb") as file:
+                        words = file.read().split(b"\0")
+                except OSError:
+                    continue  # It has just ended.
+                if mark in words:
+                    found.append(int(entry))
+        return found
+
+    async def close(self) -> None:
+        """Close all, and look at everything they left."""
+        for case in self.cases:
+            case.session.close_nowait()
+        for case in self.cases:
+            await case.session.wait_closed()
+        await asyncio.gather(*self.watchers)
+        for case in self.cases:
+            check(case, await case.events())
+        assert self.alive() == []
+
+
+def _is_starting(case: Case) -> bool:
+    """Its process is there, and has not answered the handshake."""
+    return bool(case.session.status().pids) and case.state().process.phase is ProcessPhase.STARTING
+
+
+@asynccontextmanager
+async def crowd(folder: Path, **limits: Any) -> AsyncGenerator[Crowd]:
+    """A host with these limits. At the end all sessions are closed and checked."""
+    async with Host(**limits) as host:
+        them = Crowd(host, folder)
+        yield them
+        await them.close()
+
+
+async def recalled(case: Case) -> list[str]:
+    """Every prompt that the agent knows of, as it says: without the one that asks for it."""
+    outcome = await case.answer("@@recall")
+    assert outcome.kind is Kind.DONE, outcome
+    *known, _ = json.loads(outcome.text or "")
+    return known
+
+
+async def retired(case: Case) -> str:
+    """Wait until a process was let go, and is gone; the reason."""
+    event = await case.wait_kind(kinds.PROCESS_RETIRED)
+    await case.wait_event(lambda e: e.kind == kinds.PROCESS_EXITED, event.seq)
+    return event.body["reason"]
+
+
+def argv(case: Case, number: int) -> list[str]:
+    """The words of its process of this number, from 1, without those that are the fake agent's own."""
+    return [word for word in case.processes[number - 1].argv if not word.startswith("--fake-")]
+
+
+def tasks(*names: str) -> str:
+    """The frame by which an agent says what runs in its background."""
+    frame = {"type": "system", "subtype": "background_tasks_changed", "tasks": [{"task_id": name} for name in names]}
+    return json.dumps(frame, separators=(",", ":"))
