@@ -14,6 +14,7 @@ from banksman.core import event as kinds
 from banksman.core.event import Entry, Event, entry
 from banksman.core.outcome import Kind
 from banksman.core.replay import replay
+from banksman.core.rules import Rules
 from banksman.core.session import step
 from banksman.core.session_facts import (
     Append,
@@ -37,7 +38,15 @@ def _events(*entries: Entry) -> list[Event]:
     return [Event("s", 1, seq, 0.0, turn, kind, data) for seq, (turn, kind, data) in zip(count(1), entries)]
 
 
-def _queued(id: str, priority: int = 10, into: str | None = None) -> Entry:
+def _queued(
+    id: str,
+    priority: int = 10,
+    into: str | None = None,
+    *,
+    rules: Rules = (),
+    schema: object = None,
+    is_last: bool = False,
+) -> Entry:
     return entry(
         id,
         kinds.TURN_QUEUED,
@@ -47,8 +56,15 @@ def _queued(id: str, priority: int = 10, into: str | None = None) -> Entry:
         on_busy="enqueue",
         on_preempt="end",
         key=None,
+        rules=rules,
+        schema=schema,
+        is_last=is_last,
         into=into,
     )
+
+
+def _ended(id: str, **more: object) -> Entry:
+    return entry(id, kinds.TURN_ENDED, **{"outcome": Kind.WITHDRAWN, "spent": 0.0, **more})
 
 
 def _unknown(prefix: str) -> st.SearchStrategy[str]:
@@ -93,12 +109,12 @@ def test_what_was_collected_follows_its_leader() -> None:
     state = replay([*queue, *_events(*(started,) * 4)[3:]], CONFIG)
     assert state.turn is not None
     assert [each.id for each in state.turn.asks] == ["a", "b", "c"]
-    withdrawn = [*queue, *_events(*(entry("a", kinds.TURN_ENDED, outcome=Kind.WITHDRAWN),) * 4)[3:]]
+    withdrawn = [*queue, *_events(*(_ended("a"),) * 4)[3:]]
     first = replay(withdrawn, CONFIG).queue[0]
     assert first.id == "b"
 
 
-@pytest.mark.parametrize("entries", [[entry("x", kinds.TURN_ENDED)], [entry("x", kinds.TURN_STARTED, attempt=1)]])
+@pytest.mark.parametrize("entries", [[_ended("x")], [entry("x", kinds.TURN_STARTED, attempt=1)]])
 def test_what_was_never_queued_is_a_fault_of_the_log(entries: list[Entry]) -> None:
     with pytest.raises(AssertionError):
         replay(_events(*entries), CONFIG)

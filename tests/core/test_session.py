@@ -15,10 +15,13 @@ from tests.core import exploration, scenarios, toy
 from tests.core.exploration import Move, Scenario, World
 from tests.core.mutants import MUTANTS, Mutant
 from tests.core.scenarios import LARGE, SCENARIOS, ask
+from tests.core.talk import CONFIG, Talk, sent
 
 from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver
+from banksman.core.decision import DENIED
+from banksman.core.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver, Wants
 from banksman.core.outcome import By, Kind
+from banksman.core.questioning import QUESTIONS_MAX
 from banksman.core.session import step
 from banksman.core.session_facts import (
     Append,
@@ -26,10 +29,13 @@ from banksman.core.session_facts import (
     Asked,
     AskMoved,
     AskWithdrawn,
+    CallbackAnswered,
     CloseAsked,
     Committed,
+    ConversationTaken,
     Effect,
     EndHold,
+    EvictAsked,
     Fact,
     FramesRead,
     FrameWritten,
@@ -42,19 +48,21 @@ from banksman.core.session_facts import (
     ProcessGone,
     ProcessStarted,
     QuestionAnswered,
+    Reconfigured,
     Reject,
     Resolve,
+    SettingAsked,
+    SettingTaken,
     StartTimer,
     StopProcess,
     Timer,
     TimerFired,
     WriteFailed,
-    WriteFrame,
 )
-from banksman.core.state import Config, Mode, Session, Stdin
-from banksman.core.turn import Ask, Phase, Turn
-from banksman.core.work import OUTBOX_FRAMES_MAX, QUESTIONS_MAX
-from banksman.errors import AgentError, MachineError, StoreError
+from banksman.core.state import Mode, Stdin
+from banksman.core.turn import Phase, Turn
+from banksman.core.work import OUTBOX_FRAMES_MAX
+from banksman.errors import AgentError, Closed, MachineError, StoreError
 
 # Minutes and a few GB more: for when there is time.
 IS_LARGE = "BANKSMAN_EXPLORE_LARGE" in os.environ
@@ -87,8 +95,10 @@ EVERYTHING = scenarios.scenario(
     lazy="log pipe start",
     holds=(("hold", NORMAL), ("other", INTERACTIVE)),
     manners=toy.Manners(begins=True, ends=("over,settled", "over+settled"), errs=True),
-    config={"clocks": {"overall": 0.0}},
+    config={"clocks": {"overall": 0.0}, "idle_seconds": 0.0, "recycle_seconds": 0.0},
+    **dict.fromkeys(("setting", "unanswered", "reconfigure"), 1),
     **dict.fromkeys(("own", "stray", "unacknowledged", "question", "exit", "cut", "unstartable", "fail", "late"), 2),
+    **dict.fromkeys(("task", "evict"), 2),
     **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
 )
 
@@ -99,7 +109,9 @@ ABSURD: st.SearchStrategy[Fact] = st.one_of(
     st.builds(InterruptAsked, _at, _names, _names),
     st.builds(AskMoved, _at, _names, st.none() | _names),
     st.builds(HoldReleased, _at, _names | st.sampled_from([ask.id for ask in EVERYTHING.asks])),
-    st.builds(QuestionAnswered, _at, _names, st.just({})),
+    st.builds(QuestionAnswered, _at, _names, st.just(DENIED)),
+    st.builds(CallbackAnswered, _at, _names, st.none()),
+    st.builds(ConversationTaken, _at, st.sampled_from([0, 99]), st.just(AgentError("late"))),
     st.builds(Committed, _at, st.just(0)),
     st.builds(TimerFired, _at, st.tuples(st.sampled_from(Timer), _names)),
     st.builds(ProcessStarted, _at, st.sampled_from([0, 99]), st.just(1)),
@@ -173,51 +185,6 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 # -- what the search leaves out: time, and a closed session ------------------------------------------------------------
-CONFIG = Config(dialect=toy.ToyDialect())
-
-
-class Talk:
-    """A session driven by hand: appends are durable at once, frames are taken at once."""
-
-    def __init__(self, config: Config = CONFIG) -> None:
-        self.state = Session(config=config)
-        self.effects: list[Effect] = []
-        self.at: float = 0.0
-
-    def tell(self, fact: Fact) -> list[Effect]:
-        told = [fact]
-        effects: list[Effect] = []
-        while told:
-            self.state, done = step(self.state, told.pop(0))
-            effects += done
-            if any(isinstance(effect, Append) for effect in done):
-                told.append(Committed(self.at, self.state.head))
-            told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
-        self.effects += effects
-        return effects
-
-    def ask(self, ask: Ask) -> list[Effect]:
-        return self.tell(Asked(self.at, replace(ask, at=self.at)))
-
-    def hear(self, *lines: bytes) -> list[Effect]:
-        read = self.state.config.dialect.read
-        meanings = [(i, meaning) for i, line in enumerate(lines) if (meaning := read(line)) is not None]
-        return self.tell(FramesRead(self.at, self.state.process.number, lines, meanings))
-
-    def begin(self) -> None:
-        number = self.state.process.number
-        self.tell(ProcessStarted(self.at, number, 77))
-        self.hear(f"ok handshake-{number}".encode())
-
-    def over(self, ref: str) -> list[Effect]:
-        refs = ref.encode()
-        return self.hear(b"taken " + refs, b"init " + refs, b"over " + refs + b" " + refs, b"settled " + refs)
-
-
-def _sent(effects: list[Effect]) -> list[bytes]:
-    return [effect.data for effect in effects if isinstance(effect, WriteFrame)]
-
-
 def _outcomes(effects: list[Effect]) -> Iterator[tuple[str, Kind]]:
     return ((e.turn, e.outcome.kind) for e in effects if isinstance(e, Resolve))
 
@@ -229,15 +196,15 @@ def test_one_that_waited_long_is_chosen_as_the_next_class_up_and_preempts_nobody
     talk.ask(ask("low", BACKGROUND))
     talk.at = 299.9
     talk.ask(ask("b", NORMAL))
-    assert _sent(talk.over("a0000")) == [b"P b0000\n"]  # Not yet.
+    assert sent(talk.over("a0000")) == [b"P b0000\n"]  # Not yet.
     talk.at = 300.0
-    assert not _sent(talk.ask(ask("c", NORMAL)))  # Aged, it stops nobody.
-    assert _sent(talk.over("b0000")) == [b"P low0000\n"]
+    assert not sent(talk.ask(ask("c", NORMAL)))  # Aged, it stops nobody.
+    assert sent(talk.over("b0000")) == [b"P low0000\n"]
     # Those that it was chosen before do not stop it, but it is still what it was: a newcomer does.
-    assert not _sent(talk.hear(b"taken low0000", b"init low0000"))
+    assert not sent(talk.hear(b"taken low0000", b"init low0000"))
     talk.at = 301.0
-    assert _sent(talk.ask(ask("d", NORMAL))) == [b"I interrupt-low#1-1\n"]
-    assert _sent(talk.hear(b"ok interrupt-low#1-1", b"over low0000! low0000", b"settled low0000")) == [b"P c0000\n"]
+    assert sent(talk.ask(ask("d", NORMAL))) == [b"I interrupt-low#1-1\n"]
+    assert sent(talk.hear(b"ok interrupt-low#1-1", b"over low0000! low0000", b"settled low0000")) == [b"P c0000\n"]
     assert dict(_outcomes(talk.effects))["low"] is Kind.PREEMPTED
 
 
@@ -256,7 +223,7 @@ def test_a_clock_warns_and_then_ends_the_turn_and_is_named() -> None:
     assert isinstance(warned[0], Append)
     assert [kind for _, kind, _ in warned[0].entries] == ["clock.warning"]
     talk.at = 14.0
-    assert _sent(talk.tell(TimerFired(14.0, timer.subject))) == [b"I interrupt-a#1-1\n"]
+    assert sent(talk.tell(TimerFired(14.0, timer.subject))) == [b"I interrupt-a#1-1\n"]
     talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
     resolved = next(e for e in talk.effects if isinstance(e, Resolve))
     assert resolved.outcome.kind is Kind.INTERRUPTED
@@ -267,17 +234,26 @@ def test_a_closed_session_answers_whoever_still_asks() -> None:
     talk = Talk()
     talk.tell(CloseAsked(0.0))
     assert talk.state.mode is Mode.CLOSED
-    late: list[Fact] = [Asked(0.0, ask("a", NORMAL)), InterruptAsked(0.0, "a", "x"), HoldAsked(0.0, "h", NORMAL)]
-    rejected, receipt, ended = [step(talk.state, fact)[1][0] for fact in late]
+    late: list[Fact] = [
+        *(Asked(0.0, ask("a", NORMAL)), InterruptAsked(0.0, "a", "x"), HoldAsked(0.0, "h", NORMAL)),
+        SettingAsked(0.0, "c", "model", "large"),
+    ]
+    rejected, receipt, ended, refused = [step(talk.state, fact)[1][0] for fact in late]
     assert isinstance(rejected, Reject)
     assert isinstance(receipt, GiveReceipt)
     assert receipt.receipt.by is By.ALREADY_OVER
     assert isinstance(ended, EndHold)
+    assert isinstance(refused, SettingTaken)
+    assert refused.change == "c"
+    assert isinstance(refused.error, Closed)
     silent: list[Fact] = [
         AskWithdrawn(0.0, "a"),
         HoldReleased(0.0, "h"),
         CloseAsked(0.0),
-        QuestionAnswered(0.0, "q", {}),
+        QuestionAnswered(0.0, "q", DENIED),
+        CallbackAnswered(0.0, "q", {}),
+        EvictAsked(0.0),
+        Reconfigured(0.0, CONFIG, True),
     ]
     assert all(step(talk.state, fact) == (talk.state, []) for fact in silent)
 
@@ -392,11 +368,11 @@ def test_a_question_that_is_asked_twice_is_one_question() -> None:
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.hear(b"taken a0000", b"init a0000")
-    question = Requested("q", "can_use_tool", "Bash", {})
+    question = Requested("q", Wants.PERMISSION, "can_use_tool", "Bash")
     for _ in range(2):
         talk.tell(FramesRead(0.0, 1, (b"?",), ((0, question),)))
     assert [question.id for question in talk.state.questions] == ["q"]
-    more = [Requested(f"q{n}", "can_use_tool", "Bash", {}) for n in range(QUESTIONS_MAX + 8)]
+    more = [Requested(f"q{n}", Wants.PERMISSION, "can_use_tool", "Bash") for n in range(QUESTIONS_MAX + 8)]
     talk.tell(FramesRead(0.0, 1, (b"?",) * len(more), tuple(enumerate(more))))
     assert len(talk.state.questions) == QUESTIONS_MAX
 
@@ -406,7 +382,7 @@ def test_an_agent_that_asks_and_never_reads_is_given_up() -> None:
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.hear(b"taken a0000", b"init a0000")
-    unknown = [Requested(f"q{n}", "unknown") for n in range(OUTBOX_FRAMES_MAX + 2)]
+    unknown = [Requested(f"q{n}", Wants.UNKNOWN, "unknown") for n in range(OUTBOX_FRAMES_MAX + 2)]
     state, effects = step(talk.state, FramesRead(0.0, 1, (b"?",) * len(unknown), tuple(enumerate(unknown))))
     assert state.process.stdin is Stdin.BROKEN
     assert any(isinstance(effect, StopProcess) for effect in effects)

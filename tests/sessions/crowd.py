@@ -15,49 +15,73 @@ from typing import Any
 
 from tests.sessions.helpers import QUICK, Case, Script, check
 
-from banksman import Host, Kind
+from banksman import Host, Kind, Session
 from banksman.core import event as kinds
 from banksman.core.state import ProcessPhase
 from banksman.testing import fake_agent
+from banksman.testing.fake_agent import Process
+
+
+class Member(Case):
+    """One of several. A fork is started by the same words as its original, and leaves its evidence in the same folder:
+    whose process is whose is then told by the logs."""
+
+    def __init__(self, host: Host, session: Session, folder: Path) -> None:
+        super().__init__(host, session, folder)
+        self.pids: list[int] = []
+        self.shares_folder = False
+
+    @property
+    def processes(self) -> list[Process]:
+        found = super().processes
+        return [process for process in found if process.pid in self.pids] if self.shares_folder else found
 
 
 class Crowd:
     def __init__(self, host: Host, folder: Path) -> None:
         self.host = host
         self.folder = folder
-        self.cases: list[Case] = []
+        self.cases: list[Member] = []
         # At any event: how many processes there were, and how many of them had not become ready.
         self.most_alive = 0
         self.most_starting = 0
         self.watchers: list[asyncio.Task[None]] = []
 
-    def command(self, name: str, script: Script = ()) -> list[str]:
-        return fake_agent.command(script, evidence=self.folder / name / "evidence", memory=self.folder / "memory")
+    def command(self, folder: str, script: Script = ()) -> list[str]:
+        return fake_agent.command(script, evidence=self.folder / folder / "evidence", memory=self.folder / "memory")
 
     async def open(
         self,
-        name: str,
+        folder: str,
+        /,
         script: Script = (),
         *,
         options: Mapping[str, Any] | None = None,
         command: list[str] | None = None,
         **how: Any,
-    ) -> Case:
-        """A session; `name` is that of its folder."""
-        command = command or self.command(name, script)
+    ) -> Member:
+        """A session with an agent in this folder of its own."""
+        command = command or self.command(folder, script)
         session = await self.host.open("claude", command=command, options={**QUICK, **(options or {})}, **how)
         known = next((case for case in self.cases if case.session is session), None)
-        return known or self.add(name, Case(self.host, session, self.folder / name))
+        return known or self._add(session, self.folder / folder)
 
-    def add(self, name: str, case: Case) -> Case:
-        """One that was opened otherwise."""
-        case.folder.mkdir(exist_ok=True)
+    async def fork(self, original: Member, **how: Any) -> Member:
+        forked = self._add(await self.host.fork(original.session, **how), original.folder)
+        original.shares_folder = forked.shares_folder = True
+        return forked
+
+    def _add(self, session: Session, folder: Path) -> Member:
+        folder.mkdir(exist_ok=True)
+        case = Member(self.host, session, folder)
         self.cases.append(case)
         self.watchers.append(asyncio.create_task(self._watch(case)))
         return case
 
-    async def _watch(self, case: Case) -> None:
-        async for _ in case.session.follow():
+    async def _watch(self, case: Member) -> None:
+        async for event in case.session.follow():
+            if event.kind == kinds.PROCESS_STARTED:
+                case.pids.append(event.body["pid"])
             self.most_alive = max(self.most_alive, len(self.alive()))
             self.most_starting = max(self.most_starting, sum(_is_starting(other) for other in self.cases))
 

@@ -403,14 +403,13 @@ async def test_a_question_that_has_expired_gets_the_answer_that_was_configured(
 ) -> None:
     async with opened(tmp_path, on_question=on_question, options={"question_seconds": 0.2, **default}) as case:
         turn = await case.ask(ASK)
-        await case.wait_kind(kinds.QUESTION_ASKED)
-        (question,) = case.session.questions()
+        asked = await case.wait_kind(kinds.QUESTION_ASKED)
         assert (await case.outcome(turn)).text == "went on"
         assert [response["response"] for response in answers(case)] == [expected]
         (answered,) = bodies(await case.events(), kinds.QUESTION_ANSWERED)
         assert (answered["answer"], answered["by"]) == (expected["behavior"], "expiry")
         assert case.session.questions() == []
-        await case.session.answer(question.id, "allow")
+        await case.session.answer(asked.body["question"], "allow")
         assert (await case.answer("next")).text == "next"
         assert len(answers(case)) == 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from banksman.core.ladder import Timings
+from banksman.core.session_facts import StartProcess
 from banksman.errors import NotOwner, StoreError
 from banksman.run.agent import AgentProcess, OnEvent, Output, RealAgent
 from banksman.run.launch import prepare
@@ -41,7 +42,7 @@ class TestWorldProcess(ProcessConformance):
         assert sim.explore(scenario, departures_max=1).is_complete
 
     def spawn(self, kind: str, on_event: OnEvent) -> AgentProcess:
-        return World(manners=[MANNERS[kind]]).spawn(None, on_event)
+        return World(manners=[MANNERS[kind]]).spawn(StartProcess(1, None), on_event)
 
 
 class TestRealProcess(ProcessConformance):

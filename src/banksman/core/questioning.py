@@ -92,6 +92,8 @@ def answer(work: Work, id: str, decision: Decision) -> Question | None:
 def expire(work: Work, id: str) -> None:
     """Nobody has answered it in time."""
     seconds = work.state.config.question_seconds
+    if seconds is None:
+        return  # The session was opened again, and questions wait now.
     message = f"nobody answered within {seconds:g} s"
     allows = work.state.config.question_default == "allow"
     answer(work, id, Decision(allows=allows, message=message, by="expiry"))

@@ -81,13 +81,13 @@ def must_replace(state: Session, turn: Turn) -> str | None:
 
 def on_old(work: Work, subject: str) -> None:
     process = work.state.process
-    if subject != str(process.number) or process.phase is not ProcessPhase.READY:
-        return
     config = work.state.config
+    # Without a limit: the session was opened again, and its process may grow old now.
+    if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
+        return
     if config.save_prompt is None:
         work.set_process(stale=max(process.stale, Stale.WHEN_QUIET))
     else:
-        assert config.recycle_seconds is not None
         work.do(AskToSave(config.save_prompt))
         # The queue may be full; then it is asked again when as much time has passed once more.
         work.start_timer(config.recycle_seconds, Timer.AGE, subject)

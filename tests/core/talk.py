@@ -1,0 +1,157 @@
+"""A session driven by hand: appends are durable at once, frames are taken at once, and time goes when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+from tests.core import toy
+
+from banksman.core.meaning import Meaning, TurnOver
+from banksman.core.outcome import Kind, Outcome
+from banksman.core.session import step
+from banksman.core.session_facts import (
+    Append,
+    Asked,
+    CancelTimer,
+    Committed,
+    Effect,
+    Fact,
+    FramesRead,
+    FrameWritten,
+    ProcessExited,
+    ProcessGone,
+    ProcessStarted,
+    Resolve,
+    StartProcess,
+    StartTimer,
+    Subject,
+    Timer,
+    TimerFired,
+    WriteFrame,
+)
+from banksman.core.state import Config, Session
+from banksman.core.turn import Ask
+
+CONFIG = Config(dialect=toy.ToyDialect())
+E = TypeVar("E", bound=Effect)
+
+
+class Talk:
+    def __init__(self, config: Config = CONFIG, state: Session | None = None) -> None:
+        self.state = Session(config=config) if state is None else state
+        self.effects: list[Effect] = []
+        self.at: float = 0.0
+        self.timers: dict[Subject, float] = {}
+
+    def tell(self, fact: Fact) -> list[Effect]:
+        told = [fact]
+        effects: list[Effect] = []
+        while told:
+            self.state, done = step(self.state, told.pop(0))
+            effects += done
+            if any(isinstance(effect, Append) for effect in done):
+                told.append(Committed(self.at, self.state.head))
+            told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
+            for effect in done:
+                if isinstance(effect, StartTimer):
+                    self.timers[effect.subject] = effect.at
+                elif isinstance(effect, CancelTimer):
+                    self.timers.pop(effect.subject, None)
+        self.effects += effects
+        return effects
+
+    # -- callers -----------------------------------------------------------------------------------------------------
+    def ask(self, ask: Ask) -> list[Effect]:
+        return self.tell(Asked(self.at, replace(ask, at=self.at)))
+
+    # -- the agent ---------------------------------------------------------------------------------------------------
+    def hear(self, *lines: bytes) -> list[Effect]:
+        read = self.state.config.dialect.read
+        meanings = [(i, meaning) for i, line in enumerate(lines) if (meaning := read(line)) is not None]
+        return self.tell(FramesRead(self.at, self.state.process.number, lines, meanings))
+
+    def mean(self, *meanings: Meaning) -> list[Effect]:
+        """It says what means this, one line each."""
+        return self.tell(
+            FramesRead(self.at, self.state.process.number, (b"?",) * len(meanings), [*enumerate(meanings)])
+        )
+
+    def begin(self) -> None:
+        """The process that was asked for is there, and ready."""
+        number = self.state.process.number
+        self.tell(ProcessStarted(self.at, number, 77))
+        self.hear(f"ok handshake-{number}".encode())
+
+    def opens(self, ref: str) -> list[Effect]:
+        return self.hear(b"taken " + ref.encode(), b"init " + ref.encode())
+
+    def over(self, ref: str, **how: Any) -> list[Effect]:
+        """A whole turn; `how`: what else its boundary says."""
+        refs = ref.encode()
+        effects = self.opens(ref)
+        if how:
+            how.setdefault("text", ref)
+            effects += self.mean(TurnOver((ref,), **how))
+        else:
+            effects += self.hear(b"over " + refs + b" " + refs)
+        return effects + self.hear(b"settled " + refs)
+
+    def die(self, *, code: int | None = None, signal: int | None = None, stderr: str = "") -> list[Effect]:
+        """The process ends: by itself with a code, or by the signal of the ladder."""
+        number = self.state.process.number
+        exited = self.tell(ProcessExited(self.at, number, code, signal))
+        return exited + self.tell(ProcessGone(self.at, number, stderr=stderr))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+    def wait(self, seconds: float) -> list[Effect]:
+        """Let time go by: what is due in it fires when it is."""
+        effects: list[Effect] = []
+        end = self.at + seconds
+        while self.timers:
+            subject = min(self.timers, key=lambda subject: self.timers[subject])
+            at = self.timers[subject]
+            if at > end:
+                break
+            self.at = max(self.at, at)
+            effects += self.fire(subject)
+        self.at = end
+        return effects
+
+    def fire(self, subject: Subject) -> list[Effect]:
+        self.timers.pop(subject, None)
+        return self.tell(TimerFired(self.at, subject))
+
+    def waits_for(self, timer: Timer) -> list[str]:
+        """The subjects of those timers that are set."""
+        return [name for kind, name in self.timers if kind is timer]
+
+    # -- what came of it ---------------------------------------------------------------------------------------------
+    def logged(self, kind: str) -> list[dict[str, Any]]:
+        entries = [entry for append in of(Append, self.effects) for entry in append.entries]
+        return [msgspec.json.decode(data) for _, name, data in entries if name == kind]
+
+    @property
+    def starts(self) -> list[StartProcess]:
+        return of(StartProcess, self.effects)
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        resolved = of(Resolve, self.effects)
+        found = {effect.turn: effect.outcome for effect in resolved}
+        assert len(found) == len(resolved), "an ask has two outcomes"
+        return found
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        return {turn: outcome.kind for turn, outcome in self.outcomes.items()}
+
+
+def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def sent(effects: Iterable[Effect]) -> list[bytes]:
+    return [effect.data for effect in of(WriteFrame, effects)]

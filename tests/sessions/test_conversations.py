@@ -1,0 +1,402 @@
+"""One conversation, one session: who has it, who copies it, who goes on with one that was begun elsewhere. And what a
+process is told of MCP servers, which no other user of the machine may see."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.crowd import Crowd, argv, crowd, recalled
+from tests.sessions.helpers import QUICK, Case, bodies, check, opened, prompts
+
+from banksman import Host, Kind, NotOwner, UsageError
+from banksman.core import event as kinds
+from banksman.run.host import Host as PlainHost
+from banksman.store.memory import MemoryLog
+from banksman.testing import fake_agent
+
+UNKNOWN = "11111111-2222-4333-8444-555555555555"
+
+
+def conversation_of(case: Case) -> str:
+    conversation = case.session.status().conversation
+    assert conversation is not None
+    return conversation
+
+
+async def begun(them: Crowd, prompt: str = "begun") -> str:
+    """A conversation that an agent knows and nobody has."""
+    case = await them.open("elsewhere")
+    await case.answer(prompt)
+    await case.session.close()
+    return conversation_of(case)
+
+
+# -- who has it ------------------------------------------------------------------------------------------------------
+async def test_a_conversation_is_driven_by_one_session_only(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        conversation = await begun(them)
+        first = await them.open("first", resume=conversation)
+        with pytest.raises(NotOwner, match=first.session.id) as refusal:
+            await them.open("second", resume=conversation)
+        assert refusal.value.ids["session"] == first.session.id
+        # Nothing of it is there: neither a session nor a process, nor one for the first.
+        assert first.session in them.host.sessions()
+        assert len(them.host.sessions()) == 2
+        assert them.alive() == []
+        assert await recalled(first) == ["begun"]
+        await first.session.close()
+        second = await them.open("second", resume=conversation)
+        assert await recalled(second) == ["begun", "@@recall"]
+
+
+async def test_a_session_that_learns_the_name_of_its_conversation_has_it(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first")
+        await first.answer("one")
+        with pytest.raises(NotOwner, match=first.session.id):
+            await them.open("second", resume=conversation_of(first))
+        assert len(them.alive()) == 1
+
+
+async def test_a_conversation_is_kept_while_its_process_is_not_there(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first", options={"idle_seconds": 0.05})
+        await first.answer("one")
+        await first.wait_kind(kinds.PROCESS_EXITED)
+        with pytest.raises(NotOwner):
+            await them.open("second", resume=conversation_of(first))
+
+
+async def test_hosts_that_share_a_log_share_its_leases(tmp_path: Path) -> None:
+    log = MemoryLog()
+    async with PlainHost(lambda: log) as one, PlainHost(lambda: log) as two:
+        command = fake_agent.command(memory=tmp_path)
+        first = await one.open("claude", command=command, options=QUICK)
+        await (await first.ask("one")).outcome()
+        conversation = first.status().conversation
+        with pytest.raises(NotOwner, match=first.id):
+            await two.open("claude", command=command, options=QUICK, resume=conversation)
+        await first.close()
+        second = await two.open("claude", command=command, options=QUICK, resume=conversation)
+        assert (await (await second.ask("@@recall")).outcome()).text == '["one", "@@recall"]'
+        with pytest.raises(NotOwner, match=second.id):
+            await one.open("claude", command=command, options=QUICK, resume=conversation)
+        await second.close()
+
+
+def init_of(conversation: str) -> str:
+    """An agent says, out of the blue, that it is in this conversation."""
+    return json.dumps({"type": "system", "subtype": "init", "session_id": conversation})
+
+
+@pytest.mark.parametrize("when", ["in a turn", "between turns"])
+async def test_an_agent_that_comes_into_a_conversation_of_anothers_is_given_up(tmp_path: Path, when: str) -> None:
+    async with crowd(tmp_path) as them:
+        first, second = await them.open("first"), await them.open("second")
+        await first.answer("one")
+        taken = conversation_of(first)
+        pid = first.session.status().pids
+        running = await first.running("long")
+        await second.answer("two")
+        own = conversation_of(second)
+        if when == "in a turn":
+            outcome = await second.answer(f"@@raw {init_of(taken)}\n@@hang")
+            assert outcome.kind is Kind.FAILED
+            assert first.session.id in str(outcome.error)
+        else:
+            await second.answer(f"@@at idle raw {init_of(taken)}\n@@say three")
+        await second.wait_kind(kinds.PROCESS_EXITED)
+        # It is not the one that goes on with it either.
+        assert (await second.answer("four")).text == "four"
+        assert conversation_of(second) != taken
+        assert f"--resume={taken}" not in argv(second, 2)
+        # It is the one it had.
+        assert conversation_of(second) == own
+        # The other one has noticed nothing.
+        assert running.state == "running"
+        assert first.session.status().pids == pid
+        await running.interrupt()
+        assert [text.partition("\n")[0] for text in await recalled(first)] == ["one", "long"]
+
+
+# -- who copies it ---------------------------------------------------------------------------------------------------
+async def test_a_fork_begins_with_the_memory_and_both_go_on(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first", name="first")
+        await first.answer("both")
+        second = await them.fork(first, name="second")
+        assert them.host.session("second") is second.session
+        assert second.session.status().conversation is None
+        assert len(them.alive()) == 1
+        assert await recalled(second) == ["both"]
+        assert conversation_of(first) != conversation_of(second)
+        await first.answer("first only")
+        await second.answer("second only")
+        assert await recalled(first) == ["both", "first only"]
+        assert await recalled(second) == ["both", "@@recall", "second only"]
+        assert f"--resume={conversation_of(first)}" in argv(second, 1)
+        assert "--fork-session" in argv(second, 1)
+        assert len(first.processes) == len(second.processes) == 1
+
+
+async def test_a_fork_can_be_forked(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first", name="first")
+        await first.answer("one")
+        second = await them.fork(first, name="second")
+        await second.answer("two")
+        third = await them.fork(second)
+        assert await recalled(third) == ["one", "two"]
+        assert len({conversation_of(case) for case in (first, second, third)}) == 3
+
+
+async def test_a_fork_is_resumed_and_not_forked_again(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first")
+        await first.answer("one")
+        second = await them.fork(first)
+        await second.answer("@@say two\n@@at idle exit 0")
+        await second.wait_kind(kinds.PROCESS_EXITED)
+        assert (await recalled(second))[0] == "one"
+        assert f"--resume={conversation_of(second)}" in argv(second, 2)
+        assert "--fork-session" not in argv(second, 2)
+
+
+async def test_a_fork_leaves_the_original_to_who_has_it(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first")
+        running = await first.running("long")
+        conversation = conversation_of(first)
+        # Neither a fork nor an open that forks takes it, also while it is in use.
+        second = await them.fork(first)
+        third = await them.open("third", resume=conversation, fork=True)
+        assert len(await recalled(second)) == len(await recalled(third)) == 1
+        assert running.state == "running"
+        with pytest.raises(NotOwner, match=first.session.id):
+            await them.open("fourth", resume=conversation)
+        await first.session.close()
+        fourth = await them.open("fourth", resume=conversation)
+        assert len(await recalled(fourth)) == 1
+
+
+async def test_what_cannot_be_forked_is_an_error_of_the_call(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first", name="first")
+        with pytest.raises(UsageError, match="nothing was said"):
+            await them.host.fork(first.session)
+        await first.answer("one")
+        with pytest.raises(UsageError, match="already"):
+            await them.host.fork(first.session, name="first")
+        with pytest.raises(UsageError, match="no session"):
+            await them.host.fork("nobody")
+        with pytest.raises(UsageError, match="nothing to fork"):
+            await them.open("second", fork=True)
+        await first.session.close()
+        with pytest.raises(UsageError, match="closed"):
+            await them.host.fork(first.session)
+        assert them.alive() == []
+
+
+async def test_a_fork_of_a_conversation_that_the_agent_forgot_is_a_fresh_one(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", resume=UNKNOWN, fork=True)
+        assert await recalled(case) == []
+        lost = bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)
+        assert [body["conversation"] for body in lost] == [UNKNOWN]
+        assert "--fork-session" not in argv(case, 2)
+
+
+# -- who goes on with it ---------------------------------------------------------------------------------------------
+async def test_a_conversation_begun_in_the_agents_own_program_is_adopted(tmp_path: Path) -> None:
+    """Begun by nobody of ours: the agent's program was run by hand, and only its memory is there."""
+    (tmp_path / "memory").mkdir()
+    lines = [json.dumps([kind, "by hand"]) for kind in ("process", "read", "prompt")]
+    (tmp_path / "memory" / f"{UNKNOWN}.jsonl").write_text("\n".join(lines) + "\n")
+    async with opened(tmp_path, memory=True, resume=UNKNOWN) as case:
+        assert case.session.status().conversation == UNKNOWN
+        assert await recalled(case) == ["by hand"]
+        assert f"--resume={UNKNOWN}" in argv(case, 1)
+        assert conversation_of(case) == UNKNOWN
+        assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
+
+
+async def test_an_unknown_conversation_is_an_event_and_a_fresh_one_that_others_may_have(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first", resume=UNKNOWN)
+        assert (await first.answer("one")).text == "one"
+        lost = bodies(await first.events(), kinds.SESSION_CONTEXT_LOST)
+        assert [body["conversation"] for body in lost] == [UNKNOWN]
+        assert "No conversation found" in lost[0]["error"]
+        assert prompts(first) == ["one"]
+        assert conversation_of(first) != UNKNOWN
+        # What it has given up is nobody's.
+        second = await them.open("second", resume=UNKNOWN)
+        assert (await second.answer("two")).text == "two"
+
+
+@pytest.mark.parametrize("resume", ["", 7, ["x"]])
+async def test_a_resume_that_is_no_name_is_an_error_of_the_call(resume: object) -> None:
+    async with Host() as host:
+        with pytest.raises(UsageError, match="resume"):
+            await host.open("claude", command=fake_agent.command(), resume=resume)  # pyright: ignore[reportArgumentType]
+
+
+# -- servers that only the agent may know ----------------------------------------------------------------------------
+SERVERS = [
+    {"name": "files", "command": "npx", "args": ["-y", "files"], "env": [{"name": "KEY", "value": "sesame-1"}]},
+    {
+        "type": "http",
+        "name": "web",
+        "url": "https://example.com/mcp",
+        "headers": [{"name": "Authorization", "value": "sesame-2"}],
+    },
+]
+CONFIG = {
+    "mcpServers": {
+        "files": {"command": "npx", "args": ["-y", "files"], "env": {"KEY": "sesame-1"}},
+        "web": {"type": "http", "url": "https://example.com/mcp", "headers": {"Authorization": "sesame-2"}},
+    }
+}
+# Reads what it is told to, twice, since agents do; leaves it beside what the agent leaves; then is the agent.
+READER = """
+import os, sys
+out, *command = sys.argv[1:]
+(path,) = [word.partition("=")[2] for word in command if word.startswith("--mcp-config=")]
+for number in range(2):
+    with open(path) as source, open(f"{out}-{os.getpid()}-{number}", "w") as file:
+        file.write(source.read())
+with open(f"/proc/{os.getpid()}/cmdline") as source, open(f"{out}-words-{os.getpid()}", "w") as file:
+    file.write(source.read())
+os.execv(command[0], command)
+"""
+
+
+def reader(folder: Path, script: Any = ()) -> list[str]:
+    agent = fake_agent.command(script, evidence=folder / "evidence", memory=folder / "memory")
+    return [sys.executable, "-I", "-S", "-c", READER, str(folder / "config"), *agent]
+
+
+def configs(folder: Path) -> list[Any]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("config-[0-9]*"))]
+
+
+def private_fds() -> list[str]:
+    """Our own fds on files that have no name."""
+    found: list[str] = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # The one that listed the folder.
+        if target.endswith("(deleted)"):
+            found.append(target)
+    return found
+
+
+async def test_mcp_servers_can_be_read_by_the_process_and_seen_by_nobody(tmp_path: Path) -> None:
+    before = private_fds()
+    async with Host() as host:
+        session = await host.open("claude", command=reader(tmp_path), options=QUICK, mcp_servers=SERVERS)
+        case = Case(host, session, tmp_path)
+        await case.answer("@@say one\n@@at idle exit 0")
+        await case.wait_kind(kinds.PROCESS_EXITED)
+        # By each process, and as often as it likes.
+        await case.answer("two")
+        assert configs(tmp_path) == [CONFIG] * 4
+        (word,) = [word for word in argv(case, 1) if word.startswith("--mcp-config=")]
+        assert word.startswith("--mcp-config=/dev/fd/")
+        for file in tmp_path.glob("config-words-*"):
+            assert "sesame" not in file.read_text()
+        pid = session.status().pids[0]
+        assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"sesame" not in Path(f"/proc/{pid}/environ").read_bytes()
+        # Nor is it in a folder where somebody could look for it, nor in the log.
+        assert private_fds() != before
+        assert not any(b"sesame" in event.data for event in await case.events())
+        await session.close()
+        check(case, await case.events())
+        assert private_fds() == before
+
+
+async def test_the_fd_of_mcp_servers_is_closed_with_the_session_however_it_was_used(tmp_path: Path) -> None:
+    before = private_fds()
+    async with Host() as host:
+        how: dict[str, Any] = {"command": reader(tmp_path), "options": QUICK, "mcp_servers": SERVERS}
+        unused = await host.open("claude", **how)
+        named = await host.open("claude", name="x", **how)
+        assert await host.open("claude", name="x", **how) is named
+        await (await named.ask("one")).outcome()
+        fork = await host.fork(named)
+        assert len(private_fds()) == len(before) + 3
+        await named.close()
+        # The fork has its own.
+        await (await fork.ask("two")).outcome()
+        await fork.close()
+        await unused.close()
+        assert configs(tmp_path) == [CONFIG] * 4
+        assert private_fds() == before
+        # An open that comes to nothing leaves nothing either.
+        other = await host.open("claude", resume=UNKNOWN, command=fake_agent.command(), options=QUICK)
+        with pytest.raises(NotOwner):
+            await host.open("claude", resume=UNKNOWN, **how)
+        await other.close()
+        gc.collect()
+        assert private_fds() == before
+
+
+async def test_servers_are_part_of_what_a_process_is_and_the_number_of_an_fd_is_not(tmp_path: Path) -> None:
+    async with Host() as host:
+        how: dict[str, Any] = {"name": "x", "command": reader(tmp_path), "options": QUICK}
+        session = await host.open("claude", mcp_servers=SERVERS, **how)
+        case = Case(host, session, tmp_path)
+        await case.answer("one")
+        assert await host.open("claude", mcp_servers=SERVERS, **how) is session
+        await case.answer("two")
+        assert len(case.processes) == 1
+        changed: list[Mapping[str, Any]] = [SERVERS[0], {**SERVERS[1], "url": "https://example.com/other"}]
+        assert await host.open("claude", mcp_servers=changed, **how) is session
+        assert len(await recalled(case)) == 2
+        assert len(case.processes) == 2
+        *_, last = configs(tmp_path)
+        assert [config["mcpServers"]["web"]["url"] for config in configs(tmp_path)].count(
+            "https://example.com/other"
+        ) == 2, last
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [
+        pytest.param("npx", id="text"),
+        pytest.param({"files": {"command": "npx"}}, id="mapping"),
+        pytest.param(["npx"], id="words"),
+        pytest.param([{"command": "npx"}], id="no name"),
+        pytest.param([{"name": "", "command": "npx"}], id="empty name"),
+        pytest.param([{"name": 7, "command": "npx"}], id="name is a number"),
+        pytest.param([{"name": "a"}], id="neither command nor url"),
+        pytest.param([{"name": "a", "url": "https://example.com"}], id="no type"),
+        pytest.param([{"name": "a", "command": "npx", "args": "-y"}], id="args are text"),
+        pytest.param([{"name": "a", "command": "npx", "args": [1]}], id="args are numbers"),
+        pytest.param([{"name": "a", "command": "npx", "env": {"K": "v"}}], id="env is a mapping"),
+        pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K"}]}], id="no value"),
+        pytest.param([{"name": "a", "command": "npx", "env": [{"name": [], "value": "v"}]}], id="name is a list"),
+        pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K", "value": 7}]}], id="value is a number"),
+        pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K", "value": object()}]}], id="no JSON"),
+        pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K", "value": "\ud800"}]}], id="no UTF-8"),
+        pytest.param([{"name": "a", "command": "npx"}, {"name": "a", "command": "npm"}], id="same name"),
+        pytest.param([{"name": "banksman", "command": "npx"}], id="our own name"),
+    ],
+)
+async def test_mcp_servers_of_another_shape_are_an_error_of_the_call(servers: Any) -> None:
+    before = private_fds()
+    async with Host() as host:
+        with pytest.raises(UsageError):
+            await host.open("claude", command=fake_agent.command(), mcp_servers=servers)
+        assert host.sessions() == []
+    assert private_fds() == before
