@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 from tests.core import toy
 
-from banksman.core.meaning import Meaning, TurnOver
+from banksman.core.decision import Decision
+from banksman.core.dialects.dialect import PLAIN, Setup
+from banksman.core.meaning import Meaning, Requested, TurnOver
 from banksman.core.outcome import Kind, Outcome
+from banksman.core.rules import Verdict
 from banksman.core.session import step
 from banksman.core.session_facts import (
     Append,
@@ -32,10 +35,35 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFrame,
 )
-from banksman.core.state import Config, Session
+from banksman.core.state import Config, ProcessPhase, Session
 from banksman.core.turn import Ask
 
+
+class Telling(toy.ToyDialect):
+    """The toy dialect, with frames that tell what is in them."""
+
+    def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
+        return f"H {request} {[hook.id for hook in setup.hooks]} {list(setup.servers)} {setup.schema}\n".encode()
+
+    def setting(self, request: str, name: str, value: str) -> bytes:
+        return f"S {request} {name}={value}\n".encode()
+
+    def answer(self, asked: Requested, decision: Decision) -> bytes:
+        word = "allow" if decision.allows else "deny"
+        return f"A {asked.request} {word}{' and stop' if decision.interrupts else ''}: {decision.message}\n".encode()
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
+        return f"V {asked.request} {verdict}\n".encode()
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
+        return f"C {asked.request} {dict(response)}\n".encode()
+
+    def refuse(self, request: str, error: str) -> bytes:
+        return f"R {request} {error}\n".encode()
+
+
 CONFIG = Config(dialect=toy.ToyDialect())
+TELLING = Config(dialect=Telling())
 E = TypeVar("E", bound=Effect)
 
 
@@ -45,6 +73,8 @@ class Talk:
         self.effects: list[Effect] = []
         self.at: float = 0.0
         self.timers: dict[Subject, float] = {}
+        # What is appended is durable when `commit` says so, and not at once.
+        self.is_log_slow = False
 
     def tell(self, fact: Fact) -> list[Effect]:
         told = [fact]
@@ -52,7 +82,7 @@ class Talk:
         while told:
             self.state, done = step(self.state, told.pop(0))
             effects += done
-            if any(isinstance(effect, Append) for effect in done):
+            if not self.is_log_slow and any(isinstance(effect, Append) for effect in done):
                 told.append(Committed(self.at, self.state.head))
             told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
             for effect in done:
@@ -62,6 +92,9 @@ class Talk:
                     self.timers.pop(effect.subject, None)
         self.effects += effects
         return effects
+
+    def commit(self) -> list[Effect]:
+        return self.tell(Committed(self.at, self.state.head))
 
     # -- callers -----------------------------------------------------------------------------------------------------
     def ask(self, ask: Ask) -> list[Effect]:
@@ -104,6 +137,13 @@ class Talk:
         number = self.state.process.number
         exited = self.tell(ProcessExited(self.at, number, code, signal))
         return exited + self.tell(ProcessGone(self.at, number, stderr=stderr))
+
+    def serve(self, ask: Ask, **how: Any) -> list[Effect]:
+        """Ask, and let the agent answer, whatever that takes."""
+        effects = self.ask(ask)
+        if self.state.process.phase is ProcessPhase.STARTING:
+            self.begin()
+        return effects + self.over(ask.ref, **how)
 
     # -- time --------------------------------------------------------------------------------------------------------
     def wait(self, seconds: float) -> list[Effect]:

@@ -204,10 +204,14 @@ async def test_a_prompt_that_is_added_to_a_turn_has_no_rules_of_its_own(tmp_path
 
 
 async def test_asks_with_other_rules_are_not_collected_into_one_turn(tmp_path: Path) -> None:
-    async with opened(tmp_path, options={"collect_seconds": 0.05}) as case:
+    async with opened(tmp_path, options={"collect_seconds": 0.0}) as case:
+        running = await case.running("first")
         wanted = [None, {"Bash": "allow"}, {"Bash": "allow"}, {"Bash": "deny"}]
         turns = [await case.ask("say", on_busy="collect", rules=rules) for rules in wanted]
+        await running.interrupt()
+        await case.outcome(running)
         for turn in turns:
             assert (await case.outcome(turn)).kind is Kind.DONE
-        started = bodies(await case.events(), kinds.TURN_STARTED)
+        first, *started = bodies(await case.events(), kinds.TURN_STARTED)
         assert [len(body["joined"]) for body in started] == [0, 1, 0]
+        assert first["joined"] == []

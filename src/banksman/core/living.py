@@ -50,6 +50,14 @@ def exited(work: Work, fact: ProcessExited) -> None:
     )
 
 
+def lose_conversation(work: Work, error: BanksmanError, held: str | None) -> None:
+    """The process has come into a conversation that another session drives. It has to go, and whoever comes after it
+    must not follow it there."""
+    work.set(conversation=held)
+    work.log(None, kinds.SESSION_CONVERSATION, conversation=held)
+    work.give_up_process(error)
+
+
 def gone(work: Work, fact: ProcessGone) -> None:
     process = work.state.process
     if fact.swept or fact.survivors or not fact.drained:

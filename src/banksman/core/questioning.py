@@ -67,7 +67,8 @@ def _ask(work: Work, asked: Requested) -> None:
     )
     verdict = _verdict(work, asked, speaking) if asked.wants is Wants.PERMISSION else None
     if verdict in (Verdict.ALLOW, Verdict.DENY):
-        answer(work, asked.request, Decision(allows=verdict is Verdict.ALLOW, message="a rule says no", by="rule"))
+        message = None if verdict is Verdict.ALLOW else "a rule says no"
+        answer(work, asked.request, Decision(allows=verdict is Verdict.ALLOW, message=message, by="rule"))
         return
     work.do(AskHuman(asked, _tag(work)))
     if state.config.question_seconds is not None:

@@ -105,8 +105,8 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
             living.started(work, fact)
         case ProcessFailed(error=error):
             living.lost(work, error)
-        case ConversationTaken(error=error):
-            work.give_up_process(error)
+        case ConversationTaken(error=error, held=held):
+            living.lose_conversation(work, error, held)
         case FrameWritten():
             work.send_next()
         case WriteFailed(error=error):

@@ -194,11 +194,13 @@ class FramesRead:
 
 @dataclass(frozen=True, slots=True)
 class ConversationTaken:
-    """Another session drives the conversation that this process has just named as its own."""
+    """Another session drives the conversation that this process has just named as its own. `held`: the one that is
+    still ours."""
 
     at: float
     process: int
     error: BanksmanError
+    held: str | None
 
 
 @dataclass(frozen=True, slots=True)

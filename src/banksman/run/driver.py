@@ -323,7 +323,7 @@ class Driver:
         try:
             self._lease(conversation)
         except NotOwner as exc:
-            self.tell(ConversationTaken(self.now(), self.state.process.number, exc))
+            self.tell(ConversationTaken(self.now(), self.state.process.number, exc, self._conversation))
 
     def _lease(self, conversation: str | None) -> None:
         """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
@@ -351,6 +351,10 @@ class Driver:
     @property
     def is_leaving(self) -> bool:
         return self.state.process.phase is ProcessPhase.STOPPING
+
+    @property
+    def waits_for_place(self) -> bool:
+        return self._is_in_pool and self._postponed is not None
 
     def evict(self) -> None:
         self.tell(EvictAsked(self.now()))

@@ -169,17 +169,15 @@ def _is_server(server: Any) -> bool:
         return False
     members = cast(Mapping[str, Any], server)
     needed = ("name", "command") if "command" in members else ("name", "type", "url")
-    lists = [members.get(name, ()) for name in ("args", "env", "headers")]
-    are_lists = all(isinstance(each, list | tuple) for each in lists)
-    pairs = [pair for each in lists[1:] if are_lists for pair in each]
-    return (
-        all(isinstance(members.get(name), str) and members[name] for name in needed)
-        and are_lists
-        and all(isinstance(word, str) for word in lists[0])
-        and all(
-            isinstance(pair, Mapping) and {"name", "value"} <= cast(Mapping[str, Any], pair).keys() for pair in pairs
-        )
-    )
+    words, *pairs = (members.get(name, ()) for name in ("args", "env", "headers"))
+    if not all(isinstance(each, list | tuple) for each in (words, *pairs)):
+        return False
+    texts = (*(members.get(name) or None for name in needed), *words)
+    return all(isinstance(text, str) for text in texts) and all(_is_pair(pair) for each in pairs for pair in each)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, Mapping) and all(isinstance(cast(Any, pair).get(name), str) for name in ("name", "value"))
 
 
 def _fingerprint(launch: Launch, config: Any, mcp_config: _Private | None) -> str:

@@ -34,7 +34,8 @@ class Status:
     """What a session is doing, at this moment.
 
     `phase`: idle, starting, running, interrupting, stopping, draining, closing, closed or failed.
-    `holder`: the turn that is granted, or the agent's own; `hold`: the hold that is granted.
+    `holder`: the turn that is granted, or the agent's own; `hold`: the hold that is granted. `waits_for_place`: it is
+    starting, and other sessions' processes have all the places.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Status:
     timers: Mapping[str, float]
     questions: tuple[str, ...]
     pids: tuple[int, ...]
+    waits_for_place: bool
     conversation: str | None
     epoch: int
     seq: int
@@ -106,6 +108,7 @@ def take(driver: Driver, *, name: str | None, agent: str, cost: float | None) ->
         timers={f"{t.value} {subject}": timer.when() - now for (t, subject), timer in driver.timers.items()},
         questions=tuple(question.id for question in state.questions),
         pids=() if driver.pid is None else (driver.pid,),
+        waits_for_place=driver.waits_for_place,
         conversation=state.conversation,
         epoch=driver.epoch,
         seq=state.head,

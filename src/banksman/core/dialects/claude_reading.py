@@ -52,6 +52,12 @@ SALVAGE_BYTES_MAX = 1 << 20
 # Frames that are the turn's work. Whatever else stands in them, these first bytes settle it: a writer of JSON does not
 # name a member twice. A few say more, and have a word in them that cannot stand in a text: its quotes would be escaped.
 _DELTA = b'{"type":"stream_event",'
+# Of these most are a piece of text, which the first bytes tell too: a search through each of them would cost more than
+# all the rest of this.
+_TEXT_DELTAS = tuple(
+    b'{"type":"stream_event","event":{"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",' % index
+    for index in range(4)
+)
 _THINKING = b'"thinking_delta"'
 _SPOKEN = b'{"type":"assistant",'
 _TOOL_USE = b'"tool_use"'
@@ -116,6 +122,8 @@ _decode = msgspec.json.Decoder(_Frame).decode
 
 def read(line: bytes) -> Meaning | None:
     """What a line means; None: it belongs to the turn and says nothing about it. Never raises."""
+    if line.startswith(_TEXT_DELTAS):
+        return None
     if line.startswith(_DELTA):
         return _THOUGHT if _THINKING in line else None
     if (line.startswith(_SPOKEN) and _TOOL_USE not in line) or (line.startswith(_HEARD) and _TOOL_RESULT not in line):

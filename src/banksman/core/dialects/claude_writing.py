@@ -117,7 +117,7 @@ def respond(asked: Requested, response: Mapping[str, Any]) -> bytes:
 
 def mcp_config(servers: Sequence[Mapping[str, Any]]) -> str:
     """What `--mcp-config` reads, from servers as ACP describes them."""
-    return msgspec.json.encode({"mcpServers": dict(_server(server) for server in servers)}).decode()
+    return line({"mcpServers": dict(_server(server) for server in servers)}).decode()
 
 
 def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,356 @@
+"""What the agent asks of us, and that each request has one answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.core.scenarios import ask
+from tests.core.talk import TELLING, Talk, of, sent
+
+from banksman.core import event as kinds
+from banksman.core.arbiter import INTERACTIVE, NORMAL
+from banksman.core.decision import DENIED, Decision
+from banksman.core.meaning import Requested, RequestWithdrawn, Wants
+from banksman.core.outcome import By, Kind
+from banksman.core.questioning import CALLBACKS_MAX, QUESTIONS_MAX
+from banksman.core.rules import Rules, Verdict
+from banksman.core.session_facts import (
+    AskHuman,
+    CallBack,
+    CallbackAnswered,
+    CloseCallback,
+    CloseQuestion,
+    Effect,
+    GiveReceipt,
+    InterruptAsked,
+    QuestionAnswered,
+    Reconfigured,
+    StopProcess,
+    Timer,
+)
+from banksman.core.state import Config
+from banksman.core.turn import Ask
+
+ALLOWED = Decision(allows=True)
+A = ask("a", NORMAL)
+
+
+def asks(request: str = "q", tool: str = "Bash", wants: Wants = Wants.PERMISSION) -> Requested:
+    return Requested(request, wants, "can_use_tool", tool)
+
+
+def running(config: Config = TELLING, first: Ask = A) -> Talk:
+    """A turn of one ask is open."""
+    talk = Talk(config)
+    talk.ask(first)
+    talk.begin()
+    talk.opens(first.ref)
+    return talk
+
+
+def answers(effects: list[Effect]) -> list[str]:
+    """What the agent is told, but for prompts and interrupts."""
+    return [data.decode().strip() for data in sent(effects) if data[:1] in b"AVCR"]
+
+
+# -- somebody is asked -----------------------------------------------------------------------------------------------
+def test_a_question_is_shown_logged_answered_once_and_closed() -> None:
+    talk = running()
+    effects = talk.mean(asks())
+    assert of(AskHuman, effects) == [AskHuman(asks(), "a")]
+    assert answers(effects) == []
+    effects = talk.tell(QuestionAnswered(0.0, "q", ALLOWED))
+    assert answers(effects) == ["A q allow: None"]
+    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    [asked], [answered] = talk.logged(kinds.QUESTION_ASKED), talk.logged(kinds.QUESTION_ANSWERED)
+    assert (asked["question"], asked["wants"], asked["tool"]) == ("q", "permission", "Bash")
+    assert (answered["question"], answered["answer"], answered["by"]) == ("q", "allow", "answer")
+    # A second answer is late, whatever it says.
+    assert talk.tell(QuestionAnswered(0.0, "q", DENIED)) == []
+    assert talk.tell(QuestionAnswered(0.0, "nobody asked", ALLOWED)) == []
+
+
+def test_an_elicitation_is_asked_whatever_the_rules_say_about_tools() -> None:
+    talk = running(replace(TELLING, rules=(("*", Verdict.ALLOW),)))
+    assert len(of(AskHuman, talk.mean(asks(wants=Wants.ELICITATION)))) == 1
+
+
+def test_what_is_not_known_is_refused_and_named() -> None:
+    talk = running()
+    effects = talk.mean(Requested("q", Wants.UNKNOWN, "sing"))
+    assert answers(effects) == ["R q Banksman does not answer 'sing'"]
+    assert not talk.state.questions
+
+
+def test_a_question_in_no_turn_is_asked_in_no_turn() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    assert of(AskHuman, talk.mean(asks())) == [AskHuman(asks(), None)]
+    # An interrupt of a turn has nothing to do with it.
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    effects = talk.tell(InterruptAsked(0.0, "b", "i"))
+    assert of(CloseQuestion, effects) == []
+    assert answers(talk.tell(QuestionAnswered(0.0, "q", ALLOWED))) == ["A q allow: None"]
+
+
+def test_one_that_is_withdrawn_needs_no_answer() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.mean(RequestWithdrawn("q"))
+    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert answers(effects) == []
+    assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
+    assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
+    # And one that nobody asked cannot be.
+    assert not of(CloseQuestion, talk.mean(RequestWithdrawn("other")))
+
+
+def test_a_turn_that_is_to_stop_closes_its_questions_and_takes_no_more() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.tell(InterruptAsked(0.0, "a", "i"))
+    # First the interrupt: told "cancelled" before it, the agent takes that for an answer and goes on.
+    assert sent(effects) == [b"I interrupt-a#1-1\n", b"R q cancelled\n"]
+    assert answers(talk.mean(asks("later"))) == ["R later cancelled"]
+    assert not talk.state.questions
+
+
+def test_so_many_questions_may_wait_and_the_next_is_refused() -> None:
+    talk = running()
+    talk.mean(*(asks(f"q{number}") for number in range(QUESTIONS_MAX)))
+    assert len(talk.state.questions) == QUESTIONS_MAX
+    assert answers(talk.mean(asks("one more"))) == ["R one more too many questions are open"]
+    talk.tell(QuestionAnswered(0.0, "q7", DENIED))
+    assert len(of(AskHuman, talk.mean(asks("another")))) == 1
+
+
+def test_questions_end_with_their_process() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.die(code=1)
+    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
+    assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
+
+
+# -- the rules decide ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("session", "of_ask", "answer"),
+    [
+        ((("Bash", Verdict.ALLOW),), (), "A q allow: None"),
+        ((("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
+        ((("Bash", Verdict.ASK),), (), None),
+        ((("Read", Verdict.DENY),), (), None),
+        ((("*", Verdict.DENY),), (("Bash", Verdict.ALLOW),), "A q allow: None"),
+        ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "A q deny: a rule says no"),
+        ((("*", Verdict.ALLOW),), (("*", Verdict.ASK),), None),
+    ],
+)
+def test_a_rule_answers_a_permission(session: Rules, of_ask: Rules, answer: str | None) -> None:
+    talk = running(replace(TELLING, rules=session, question_seconds=5.0), replace(A, rules=of_ask))
+    effects = talk.mean(asks())
+    if answer is None:
+        assert len(of(AskHuman, effects)) == 1
+        assert answers(effects) == []
+        return
+    assert answers(effects) == [answer]
+    assert not of(AskHuman, effects)
+    assert not talk.waits_for(Timer.QUESTION)
+    # Whoever reads the log sees both, and by whom.
+    assert len(talk.logged(kinds.QUESTION_ASKED)) == 1
+    assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["rule"]
+
+
+@pytest.mark.parametrize(
+    ("session", "of_ask", "verdict"),
+    [
+        ((), (), "None"),
+        ((("Bash", Verdict.ALLOW),), (), "allow"),
+        ((("Bash", Verdict.DENY),), (), "deny"),
+        ((("Bash", Verdict.ASK),), (), "ask"),
+        ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "deny"),
+    ],
+)
+def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Rules, verdict: str) -> None:
+    talk = running(replace(TELLING, rules=session), replace(A, rules=of_ask))
+    effects = talk.mean(asks(wants=Wants.RULING))
+    assert answers(effects) == [f"V q {verdict}"]
+    assert not of(AskHuman, effects)
+    assert not talk.state.questions
+
+
+def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
+    talk = running(TELLING, replace(A, rules=(("Bash", Verdict.DENY),)))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    assert answers(talk.mean(asks(wants=Wants.RULING))) == ["V q None"]
+    # Nor a turn's of the agent's own.
+    talk.hear(b"over b0000 b0000", b"settled b0000", b"own")
+    assert answers(talk.mean(asks("r", wants=Wants.RULING))) == ["V r None"]
+
+
+# -- nobody answers --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("default", ["allow", "deny"])
+def test_one_that_nobody_answers_in_time_has_the_default_answer(default: str) -> None:
+    talk = running(replace(TELLING, question_seconds=5.0, question_default=default))
+    talk.mean(asks())
+    assert answers(talk.wait(4.9)) == []
+    effects = talk.wait(0.1)
+    assert answers(effects) == [f"A q {default}: nobody answered within 5 s"]
+    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["expiry"]
+    assert talk.tell(QuestionAnswered(9.0, "q", ALLOWED)) == []
+
+
+def test_one_that_was_answered_does_not_expire() -> None:
+    talk = running(replace(TELLING, question_seconds=5.0))
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, "q", ALLOWED))
+    assert not talk.waits_for(Timer.QUESTION)
+    assert talk.fire((Timer.QUESTION, "q")) == []
+
+
+def test_one_that_waits_for_ever_does_not_expire() -> None:
+    talk = running()
+    talk.mean(asks())
+    assert not talk.waits_for(Timer.QUESTION)
+    talk.wait(1e6)
+    assert len(talk.state.questions) == 1
+
+
+def test_a_session_that_is_opened_again_without_a_limit_lets_its_questions_wait() -> None:
+    talk = running(replace(TELLING, question_seconds=5.0))
+    talk.mean(asks())
+    talk.tell(Reconfigured(1.0, TELLING, False))
+    assert answers(talk.wait(10.0)) == []
+    assert answers(talk.tell(QuestionAnswered(9.0, "q", ALLOWED))) == ["A q allow: None"]
+
+
+# -- no, and stop ----------------------------------------------------------------------------------------------------
+STOPS = Decision(allows=False, message="stop", interrupts=True)
+
+
+def test_a_denial_that_interrupts_ends_the_turn_by_its_boundary() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.tell(QuestionAnswered(0.0, "q", STOPS))
+    assert sent(effects) == [b"A q deny and stop: stop\n", b"I interrupt-a#1-1\n"]
+    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    [ended] = talk.logged(kinds.TURN_ENDED)
+    assert ended["by"] == By.BOUNDARY
+    assert not of(StopProcess, talk.effects)
+
+
+def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, "q", STOPS))
+    talk.hear(b"ok interrupt-a#1-1", b"text going on")
+    assert not of(StopProcess, talk.wait(4.9))
+    assert of(StopProcess, talk.wait(0.1)) == [StopProcess(1)]
+    talk.die(signal=15)
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    [ended] = talk.logged(kinds.TURN_ENDED)
+    assert ended["by"] == By.LADDER
+
+
+def test_such_a_denial_of_a_question_that_is_over_stops_nobody() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, "q", DENIED))
+    assert talk.tell(QuestionAnswered(0.0, "q", STOPS)) == []
+    # And one of another turn does not stop the one that runs.
+    talk.mean(asks("late"))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    assert talk.tell(QuestionAnswered(0.0, "late", STOPS)) == []
+
+
+def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, "q", STOPS))
+    talk.tell(InterruptAsked(0.0, "a", "i"))
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
+    [given] = of(GiveReceipt, talk.effects)
+    assert given.receipt.stopped
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wants", [Wants.HOOK, Wants.TOOL])
+def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: Wants) -> None:
+    talk = running()
+    effects = talk.mean(asks("c", "h", wants))
+    assert of(CallBack, effects) == [CallBack(asks("c", "h", wants))]
+    assert answers(effects) == []
+    # Asked again it is not called again.
+    assert not of(CallBack, talk.mean(asks("c", "h", wants)))
+    effects = talk.tell(CallbackAnswered(0.0, "c", {"x": 1}))
+    assert answers(effects) == ["C c {'x': 1}"]
+    assert talk.tell(CallbackAnswered(0.0, "c", {"x": 2})) == []
+    assert not talk.state.callbacks
+
+
+def test_a_callback_that_failed_is_refused_with_its_reason() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert answers(talk.tell(CallbackAnswered(0.0, "c", None, "it raised"))) == ["R c it raised"]
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert answers(talk.tell(CallbackAnswered(0.0, "c", {}))) == ["C c {}"]
+
+
+def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
+    talk = running()
+    talk.mean(*(asks(f"c{number}", "h", Wants.HOOK) for number in range(CALLBACKS_MAX)))
+    assert len(of(CallBack, talk.effects)) == CALLBACKS_MAX
+    effects = talk.mean(asks("more", "h", Wants.TOOL))
+    assert answers(effects) == ["R more too many callbacks are running"]
+    assert not of(CallBack, effects)
+    talk.tell(CallbackAnswered(0.0, "c3", {}))
+    assert len(of(CallBack, talk.mean(asks("again", "h", Wants.TOOL)))) == 1
+
+
+def test_a_callback_that_is_withdrawn_is_closed_and_its_answer_sent_to_nobody() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert of(CloseCallback, talk.mean(RequestWithdrawn("c"))) == [CloseCallback("c")]
+    assert talk.tell(CallbackAnswered(0.0, "c", {})) == []
+
+
+def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert of(CloseCallback, talk.die(code=1)) == [CloseCallback("c")]
+    talk.ask(ask("b", NORMAL))
+    talk.begin()
+    assert talk.state.process.number == 2
+    assert talk.tell(CallbackAnswered(0.0, "c", {})) == []
+
+
+def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
+    """The agent may still wait for it: a hook at the end of a turn, a task in the background."""
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    effects = talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert not of(CloseCallback, effects)
+    assert answers(talk.tell(CallbackAnswered(0.0, "c", {}))) == ["C c {}"]
+
+
+def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK), asks())
+    talk.ask(replace(ask("u", INTERACTIVE)))
+    talk.wait(5.0)
+    assert len(of(StopProcess, talk.effects)) == 1
+    assert answers(talk.tell(CallbackAnswered(5.0, "c", {}))) == []
+    assert answers(talk.mean(asks("late"))) == []

@@ -1,0 +1,69 @@
+"""The rules for tools: which one counts, and what cannot be one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banksman.core import rules
+from banksman.core.rules import RULES_MAX, Rules, Verdict
+from banksman.errors import UsageError
+
+ALLOW, DENY, ASK = Verdict.ALLOW, Verdict.DENY, Verdict.ASK
+
+
+@pytest.mark.parametrize(
+    ("tool", "layers", "found"),
+    [
+        ("Bash", (), None),
+        ("Bash", ((), ()), None),
+        ("Bash", ((("Bash", DENY),),), DENY),
+        ("bash", ((("Bash", DENY),),), None),
+        ("BashOutput", ((("Bash", DENY),),), None),
+        ("Bash", ((("Bas", DENY),),), None),
+        # Within a layer the first that fits counts, however narrow the next one is.
+        ("Bash", ((("*", ASK), ("Bash", DENY)),), ASK),
+        ("Bash", ((("Bash", DENY), ("*", ASK)),), DENY),
+        # The rules of an ask before those of the session; where none of them fits, the session's.
+        ("Bash", ((("Bash", ALLOW),), (("Bash", DENY),)), ALLOW),
+        ("Read", ((("Bash", ALLOW),), (("*", DENY),)), DENY),
+        ("Bash", ((("*", ASK),), (("Bash", DENY),)), ASK),
+        # A star stands for any rest, an empty one too.
+        ("mcp__github__issue", ((("mcp__github__*", DENY),),), DENY),
+        ("mcp__github__", ((("mcp__github__*", DENY),),), DENY),
+        ("mcp__github", ((("mcp__github__*", DENY),),), None),
+        ("", ((("*", DENY),),), DENY),
+        ("", ((("Bash", DENY),),), None),
+    ],
+)
+def test_which_rule_counts(tool: str, layers: tuple[Rules, ...], found: Verdict | None) -> None:
+    assert rules.verdict(tool, layers) is found
+
+
+def test_rules_are_kept_in_their_order() -> None:
+    wanted = {"mcp__*": "ask", "Bash": "deny", "*": "allow"}
+    assert rules.parse(wanted) == (("mcp__*", ASK), ("Bash", DENY), ("*", ALLOW))
+    assert rules.parse(None) == ()
+    assert rules.parse({}) == ()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        *([("Bash", "deny")], "Bash", 5, {"Bash"}),
+        *({"": "deny"}, {5: "deny"}, {None: "deny"}, {"*sh": "deny"}, {"B*h": "deny"}, {"**": "deny"}),
+        *({"Bash": "DENY"}, {"Bash": "never"}, {"Bash": ""}, {"Bash": True}, {"Bash": None}, {"Bash": ["deny"]}),
+    ],
+)
+def test_what_cannot_be_a_rule_is_the_callers_error(wanted: Any) -> None:
+    with pytest.raises(UsageError) as raised:
+        rules.parse(wanted)
+    assert "allow" in raised.value.hint
+
+
+def test_there_are_only_so_many() -> None:
+    wanted = {f"tool-{number}": "deny" for number in range(RULES_MAX)}
+    assert len(rules.parse(wanted)) == RULES_MAX
+    with pytest.raises(UsageError, match=str(RULES_MAX + 1)):
+        rules.parse({**wanted, "one more": "deny"})

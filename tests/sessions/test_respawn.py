@@ -1,0 +1,508 @@
+"""One process after the other: for another configuration, for its age, after crashes, after a wedge. The session stays,
+its conversation too, and nothing is said to an agent twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.crowd import Crowd, Member, argv, crowd, recalled, retired, tasks
+from tests.sessions.helpers import QUICK, SHORT_DRAIN, Case, Script, bodies, ended, opened, prompts, touch
+
+from banksman import BACKGROUND, By, Kind, ProgramNotFound, Question, UsageError, threads
+from banksman.core import event as kinds
+from banksman.run import profiles
+from banksman.testing import fake_agent
+from banksman.testing.fake_agent import Evidence
+
+PERMISSION = '@@ask Bash {"command":"ls"}\n@@say went on'
+
+
+async def gated(case: Case, name: str, **how: Any) -> tuple[Any, Path]:
+    """A turn that goes on to its end when a file is there."""
+    gate = case.path(f"gate-{name}")
+    return await case.reaches(f"{name}\n@@say {name}\n@@wait {gate}", **how), gate
+
+
+# -- another configuration -------------------------------------------------------------------------------------------
+async def test_another_configuration_is_another_process_from_the_next_turn_on(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", model="one")
+        turn, gate = await gated(case, "first")
+        pids = case.session.status().pids
+        again = await them.open("a", name="x", model="two")
+        assert again.session is case.session
+        assert turn.state == "running"
+        touch(gate)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.text) == (Kind.DONE, "first")
+        assert case.session.status().pids in (pids, ())
+        assert len(await recalled(case)) == 1
+        assert bodies(await case.events(), kinds.PROCESS_RETIRED) == [{"process": 1, "reason": "stale"}]
+        assert "--model=one" in argv(case, 1)
+        assert [word for word in argv(case, 2) if word.startswith("--model")] == ["--model=two"]
+        assert f"--resume={case.session.status().conversation}" in argv(case, 2)
+        # And no further one for that.
+        await case.answer("last")
+        assert len(case.processes) == 2
+
+
+async def test_an_ask_that_waits_has_the_new_configuration(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", model="one")
+        turn, gate = await gated(case, "first")
+        waiting = await case.ask("second")
+        await them.open("a", name="x", model="two")
+        touch(gate)
+        assert (await case.outcome(turn)).text == "first"
+        assert (await case.outcome(waiting)).text == "second"
+        assert [[*map(_first_line, _said(process))] for process in case.processes] == [["first"], ["second"]]
+
+
+def _said(process: fake_agent.Process) -> list[str]:
+    return [frame["message"]["content"] for frame in process.frames if frame["type"] == "user"]
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+OTHER: Mapping[str, Mapping[str, Any]] = {
+    "model": {"model": "two"},
+    "permission_mode": {"permission_mode": "plan"},
+    "system_prompt": {"system_prompt": "be brief"},
+    "args": {"args": ["--more"]},
+    "env": {"env": {"MORE": "1"}},
+    "inherit_env": {"inherit_env": False},
+    "hooks": {"hooks": {"PreToolUse": lambda _: None}},
+    "tools": {"tools": ()},
+}
+
+
+@pytest.mark.parametrize("what", [what for what in OTHER if what != "tools"])
+async def test_what_a_process_is_started_with_makes_it_another(tmp_path: Path, what: str) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x")
+        await case.answer("one")
+        assert await them.open("a", name="x", **OTHER[what]) is case
+        assert await recalled(case) == ["one"]
+        assert len(case.processes) == 2
+        # As it was: that is another one again.
+        await them.open("a", name="x")
+        await case.answer("two")
+        assert len(case.processes) == 3
+
+
+async def test_another_folder_or_command_is_another_process(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x")
+        await case.answer("one")
+        await them.open("a", name="x", cwd=tmp_path)
+        await case.answer("two")
+        await them.open("a", ["stderr other"], name="x", cwd=tmp_path)
+        assert await recalled(case) == ["one", "two"]
+        assert len(case.processes) == 3
+
+
+SAME: Mapping[str, Mapping[str, Any]] = {
+    "nothing": {},
+    "on_question": {"on_question": lambda _: "allow"},
+    "rules": {"rules": {"Bash": "deny"}},
+    "options": {"options": {"drain_seconds": 1.0, "idle_seconds": 60.0}},
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+async def test_what_a_process_is_not_started_with_lets_it_be(tmp_path: Path, what: str) -> None:
+    async with crowd(tmp_path) as them:
+        how = {"name": "x", "model": "one", "env": {"A": "1"}}
+        case = await them.open("a", **how)
+        await case.answer("one")
+        pids = case.session.status().pids
+        assert await them.open("a", **how, **SAME[what]) is case
+        await case.answer("two")
+        assert case.session.status().pids == pids
+        assert kinds.PROCESS_RETIRED not in await case.kinds()
+
+
+async def test_the_conversation_that_it_has_is_no_other_configuration(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x")
+        await case.answer("one")
+        assert await them.open("a", name="x", resume=case.session.status().conversation) is case
+        await case.answer("two")
+        assert len(case.processes) == 1
+
+
+async def test_whoever_opened_it_last_is_asked(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def by(name: str) -> Any:
+        def on_question(question: Question) -> str:
+            asked.append(f"{name} {question.tool}")
+            return "allow"
+
+        return on_question
+
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", on_question=by("first"))
+        await case.answer(PERMISSION)
+        await them.open("a", name="x", on_question=by("second"))
+        assert (await case.answer(PERMISSION)).text == "went on"
+        assert asked == ["first Bash", "second Bash"]
+        assert len(case.processes) == 1
+
+
+async def test_new_numbers_hold_in_the_old_process(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", options={"queue_max": 1})
+        await case.answer("one")
+        pids = case.session.status().pids
+        await them.open("a", name="x", options={"clocks": {"bytes": 0.2}, "queue_max": 2, "idle_seconds": 0.1})
+        turn = await case.running("stuck")
+        waiting = [await case.ask(f"ask {number}") for number in range(2)]
+        assert case.session.status().pids == pids
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
+        for each in waiting:
+            assert (await case.outcome(each)).kind is Kind.DONE
+        assert await retired(case) == "idle"
+        assert len(case.processes) == 1
+
+
+async def test_new_rules_hold_from_the_next_question_on(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", rules={"Bash": "allow"})
+        await case.answer(PERMISSION)
+        await them.open("a", name="x", rules={"Bash": "deny"})
+        await case.answer(PERMISSION)
+        answers = [body["answer"] for body in bodies(await case.events(), kinds.QUESTION_ANSWERED)]
+        assert answers == ["allow", "deny"]
+        assert len(case.processes) == 1
+
+
+async def test_what_is_not_the_same_session_is_an_error_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x")
+        await case.answer("one")
+        with pytest.raises(UsageError, match="another conversation"):
+            await them.open("a", name="x", resume="11111111-2222-4333-8444-555555555555")
+        with pytest.raises(UsageError):
+            await them.open("a", name="x", resume=case.session.status().conversation, fork=True)
+        load = profiles.load
+        monkeypatch.setattr(profiles, "load", lambda name: replace(load("claude"), name=name))  # pyright: ignore[reportUnknownLambdaType]
+        with pytest.raises(UsageError, match="one with claude"):
+            await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
+        # Nothing of that has touched it.
+        await case.answer("two")
+        assert len(case.processes) == 1
+        assert len(them.host.sessions()) == 1
+
+
+async def test_a_wish_made_later_is_the_one_that_counts(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", model="one")
+        await case.answer("one")
+        await case.session.set_model("two")
+        await them.open("a", name="x", model="three")
+        await case.answer("three")
+        assert [word for word in argv(case, 2) if word.startswith("--model")] == ["--model=three"]
+
+
+async def test_the_name_of_a_closed_session_is_free(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("a", name="x")
+        await first.answer("one")
+        await first.session.close()
+        second = await them.open("b", name="x")
+        assert second is not first
+        assert (await second.answer("two")).text == "two"
+        assert them.host.session("x") is second.session
+
+
+# -- old -------------------------------------------------------------------------------------------------------------
+OLD = {"recycle_seconds": 0.2}
+
+
+async def wait_old(them: Crowd, times: int = 1) -> None:
+    """Until another process, which is younger, was replaced for its age: so old is the one before it too."""
+    for _ in range(times):
+        control = await them.open(f"control-{len(them.cases)}", options=OLD)
+        await control.answer("nothing")
+        assert await retired(control) == "stale"
+
+
+async def is_kept(case: Case) -> bool:
+    return kinds.PROCESS_RETIRED not in await case.kinds() and len(case.session.status().pids) == 1
+
+
+async def test_an_old_process_is_replaced_and_its_conversation_goes_on(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", options=OLD)
+        await case.answer("one")
+        assert await retired(case) == "stale"
+        assert prompts(case) == ["one"]
+        assert await recalled(case) == ["one"]
+        assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
+
+
+async def test_an_old_process_is_replaced_between_two_turns(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", options=OLD)
+        turn, gate = await gated(case, "long")
+        waiting = await case.ask("next")
+        await wait_old(them)
+        assert await is_kept(case)
+        touch(gate)
+        assert (await case.outcome(turn)).text == "long"
+        assert (await case.outcome(waiting)).text == "next"
+        assert [[*map(_first_line, _said(process))] for process in case.processes] == [["long"], ["next"]]
+        assert bodies(await case.events(), kinds.PROCESS_RETIRED)[0] == {"process": 1, "reason": "old"}
+
+
+async def test_what_runs_in_the_background_of_an_old_process_is_let_to_its_end(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", options=OLD)
+        gate = case.path("gate")
+        await case.answer(f"one\n@@raw {tasks('b1')}\n@@at idle wait {gate}\n@@at idle raw {tasks()}")
+        await wait_old(them)
+        assert await is_kept(case)
+        # A turn has it as it is.
+        await case.answer("two")
+        assert len(case.processes) == 1
+        touch(gate)
+        assert await retired(case) == "stale"
+
+
+SAVE = {**OLD, "save_prompt": "save now"}
+
+
+async def test_an_old_process_is_asked_to_save_before_it_is_replaced(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", options=SAVE)
+        await case.answer("one")
+        event = await case.wait_kind(kinds.PROCESS_RETIRED)
+        assert event.body == {"process": 1, "reason": "stale"}
+        events = [before for before in await case.events() if before.seq < event.seq]
+        queued = [before for before in events if before.kind == kinds.TURN_QUEUED]
+        assert [before.body["prompt"] for before in queued] == ["one", "save now"]
+        assert queued[1].body["priority"] == BACKGROUND
+        over = [before.body["outcome"] for before in events if before.kind == kinds.TURN_ENDED]
+        assert over == ["done", "done"]
+        assert (await recalled(case))[:2] == ["one", "save now"]
+        assert _said(case.processes[0]) == ["one", "save now"]
+        assert _said(case.processes[1])[0] == "@@recall"
+
+
+async def test_a_busy_session_is_asked_to_save_once_however_long_it_takes(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", options=SAVE)
+        turn, gate = await gated(case, "long")
+        waiting = await case.ask("next")
+        await wait_old(them, times=3)
+        assert await is_kept(case)
+        touch(gate)
+        assert (await case.outcome(turn)).text == "long"
+        assert (await case.outcome(waiting)).text == "next"
+        await case.wait_kind(kinds.PROCESS_RETIRED)
+        assert [*map(_first_line, _said(case.processes[0]))] == ["long", "next", "save now"]
+        assert (await recalled(case))[1:3] == ["next", "save now"]
+        # The next process is new, and has nothing to save.
+        assert _said(case.processes[1])[0] == "@@recall"
+
+
+async def test_a_process_that_is_kept_by_its_background_is_asked_to_save_once(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", options=SAVE)
+        gate = case.path("gate")
+        await case.answer(f"one\n@@raw {tasks('b1')}\n@@at idle wait {gate}\n@@at idle raw {tasks()}")
+        await wait_old(them, times=3)
+        assert await is_kept(case)
+        assert [*map(_first_line, _said(case.processes[0]))] == ["one", "save now"]
+        touch(gate)
+        assert await retired(case) == "stale"
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+BACKOFF = {"backoff_seconds": 0.05}
+
+
+def guarded(them: Crowd, folder: str, script: Script = ()) -> tuple[list[str], Path]:
+    """An agent that cannot start before a file is there."""
+    works = them.folder / f"{folder}-works"
+    program = '[ -e "$0" ] || { echo no key >&2; exit 3; }; exec "$@"'
+    return ["/bin/sh", "-c", program, str(works), *them.command(folder, script)], works
+
+
+async def test_starts_that_fail_are_tried_at_longer_and_longer_intervals(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        command, works = guarded(them, "a")
+        case = await them.open("a", command=command, options=BACKOFF)
+        turns = [await case.ask(f"ask {number}") for number in range(5)]
+        for turn in turns:
+            outcome = await case.outcome(turn)
+            assert outcome.kind is Kind.FAILED
+            assert outcome.error is not None
+            assert "code 3" in str(outcome.error)
+            assert "no key" in outcome.error.hint
+        backed_off = bodies(await case.events(), kinds.PROCESS_BACKED_OFF)
+        assert [body["crashes"] for body in backed_off] == [2, 3, 4, 5]
+        assert [body["seconds"] for body in backed_off] == pytest.approx([0.05, 0.1, 0.2, 0.4])
+        started = [event.at for event in await case.events() if event.kind == kinds.PROCESS_STARTED]
+        waits = [after - before for before, after in zip(started, started[1:], strict=False)]
+        assert len(started) == 5
+        assert [wait >= body["seconds"] for wait, body in zip(waits[1:], backed_off, strict=False)] == [True] * 3
+        # When the agent is well again, so is the session, and what has been is forgotten.
+        touch(works)
+        assert (await case.answer("now")).text == "now"
+        assert case.state().crashes == 0
+        assert prompts(case) == ["now"]
+
+
+async def test_the_interval_has_a_longest(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        command, _ = guarded(them, "a")
+        case = await them.open("a", command=command, options={**BACKOFF, "backoff_seconds_max": 0.07})
+        for number in range(4):
+            assert (await case.answer(f"ask {number}")).kind is Kind.FAILED
+        backed_off = bodies(await case.events(), kinds.PROCESS_BACKED_OFF)
+        assert [body["seconds"] for body in backed_off] == pytest.approx([0.05, 0.07, 0.07])
+
+
+async def test_an_agent_that_dies_of_each_prompt_is_never_given_one_twice(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", {"prompt": ["exit 3"], "prompt 4": ["say well"]}, options=BACKOFF)
+        turns = [await case.ask(f"ask {number}", on_preempt="requeue") for number in range(4)]
+        kinds_of = [(await case.outcome(turn)).kind for turn in turns]
+        assert kinds_of == [Kind.FAILED] * 3 + [Kind.DONE]
+        assert prompts(case) == [f"ask {number}" for number in range(4)]
+        backed_off = bodies(await case.events(), kinds.PROCESS_BACKED_OFF)
+        assert [body["crashes"] for body in backed_off] == [2, 3]
+
+
+async def test_a_session_that_waits_to_start_again_is_closed_at_once(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        command, _ = guarded(them, "a")
+        case = await them.open("a", command=command, options={"backoff_seconds": 3600.0, "backoff_seconds_max": 3600.0})
+        turns = [await case.ask(f"ask {number}") for number in range(3)]
+        assert [(await case.outcome(turn)).kind for turn in turns[:2]] == [Kind.FAILED] * 2
+        assert turns[2].state == "queued"
+        await case.session.close()
+        assert (await case.outcome(turns[2])).kind is Kind.REFUSED
+
+
+async def test_a_program_that_is_away_is_a_crash_like_any_other(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        program = tmp_path / "agent"
+        words = " ".join(f"'{word}'" for word in them.command("a"))
+        program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        program.chmod(0o700)
+        case = await them.open("a", command=[str(program)], options=BACKOFF)
+        program.rename(tmp_path / "away")
+        turns = [await case.ask(f"ask {number}") for number in range(3)]
+        for turn in turns:
+            outcome = await case.outcome(turn)
+            assert outcome.kind is Kind.FAILED
+            assert isinstance(outcome.error, ProgramNotFound)
+        assert [body["crashes"] for body in bodies(await case.events(), kinds.PROCESS_BACKED_OFF)] == [2, 3]
+        (tmp_path / "away").rename(program)
+        assert (await case.answer("now")).text == "now"
+        with pytest.raises(ProgramNotFound):
+            await them.open("b", command=[str(tmp_path / "none")])
+
+
+# -- wedged ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["ignored", "unanswered", "ack_only"])
+async def test_a_wedged_agent_is_replaced_and_its_conversation_resumed(tmp_path: Path, how: str) -> None:
+    options = {**SHORT_DRAIN, "clocks": {"bytes": 0.3}}
+    async with opened(tmp_path, memory=True, options=options) as case:
+        await case.answer("one")
+        before = case.session.status()
+        turn = await case.ask(f"wedged\n@@on_interrupt {how}\n@@hang")
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
+        assert ended(await case.events(), turn)["by"] == By.LADDER
+        assert [_first_line(text) for text in await recalled(case)] == ["one", "wedged"]
+        after = case.session.status()
+        assert after.epoch > before.epoch
+        assert after.conversation == before.conversation
+        assert prompts(case) == ["one", "wedged", "@@recall"]
+        assert f"--resume={before.conversation}" in argv(case, 2)
+        assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
+        assert kinds.PROCESS_BACKED_OFF not in await case.kinds()
+
+
+TOOL_RAN = '@@tool_use Bash {"command":"rm x"}\n@@tool_result gone'
+
+
+@pytest.mark.parametrize("end", ["@@hang", "@@on_interrupt ignored\n@@hang", "@@kill 9", "@@exit 0", "@@close_stdout"])
+async def test_a_turn_whose_tools_may_have_run_is_not_sent_again(tmp_path: Path, end: str) -> None:
+    """Timed out or died, obediently or not, and although it was to come back if it gave way."""
+    options = {**SHORT_DRAIN, "clocks": {"bytes": 0.3}}
+    async with opened(tmp_path, memory=True, options=options) as case:
+        turn = await case.ask(f"dangerous\n{TOOL_RAN}\n{end}", on_preempt="requeue")
+        waiting = await case.ask("next")
+        outcome = await case.outcome(turn)
+        assert outcome.kind is (Kind.INTERRUPTED if "hang" in end else Kind.FAILED)
+        assert (await case.outcome(waiting)).text == "next"
+        assert [_first_line(text) for text in await recalled(case)] == ["dangerous", "next"]
+        assert prompts(case) == ["dangerous", "next", "@@recall"]
+        assert kinds.TURN_REQUEUED not in await case.kinds()
+
+
+async def test_a_conversation_that_is_lost_between_two_processes_is_an_event(tmp_path: Path) -> None:
+    async with opened(tmp_path, memory=True) as case:
+        await case.answer("one\n@@say one\n@@at idle exit 0")
+        await case.wait_kind(kinds.PROCESS_EXITED)
+        lost = case.session.status().conversation
+        (tmp_path / "memory" / f"{lost}.jsonl").unlink()
+        assert await recalled(case) == []
+        events = await case.events()
+        assert [body["conversation"] for body in bodies(events, kinds.SESSION_CONTEXT_LOST)] == [lost]
+        known = [body["conversation"] for body in bodies(events, kinds.SESSION_CONVERSATION)]
+        assert known == [lost, case.session.status().conversation]
+        assert lost != case.session.status().conversation
+        # It cost nobody an outcome, and no back-off.
+        assert prompts(case) == ["one", "@@recall"]
+        assert kinds.PROCESS_BACKED_OFF not in [event.kind for event in events]
+
+
+# -- from a thread ---------------------------------------------------------------------------------------------------
+def test_settings_forks_schemas_and_rules_from_a_thread(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    found: dict[str, Any] = {}
+
+    def work() -> None:
+        with threads.Host(processes_max=2) as host:
+            command = fake_agent.command(evidence=tmp_path / "evidence", memory=tmp_path / "memory")
+            session = host.open("claude", command=command, options=QUICK)
+            session.ask("one").outcome()
+            session.set_model("two")
+            session.set_permission_mode("plan")
+            session.ask(PERMISSION, rules={"Bash": "deny"}).outcome()
+            found["structured"] = session.ask('@@boundary {"structured_output":{"n":1}}', schema=schema).outcome()
+            fork = host.fork(session, name="fork")
+            found["recalled"] = fork.ask("@@recall").outcome().text
+            found["found"] = host.session("fork") == fork
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found["structured"].structured == {"n": 1}
+    assert json.loads(found["recalled"])[0] == "one"
+    assert found["found"]
+    first, second, third = Evidence(tmp_path / "evidence").processes
+    subtypes = [frame["request"]["subtype"] for frame in first.frames if frame["type"] == "control_request"]
+    assert subtypes == ["initialize", "set_model", "set_permission_mode"]
+    (answer,) = [frame["response"] for frame in first.frames if frame["type"] == "control_response"]
+    assert answer["response"]["behavior"] == "deny"
+    assert "--model=two" in second.argv
+    assert second.frames[0]["request"]["jsonSchema"] == schema
+    assert "--fork-session" in third.argv

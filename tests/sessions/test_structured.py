@@ -1,0 +1,153 @@
+"""A structured answer: a process that was told its schema, a value that fits it, and FAILED where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import bodies, ended, opened, prompts, requests
+
+from banksman import AgentError, Kind, UsageError
+from banksman.core import event as kinds
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
+
+
+def gives(value: Any, **members: Any) -> str:
+    """A turn whose boundary has this value."""
+    return f"@@say in words\n@@boundary {json.dumps({'structured_output': value, **members})}"
+
+
+async def test_the_answer_is_a_value_that_fits(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(gives({"n": 42}), schema=NUMBER)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.structured, outcome.text) == (Kind.DONE, {"n": 42}, "in words")
+        assert ended(await case.events(), turn)["structured"] == {"n": 42}
+        (initialize,) = requests(case, "initialize")
+        assert initialize["jsonSchema"] == NUMBER
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (gives({"n": "42"}), "n: must be a whole number"),
+        (gives({}), "n: is missing"),
+        (gives({"n": 1, "m": 2}), "m"),
+        (gives(None), "null"),
+        (gives("42"), "must be an object, not '42'"),
+        # It answers in words only.
+        ("@@say forty-two", "null"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_or_is_missing_is_a_failure_that_says_why(
+    tmp_path: Path, prompt: str, why: str
+) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(prompt, schema=NUMBER)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.structured) == (Kind.FAILED, None)
+        assert isinstance(outcome.error, AgentError)
+        assert "the answer does not fit its schema" in str(outcome.error)
+        assert why in str(outcome.error)
+        # What it said is kept.
+        assert outcome.text
+        assert ended(await case.events(), turn)["structured"] is None
+        # And the process with it: nothing is wrong with that.
+        assert (await case.answer(gives({"n": 1}), schema=NUMBER)).structured == {"n": 1}
+        assert len(case.processes) == 1
+
+
+async def test_a_turn_that_failed_or_was_stopped_says_that_and_not_that_it_does_not_fit(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        outcome = await case.answer(gives({"n": 1}, is_error=True, result="overloaded"), schema=NUMBER)
+        assert (outcome.kind, outcome.structured) == (Kind.FAILED, None)
+        assert "overloaded" in str(outcome.error)
+        turn = await case.reaches("@@say so far\n@@hang", schema=NUMBER)
+        await turn.interrupt()
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.error, outcome.structured) == (Kind.INTERRUPTED, None, None)
+
+
+async def test_each_schema_gets_a_process_of_its_own_and_the_conversation_is_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path, memory=True) as case:
+        assert (await case.answer("plain")).structured is None
+        assert (await case.answer(gives({"n": 1}), schema=NUMBER)).structured == {"n": 1}
+        assert (await case.answer(gives({"n": 2}), schema=dict(NUMBER))).structured == {"n": 2}
+        assert (await case.answer(gives({"word": "a"}), schema=WORD)).structured == {"word": "a"}
+        recalled = await case.answer("@@recall")
+        assert len(json.loads(recalled.text or "")) == 5
+        told = [initialize.get("jsonSchema") for initialize in requests(case, "initialize")]
+        assert told == [None, NUMBER, WORD, None]
+        conversation = case.session.status().conversation
+        resumed = [[word for word in process.argv if "resume" in word] for process in case.processes]
+        assert resumed == [[], *[[f"--resume={conversation}"]] * 3]
+        events = await case.events()
+        assert [body["reason"] for body in bodies(events, kinds.PROCESS_RETIRED)] == ["schema"] * 3
+        assert kinds.SESSION_CONTEXT_LOST not in [event.kind for event in events]
+        # Each prompt was sent once.
+        assert len(prompts(case)) == 5
+
+
+async def test_what_the_caller_does_to_its_schema_afterwards_means_nothing(tmp_path: Path) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    async with opened(tmp_path) as case:
+        turn = await case.ask(gives({"n": 1}), schema=schema)
+        schema["properties"]["n"]["type"] = "string"
+        assert (await case.outcome(turn)).structured == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "object",
+        3,
+        [],
+        {"type": "objekt"},
+        {"propertys": {}},
+        {"type": "object", "properties": {"n": {"$ref": "other.json"}}},
+        {"type": "object", "default": object()},
+        {"type": "object", "title": "\ud800"},
+    ],
+)
+async def test_a_schema_that_cannot_be_held_to_is_refused_before_anything_starts(tmp_path: Path, schema: Any) -> None:
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError):
+            await case.ask("one", schema=schema)
+        assert await case.kinds() == []
+        assert case.processes == []
+
+
+async def test_only_asks_with_one_schema_are_collected_into_one_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path, memory=True, options={"collect_seconds": 0.0}) as case:
+        running = await case.running("first")
+        asks = [(gives({"n": 1}), NUMBER), ("more", dict(NUMBER)), (gives({"word": "a"}), WORD), ("plain", None)]
+        turns = [await case.ask(prompt, on_busy="collect", schema=schema) for prompt, schema in asks]
+        await running.interrupt()
+        await case.outcome(running)
+        outcomes = [await case.outcome(turn) for turn in turns]
+        assert [outcome.structured for outcome in outcomes] == [{"n": 1}, {"n": 1}, {"word": "a"}, None]
+        assert [outcome.kind for outcome in outcomes] == [Kind.DONE] * 4
+        joined = [len(body["joined"]) for body in bodies(await case.events(), kinds.TURN_STARTED)]
+        assert joined == [0, 1, 0, 0]
+
+
+async def test_an_agent_without_schemas_is_not_asked_for_one(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        case.session._capabilities = {"resume"}  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(UsageError, match="schema"):
+            await case.ask("one", schema=NUMBER)
+        assert await case.kinds() == []
+
+
+async def test_a_process_that_dies_at_once_costs_the_ask_it_was_started_for_and_no_other(tmp_path: Path) -> None:
+    script = {"process 2": ["exit 1"]}
+    async with opened(tmp_path, script, memory=True, options={"backoff_seconds": 0.01}) as case:
+        assert (await case.answer("plain")).text == "plain"
+        outcome = await case.answer(gives({"n": 1}), schema=NUMBER)
+        assert outcome.kind is Kind.FAILED
+        assert (await case.answer(gives({"n": 2}), schema=NUMBER)).structured == {"n": 2}
+        assert [initialize.get("jsonSchema") for initialize in requests(case, "initialize")] == [None, NUMBER]
