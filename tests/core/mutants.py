@@ -1,7 +1,8 @@
-"""Mistakes that a careful programmer could have made in the core, one by one: each must be found by the exploration.
+"""Mistakes that a careful programmer could have made in the core, one by one: each must be found.
 
 A mutant replaces one function of the core by one that is wrong in a plausible way. It names the scenario, as small as
-may be, in which it is found; the core without it passes the same.
+may be, in which the exploration finds it; or, where what it does wrong is not seen from outside of a single order of
+facts, the test that fails. The core without it passes the same.
 """
 
 from __future__ import annotations
@@ -12,12 +13,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from banksman.core import arbiter, asking, closing, ending, granting, hearing, living, session, storing, timing
+from tests.core import test_conversation, test_questioning, test_resting, test_settings, test_watchdogs
+
+from banksman.core import (
+    arbiter,
+    asking,
+    clocks,
+    closing,
+    ending,
+    granting,
+    hearing,
+    living,
+    questioning,
+    resting,
+    rules,
+    session,
+    settings,
+    storing,
+    timing,
+)
 from banksman.core.arbiter import BACKGROUND, Queue, Waiting
+from banksman.core.clocks import Name
+from banksman.core.decision import Decision
 from banksman.core.meaning import Replied, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
-from banksman.core.session_facts import Resolve, Timer
-from banksman.core.state import Deferred, MayWrite, ProcessPhase, Session, Stdin
+from banksman.core.session_facts import BeIdle, Effect, Resolve, StartProcess, Timer
+from banksman.core.state import Deferred, MayWrite, Process, ProcessPhase, Session, Stale, Stdin
 from banksman.core.turn import Ask, Move, Phase, Turn
 from banksman.core.work import Work
 
@@ -31,7 +52,7 @@ class Mutant:
     where: object
     function: str
     wrong: Wrong
-    scenario: str
+    found_by: str | Callable[[], None]
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -43,9 +64,12 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def _mutant(name: str, where: object, function: str, scenario: str) -> Callable[[Wrong], Wrong]:
+def _mutant(
+    name: str, where: object, function: str, found_by: str | Callable[[], None]
+) -> Callable[[Wrong], Wrong]:
     def register(wrong: Wrong) -> Wrong:
-        MUTANTS[name] = Mutant(name, where, function, wrong, scenario)
+        assert name not in MUTANTS
+        MUTANTS[name] = Mutant(name, where, function, wrong, found_by)
         return wrong
 
     return register
@@ -401,3 +425,372 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
             right(work, turn, cause, clock)
 
     return stop
+
+
+# -- a process that nobody needs -------------------------------------------------------------------------------------
+@_mutant("eviction of a process with a running task", resting, "_is_idle", "tasks in the background")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_idle(state: Session) -> bool:
+        return right(replace(state, process=replace(state.process, tasks=())))
+
+    return is_idle
+
+
+@_mutant("a process with a running task is retired for its age", resting, "must_replace", _OLD_AND_AT_WORK)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_replace(state: Session, turn: Turn) -> str | None:
+        return right(replace(state, process=replace(state.process, tasks=())), turn)
+
+    return must_replace
+
+
+@_mutant("what the agent waits to hear does not spare it", resting, "_is_idle", _with("callback", test_resting.needs))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_idle(state: Session) -> bool:
+        return right(replace(state, callbacks=(), questions=()))
+
+    return is_idle
+
+
+@_mutant("idle timer without its rest", resting, "on_idle_long", "late facts of an idle process")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_idle_long(work: Work, key: str) -> None:
+        resting.evict(work, "idle")
+
+    return on_idle_long
+
+
+@_mutant("idle timer of an earlier rest", resting, "_idle_key", test_resting.test_the_timer_of_an_earlier_rest_does_not_end_a_later_one)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def idle_key(state: Session) -> str:
+        return str(state.process.number)
+
+    return idle_key
+
+
+@_mutant("eviction of a process in use", resting, "evict", "an eviction")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def evict(work: Work, reason: str) -> None:
+        if work.state.process.phase is ProcessPhase.READY:
+            resting.retire(work, reason)
+
+    return evict
+
+
+@_mutant("retired while a turn is open", resting, "look", "another configuration")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def look(work: Work) -> None:
+        process = work.state.process
+        if process.stale is Stale.NOW and process.phase is ProcessPhase.READY:
+            resting.retire(work, "stale")
+        right(work)
+
+    return look
+
+
+@_mutant("nobody is told that it is idle", Work, "do", test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def do(work: Work, effect: Effect) -> None:
+        if not isinstance(effect, BeIdle):
+            right(work, effect)
+
+    return do
+
+
+@_mutant("a rest has no end", resting, "look", test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def look(work: Work) -> None:
+        since = work.state.idle_since
+        right(work)
+        if since is not None:
+            work.set(idle_since=since)
+
+    return look
+
+
+# -- a process that is replaced --------------------------------------------------------------------------------------
+@_mutant("stale process given the next turn", resting, "must_replace", test_settings.test_in_a_turn_the_process_is_replaced_after_it)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_replace(state: Session, turn: Turn) -> str | None:
+        return right(replace(state, process=replace(state.process, stale=Stale.NO)), turn)
+
+    return must_replace
+
+
+@_mutant("a schema is not looked at", resting, "must_replace", test_conversation.test_another_schema_is_another_process_and_the_same_one_is_not)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_replace(state: Session, turn: Turn) -> str | None:
+        reason = right(state, turn)
+        return None if reason == "schema" else reason
+
+    return must_replace
+
+
+@_mutant("one that has saved is kept", ending, "_end_ours", test_resting.test_one_that_is_old_is_asked_to_save_and_replaced_after_that)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end_ours(work: Work, turn: Turn, *args: Any) -> None:
+        assert turn.ask is not None
+        right(work, replace(turn, ask=replace(turn.ask, is_last=False)), *args)
+
+    return end_ours
+
+
+@_mutant("the next process is for no conversation", Work, "start_process", test_resting.test_after_so_long_it_is_let_go_and_the_next_ask_resumes)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def start_process(work: Work, schema: Any) -> None:
+        right(work, schema)
+        last = work.effects.pop()
+        assert isinstance(last, StartProcess)
+        work.do(replace(last, conversation=None))
+
+    return start_process
+
+
+@_mutant("an age is of no process", resting, "on_old", test_resting.test_the_age_of_a_process_that_is_gone_is_nobodys)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_old(work: Work, subject: str) -> None:
+        right(work, str(work.state.process.number))
+
+    return on_old
+
+
+# -- processes that come to nothing ----------------------------------------------------------------------------------
+@_mutant("start timer never armed", living, "started", "an exit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def started(work: Work, fact: Any) -> None:
+        right(work, fact)
+        work.effects.pop()
+
+    return started
+
+
+@_mutant("back-off that never ends", resting, "on_backed_off", "one crash after the other")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_backed_off(work: Work, subject: str) -> None:
+        pass
+
+    return on_backed_off
+
+
+@_mutant("back-off that keeps nobody back", resting, "count_crash", test_resting.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def count_crash(work: Work, process: Process) -> None:
+        right(work, process)
+        work.set(is_backing_off=False)
+
+    return count_crash
+
+
+@_mutant("crashes are never forgiven", hearing, "_counted", test_resting.test_who_asks_while_none_is_started_is_served_after_that)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(work: Work, over: TurnOver) -> TurnOver:
+        crashes = work.state.crashes
+        over = right(work, over)
+        work.set(crashes=crashes)
+        return over
+
+    return counted
+
+
+@_mutant("what we stopped is a crash", resting, "count_crash", test_resting.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def count_crash(work: Work, process: Process) -> None:
+        # Whatever its end was, as long as it has not served: counted where it should be, and once more.
+        right(work, process)
+        right(work, process)
+
+    return count_crash
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+@_mutant("prompt sent while a setting is unanswered", granting, "_is_free", test_settings.test_no_prompt_is_sent_before_the_answer)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_free(state: Session) -> bool:
+        return right(replace(state, process=replace(state.process, changes=())))
+
+    return is_free
+
+
+@_mutant("setting's promise lost when the process dies", settings, "forget_all", "another model, and an exit")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_all(work: Work) -> None:
+        pass
+
+    return forget_all
+
+
+@_mutant("a setting that is not answered holds everything up", settings, "expire", "another model")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Work, request: str) -> None:
+        pass
+
+    return expire
+
+
+@_mutant("one that did not answer is kept", settings, "expire", test_settings.test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Work, request: str) -> None:
+        right(work, request)
+        work.set_process(stale=Stale.NO)
+
+    return expire
+
+
+@_mutant("a setting that was refused is had", settings, "on_reply", test_settings.test_an_agent_that_refuses_is_believed_and_keeps_what_it_has)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_reply(work: Work, reply: Replied) -> None:
+        right(work, replace(reply, error=None))
+
+    return on_reply
+
+
+@_mutant("a setting is told twice", settings, "_forget", "another model")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget(work: Work, change: Any) -> None:
+        pass
+
+    return forget
+
+
+# -- questions and callbacks -----------------------------------------------------------------------------------------
+@_mutant("question answered twice", questioning, "forget", "a question")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget(work: Work, id: str, answer: str, **more: object) -> None:
+        questions = work.state.questions
+        right(work, id, answer, **more)
+        work.set(questions=questions)
+
+    return forget
+
+
+@_mutant("a question outlives its process", questioning, "forget_all", "a question")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_all(work: Work) -> None:
+        pass
+
+    return forget_all
+
+
+@_mutant("a late callback answer of an old process", questioning, "forget_all", test_questioning.test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_all(work: Work) -> None:
+        for question in work.state.questions:
+            questioning.forget(work, question.id, "withdrawn")
+
+    return forget_all
+
+
+@_mutant("what nobody answers is allowed", questioning, "expire", _with("deny", test_questioning.expires))
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Work, id: str) -> None:
+        message = f"nobody answered within {work.state.config.question_seconds:g} s"
+        questioning.answer(work, id, Decision(allows=True, message=message, by="expiry"))
+
+    return expire
+
+
+@_mutant("what a rule decided is asked all the same", questioning, "_verdict", test_questioning.test_a_rule_spares_the_human)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def verdict(work: Work, asked: Any, speaking: Turn | None) -> None:
+        return None
+
+    return verdict
+
+
+@_mutant("the rules of an ask outlive it", questioning, "_verdict", test_questioning.test_the_rules_of_an_ask_are_its_turns_and_nobody_elses)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    seen: list[Turn] = []
+
+    def verdict(work: Work, asked: Any, speaking: Turn | None) -> Any:
+        if work.state.turn is not None:
+            seen.append(work.state.turn)
+        first = seen[0] if seen else speaking
+        return right(work, asked, first)
+
+    return verdict
+
+
+@_mutant("the session's rules come first", rules, "verdict", test_questioning.test_the_rules_of_an_ask_come_before_those_of_the_session)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def verdict(tool: str, layers: Any) -> Any:
+        return right(tool, tuple(layers)[::-1])
+
+    return verdict
+
+
+@_mutant("a denial that interrupts only denies", asking, "answer", test_questioning.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(work: Work, fact: Any) -> None:
+        questioning.answer(work, fact.question, fact.decision)
+
+    return answer
+
+
+@_mutant("a denial that interrupts stops whoever speaks", asking, "answer", test_questioning.test_such_a_denial_of_a_question_that_is_over_stops_nobody)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(work: Work, fact: Any) -> None:
+        right(work, fact)
+        if fact.decision.interrupts and work.state.speaking is not None:
+            ending.stop(work, work.state.speaking, turns.Cause.INTERRUPT)
+
+    return answer
+
+
+# -- the conversation ------------------------------------------------------------------------------------------------
+@_mutant("conversation re-learnt after overflow", hearing, "_know_conversation", test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def know_conversation(work: Work, conversation: str) -> None:
+        work.set_process(has_overflowed=False)
+        right(work, conversation)
+
+    return know_conversation
+
+
+@_mutant("an overflow is only an error", hearing, "_notice_overflow", test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def notice_overflow(work: Work, over: TurnOver) -> None:
+        pass
+
+    return notice_overflow
+
+
+@_mutant("any overflow ends the conversation", hearing, "_notice_overflow", _with(True, test_conversation.large))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def notice_overflow(work: Work, over: TurnOver) -> None:
+        work.set(overflows=1)
+        right(work, over)
+
+    return notice_overflow
+
+
+@_mutant("a turn costs all that went before it", hearing, "_counted", test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(work: Work, over: TurnOver) -> TurnOver:
+        return replace(right(work, over), cost=over.spent)
+
+    return counted
+
+
+@_mutant("whoever comes after follows into another's conversation", living, "lose_conversation", _with(None, test_conversation.taken))
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def lose_conversation(work: Work, error: Any, held: str | None) -> None:
+        work.give_up_process(error)
+
+    return lose_conversation
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------------
+@_mutant("a tool is not watched", hearing, "_use_tools", test_watchdogs.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def use_tools(work: Work, **calls: Any) -> None:
+        pass
+
+    return use_tools
+
+
+@_mutant("thinking is progress", clocks, "wind", _with((hearing.Thought(), "progress"), test_watchdogs.thinks))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wind(them: Any, at: float, *names: Name) -> Any:
+        return right(them, at, Name.BYTES, Name.PROGRESS)
+
+    return wind

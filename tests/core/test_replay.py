@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core import exploration, scenarios, toy
 from tests.core.scenarios import ask
+from tests.core.talk import TELLING, Talk, of
 
 from banksman.core import event as kinds
 from banksman.core.event import Entry, Event, entry
+from banksman.core.meaning import Replied
 from banksman.core.outcome import Kind
 from banksman.core.replay import replay
-from banksman.core.rules import Rules
+from banksman.core.rules import Rules, Verdict
 from banksman.core.session import step
 from banksman.core.session_facts import (
     Append,
@@ -24,11 +27,12 @@ from banksman.core.session_facts import (
     FramesRead,
     ProcessStarted,
     Resolve,
+    SettingAsked,
     Timer,
     TimerFired,
 )
 from banksman.core.state import Config, Mode, Session
-from banksman.core.turn import Phase
+from banksman.core.turn import Phase, Turn
 from banksman.errors import StoreError
 
 CONFIG = Config(dialect=toy.ToyDialect())
@@ -170,6 +174,98 @@ def test_the_conversation_is_known_again_when_the_store_returns() -> None:
     again = replay(_events(*written), CONFIG)
     assert state.conversation == "talk"
     assert exploration.projection(again) == exploration.projection(state)
+
+
+# -- what was asked for besides, and what was changed ------------------------------------------------------------------
+def _folded(talk: Talk, after: Session | None = None) -> Session:
+    """What the log of a session says that the session was."""
+    appended = [entry for effect in of(Append, talk.effects) for entry in effect.entries]
+    return replay(_events(*appended), talk.state.config, after)
+
+
+def test_what_an_ask_wanted_besides_its_answer_comes_back() -> None:
+    rules: Rules = (("Bash", Verdict.DENY), ("mcp__*", Verdict.ASK))
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    entries = (_queued("a", rules=rules, schema=schema, is_last=True), _queued("b"))
+    first, second = (waiting.ask for waiting in replay(_events(*entries), CONFIG).queue if isinstance(waiting, Turn))
+    assert first is not None
+    assert second is not None
+    assert (first.rules, first.schema, first.is_last) == (rules, schema, True)
+    assert (second.rules, second.schema, second.is_last) == ((), None, False)
+
+
+def test_an_ask_is_folded_as_it_was_made() -> None:
+    talk = Talk(TELLING)
+    wanted = replace(ask("a", 10, key="k"), rules=(("Bash", Verdict.ASK),), schema={"type": "object"}, is_last=True)
+    talk.ask(wanted)
+    [waiting] = _folded(talk).queue
+    assert isinstance(waiting, Turn)
+    assert waiting.ask == wanted
+
+
+def test_settings_come_back_the_last_of_each_name() -> None:
+    talk = Talk(TELLING)
+    talk.serve(ask("a", 10))
+    for number, (name, value) in enumerate((("model", "x"), ("permission_mode", "plan"), ("model", "y")), 1):
+        talk.tell(SettingAsked(0.0, f"c{number}", name, value))
+        talk.mean(Replied(f"setting-1-{number}"))
+    # One that the agent refused was never had.
+    talk.tell(SettingAsked(0.0, "c4", "model", "z"))
+    talk.mean(Replied("setting-1-4", error="no"))
+    assert _folded(talk).settings == talk.state.settings == (("permission_mode", "plan"), ("model", "y"))
+
+
+def test_settings_are_known_again_when_the_store_returns() -> None:
+    talk = Talk(TELLING)
+    talk.serve(ask("a", 10))
+    talk.is_log_slow = True
+    talk.tell(SettingAsked(0.0, "c", "model", "x"))
+    durable = talk.state.committed
+    talk.mean(Replied("setting-1-1"))
+    written = [entry for effect in of(Append, talk.effects) for entry in effect.entries][:durable]
+    talk.effects.clear()
+    talk.tell(AppendFailed(0.0, StoreError("full")))
+    talk.tell(TimerFired(1.0, (Timer.STORE, "1")))
+    talk.commit()
+    written += [entry for effect in of(Append, talk.effects) for entry in effect.entries]
+    assert replay(_events(*written), TELLING).settings == talk.state.settings == (("model", "x"),)
+
+
+def test_what_it_has_cost_comes_back_and_so_does_that_nobody_knows() -> None:
+    talk = Talk(TELLING)
+    talk.serve(ask("a", 10), spent=1.25)
+    assert _folded(talk).spent == talk.state.spent == 1.25
+    old = Session(config=TELLING, conversation="old", spent=None)
+    talk = Talk(state=old)
+    talk.serve(ask("a", 10))
+    assert _folded(talk, old).spent is None
+    talk.serve(ask("b", 10), spent=3.0)
+    assert _folded(talk, old).spent == 3.0
+
+
+def test_a_conversation_that_is_at_its_end_is_none() -> None:
+    talk = Talk(TELLING)
+    talk.serve(ask("a", 10), spent=2.0)
+    talk.serve(ask("b", 10), is_error=True, is_overflow=True)
+    again = _folded(talk)
+    assert (again.conversation, again.spent) == (talk.state.conversation, talk.state.spent) == (None, 0.0)
+
+
+def test_a_fork_is_one_until_it_has_a_name_of_its_own_or_is_lost() -> None:
+    forked = Session(config=TELLING, fork_of="theirs", spent=None)
+    talk = Talk(state=forked)
+    talk.ask(ask("a", 10))
+    talk.begin()
+    assert _folded(talk, forked).fork_of == talk.state.fork_of == "theirs"
+    talk.over("a0000")
+    again = _folded(talk, forked)
+    assert (again.fork_of, again.conversation) == (None, "talk")
+    lost = Talk(state=forked)
+    lost.ask(ask("a", 10))
+    lost.tell(ProcessStarted(0.0, 1, 77))
+    lost.die(code=1, stderr="forgotten")
+    assert _folded(lost, forked).fork_of is None
+    assert lost.state.fork_of is None
 
 
 def test_the_scenarios_have_names_of_their_own() -> None:

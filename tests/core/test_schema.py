@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core import schema
-from banksman.core.schema import NESTED_MAX, SCHEMA_DEPTH_MAX, STEPS_MAX, VALUE_DEPTH_MAX, check, fault
+from banksman.core.schema import (
+    NESTED_MAX,
+    SCHEMA_DEPTH_MAX,
+    STEPS_MAX,
+    VALUE_DEPTH_MAX,
+    check,
+    fault,
+    holding,
+    values,
+)
 from banksman.errors import UsageError
 
 NODE: dict[str, Any] = {
@@ -125,8 +133,8 @@ def test_a_fault_is_said_with_its_path(value: Any, given_schema: Any, reason: st
     assert fault(value, given_schema) == reason
 
 
-def _list(depth: int) -> Any:
-    value: Any = 0.5
+def _list(depth: int, bottom: Any = 0.5) -> Any:
+    value = bottom
     for _ in range(depth):
         value = [value]
     return value
@@ -256,20 +264,26 @@ def test_what_nests_beyond_the_bound_is_no_fit_even_under_not() -> None:
     assert "within each other" in str(fault(_list(VALUE_DEPTH_MAX), {"not": {"not": doubled}, **doubled}))
 
 
+def _set_steps_max(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    # Each file has its own name for it.
+    monkeypatch.setattr(values, "STEPS_MAX", steps)
+    monkeypatch.setattr(holding, "STEPS_MAX", steps)
+
+
+# Each level is looked at twice, and the bottom is a fault for both.
+_BOTH: dict[str, Any] = {"items": {"$ref": "#"}, "minItems": 1}
+DOUBLING: dict[str, Any] = {"anyOf": [_BOTH, dict(_BOTH)]}
+DEEPEST = _list(VALUE_DEPTH_MAX - 1, [])
+
+
 def test_a_schema_that_doubles_with_the_depth_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    both: Any = {"items": {"$ref": "#"}, "minItems": 1}
-    doubling: Any = {"anyOf": [both, dict(both)]}
-    check(doubling)
-    value: Any = []
-    for _ in range(VALUE_DEPTH_MAX - 1):
-        value = [value]
-    monkeypatch.setattr(schema, "STEPS_MAX", 10_000)
-    assert fault(value, doubling) == "cannot be checked in 10000 steps"
+    check(DOUBLING)
+    _set_steps_max(monkeypatch, 10_000)
+    assert fault(DEEPEST, DOUBLING) == "cannot be checked in 10000 steps"
 
 
 def test_as_many_parts_as_may_be_are_checked_and_one_more_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert STEPS_MAX >= 100_000
-    monkeypatch.setattr(schema, "STEPS_MAX", 100)
+    _set_steps_max(monkeypatch, 100)
     numbers: Any = {"items": {"type": "integer"}}
     assert fault([1] * 99, numbers) is None
     assert fault([1] * 100, numbers) == "cannot be checked in 100 steps"
@@ -278,6 +292,57 @@ def test_as_many_parts_as_may_be_are_checked_and_one_more_is_a_fault(monkeypatch
     twice: list[Any] = []
     twice += [twice, twice]
     assert fault(twice, True) == "must not have more than 100 parts"
+
+
+def _calls(value: Any, given_schema: Any) -> tuple[str | None, int]:
+    """The answer, and how many functions were called for it, of Python or of C: the same on every machine."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = fault(value, given_schema)
+    finally:
+        sys.setprofile(before)
+    return found, calls
+
+
+_SMALL: dict[str, Any] = {
+    "items": {"type": "object", "required": ["a"], "properties": {"a": {"minimum": 0}}, "additionalProperties": False}
+}
+_ALTERNATIVES: dict[str, Any] = {"items": {"oneOf": [{"type": "null"}, {"const": 1}, {"minLength": 1, "pattern": "a"}]}}
+_TWICE: list[Any] = []
+_TWICE.extend([_TWICE, _TWICE])
+
+
+@pytest.mark.parametrize(
+    ("value", "given_schema", "reason"),
+    [
+        ([1] * (STEPS_MAX - 1), {"items": {"type": "integer"}}, None),
+        ([1] * STEPS_MAX, {"items": {"type": "integer"}}, f"cannot be checked in {STEPS_MAX} steps"),
+        ([1] * (STEPS_MAX + 1), {"items": {"type": "integer"}}, f"must not have more than {STEPS_MAX} parts"),
+        ([{"a": 1}] * (STEPS_MAX // 2 - 1), _SMALL, None),
+        (["a"] * STEPS_MAX, _ALTERNATIVES, f"cannot be checked in {STEPS_MAX} steps"),
+        (DEEPEST, DOUBLING, f"cannot be checked in {STEPS_MAX} steps"),
+        (_TWICE, True, f"must not have more than {STEPS_MAX} parts"),
+    ],
+    # The values are too long to be names.
+    ids=["fits", "a step more", "a part more", "objects", "alternatives", "doubling", "itself"],
+)
+def test_the_largest_check_that_may_be_is_bounded_by_its_steps(
+    value: Any, given_schema: Any, reason: str | None
+) -> None:
+    # A check holds the loop of every session. Counted and not timed: this many steps, and so many calls for each. Left
+    # out are the steps whose own length is the schema's: a comparison with something large, a pattern that tries again.
+    assert STEPS_MAX <= 100_000
+    check(given_schema)
+    found, calls = _calls(value, given_schema)
+    assert found == reason
+    assert calls <= 40 * STEPS_MAX
 
 
 @pytest.mark.parametrize(
@@ -387,3 +452,41 @@ _numbers = st.integers(-(10**20), 10**20) | st.floats(-1e20, 1e20) | st.decimals
 def test_a_multiple_is_one_of_the_numbers_as_they_are_written(number: float, of: float) -> None:
     quotient = Fraction(Decimal(repr(number))) / Fraction(Decimal(repr(of)))
     assert (fault(number, {"multipleOf": of}) is None) == (quotient.denominator == 1)
+
+
+NESTED_LISTS: dict[str, Any] = {"uniqueItems": True, "items": {"$ref": "#"}}
+
+
+def _deep(depth: int, width: int) -> list[Any]:
+    value: list[Any] = [float(number) for number in range(width)]
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "held_to"),
+    [
+        pytest.param([99_999] * 50_000, {"items": {"enum": list(range(100_000))}}, id="enum"),
+        pytest.param(_deep(60, 20_000), NESTED_LISTS, id="uniqueItems at each depth"),
+        pytest.param([list(range(1000)) for _ in range(90)], {"items": {"const": list(range(1000))}}, id="const"),
+        pytest.param([[1] * 1000] * 101, True, id="leaves of many lists"),
+    ],
+)
+def test_what_is_compared_and_what_is_counted_has_its_price(value: object, held_to: object) -> None:
+    """Each of these took seconds, and one of them most of a minute, with the loop standing still."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        found = fault(value, held_to)
+    finally:
+        sys.setprofile(None)
+    assert found is not None
+    assert str(STEPS_MAX) in found
+    # Events and not calls: each call is two, and those into the library count too.
+    assert calls < 100 * STEPS_MAX

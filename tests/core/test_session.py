@@ -111,7 +111,7 @@ ABSURD: st.SearchStrategy[Fact] = st.one_of(
     st.builds(HoldReleased, _at, _names | st.sampled_from([ask.id for ask in EVERYTHING.asks])),
     st.builds(QuestionAnswered, _at, _names, st.just(DENIED)),
     st.builds(CallbackAnswered, _at, _names, st.none()),
-    st.builds(ConversationTaken, _at, st.sampled_from([0, 99]), st.just(AgentError("late"))),
+    st.builds(ConversationTaken, _at, st.sampled_from([0, 99]), st.just(AgentError("late")), st.none()),
     st.builds(Committed, _at, st.just(0)),
     st.builds(TimerFired, _at, st.tuples(st.sampled_from(Timer), _names)),
     st.builds(ProcessStarted, _at, st.sampled_from([0, 99]), st.just(1)),

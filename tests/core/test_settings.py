@@ -24,6 +24,7 @@ from banksman.core.session_facts import (
     Timer,
 )
 from banksman.core.settings import CHANGES_MAX
+from banksman.core.turn import Phase
 from banksman.errors import AgentError, Closed, QueueFull, StoreError
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
@@ -126,8 +127,8 @@ def test_a_prompt_that_was_granted_before_waits_for_the_answer_too() -> None:
     talk = ready()
     talk.is_log_slow = True
     talk.ask(B)
-    talk.commit()
     assert talk.state.turn is not None
+    assert talk.state.turn.phase is Phase.STARTING
     change(talk)
     assert sent(talk.commit()) == []
     assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]

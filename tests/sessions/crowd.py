@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.sessions.helpers import QUICK, Case, Script, check
+from tests.sessions.helpers import QUICK, Case, Script
 
-from banksman import Host, Kind, Session
+from banksman import Event, Host, Kind, Session
 from banksman.core import event as kinds
 from banksman.core.state import ProcessPhase
-from banksman.testing import fake_agent
+from banksman.testing import checks, fake_agent
 from banksman.testing.fake_agent import Process
 
 
@@ -108,8 +108,18 @@ class Crowd:
             await case.session.wait_closed()
         await asyncio.gather(*self.watchers)
         for case in self.cases:
-            check(case, await case.events())
+            _check(case, await case.events())
         assert self.alive() == []
+
+
+def _check(case: Member, events: Sequence[Event]) -> None:
+    """As `helpers.check`, also where some processes were none of the fake agent's, and left no evidence."""
+    checks.log(events)
+    checks.turns(events)
+    checks.outcomes(events, case.outcomes)
+    checks.attribution(events)
+    given = {process.pid: process.stdin for process in case.processes}
+    checks.stdin(events, [given.get(pid, b"") for pid in case.pids])
 
 
 def _is_starting(case: Case) -> bool:

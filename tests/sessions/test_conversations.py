@@ -126,6 +126,22 @@ async def test_an_agent_that_comes_into_a_conversation_of_anothers_is_given_up(t
         assert [text.partition("\n")[0] for text in await recalled(first)] == ["one", "long"]
 
 
+async def test_an_agent_that_begins_another_conversation_by_itself_has_that_one_and_no_longer_the_other(
+    tmp_path: Path,
+) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("first")
+        await first.answer("one")
+        before = conversation_of(first)
+        boundary = {"type": "result", "subtype": "success", "is_error": False, "session_id": UNKNOWN}
+        await first.answer(f"two\n@@at idle raw {json.dumps(boundary)}")
+        await first.wait_event(lambda e: e.kind == kinds.SESSION_CONVERSATION and UNKNOWN.encode() in e.data)
+        with pytest.raises(NotOwner, match=first.session.id):
+            await them.open("second", resume=UNKNOWN)
+        second = await them.open("second", resume=before)
+        assert len(await recalled(second)) == 2
+
+
 # -- who copies it ---------------------------------------------------------------------------------------------------
 async def test_a_fork_begins_with_the_memory_and_both_go_on(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
@@ -184,6 +200,22 @@ async def test_a_fork_leaves_the_original_to_who_has_it(tmp_path: Path) -> None:
         await first.session.close()
         fourth = await them.open("fourth", resume=conversation)
         assert len(await recalled(fourth)) == 1
+
+
+async def test_a_fork_whose_agent_does_not_fork_is_told_and_leaves_the_original(tmp_path: Path) -> None:
+    """It resumes the original instead. What follows must not begin with nothing, as if that had been asked for."""
+    drops = "import os, sys; os.execv(sys.argv[1], [word for word in sys.argv[1:] if word != '--fork-session'])"
+    async with crowd(tmp_path) as them:
+        first = await them.open("first")
+        await first.answer("one")
+        command = [sys.executable, "-I", "-S", "-c", drops, *them.command("second")]
+        second = await them.open("second", command=command, resume=conversation_of(first), fork=True)
+        outcome = await second.answer("two\n@@hang")
+        assert outcome.kind is Kind.FAILED
+        assert first.session.id in str(outcome.error)
+        assert second.session.status().conversation is None
+        assert (await second.answer("three\n@@hang")).kind is Kind.FAILED
+        assert f"--resume={conversation_of(first)}" in argv(second, 2)
 
 
 async def test_what_cannot_be_forked_is_an_error_of_the_call(tmp_path: Path) -> None:
@@ -385,7 +417,7 @@ async def test_servers_are_part_of_what_a_process_is_and_the_number_of_an_fd_is_
         pytest.param([{"name": "a", "command": "npx", "args": [1]}], id="args are numbers"),
         pytest.param([{"name": "a", "command": "npx", "env": {"K": "v"}}], id="env is a mapping"),
         pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K"}]}], id="no value"),
-        pytest.param([{"name": "a", "command": "npx", "env": [{"name": [], "value": "v"}]}], id="name is a list"),
+        pytest.param([{"name": "a", "command": "npx", "env": [{"name": ["K"], "value": "v"}]}], id="name is a list"),
         pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K", "value": 7}]}], id="value is a number"),
         pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K", "value": object()}]}], id="no JSON"),
         pytest.param([{"name": "a", "command": "npx", "env": [{"name": "K", "value": "\ud800"}]}], id="no UTF-8"),

@@ -12,6 +12,7 @@ from tests.sessions.helpers import Case, bodies, exists, opened, touch
 from banksman import BACKGROUND, INTERACTIVE, Host, Kind, Turn, UsageError
 from banksman.core import event as kinds
 from banksman.run import pool
+from banksman.run.agent import AgentProcess
 
 IDLE = {"idle_seconds": 0.2}
 
@@ -167,10 +168,12 @@ async def test_more_sessions_at_work_than_places_wait_for_one(tmp_path: Path) ->
         third = await c.ask("third")
         status = c.session.status()
         assert (status.phase, status.pids, len(status.queue)) == ("starting", (), 1)
+        assert status.waits_for_place
         assert third.state == "queued"
         pid = a.session.status().pids
         await running[1].interrupt()
         assert (await c.outcome(third)).text == "third"
+        assert not c.session.status().waits_for_place
         assert await retired(b) == "evicted"
         assert a.session.status().pids == pid
         assert running[0].state == "running"
@@ -222,21 +225,26 @@ async def test_a_session_that_waits_is_closed_at_once(tmp_path: Path) -> None:
         assert them.most_alive == 2
 
 
-async def test_an_ask_that_waits_for_a_process_can_be_withdrawn(tmp_path: Path) -> None:
+async def test_a_process_that_nobody_waits_for_any_more_is_not_started(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=1) as them:
-        a, b = [await them.open(name) for name in "ab"]
+        a, b, c = [await them.open(name) for name in "abc"]
         running = await a.running("long")
         waiting = await b.ask("never")
+        last = await c.ask("last")
         assert (await waiting.interrupt()).stopped
         assert (await b.outcome(waiting)).kind is Kind.WITHDRAWN
         await running.interrupt()
+        assert (await c.outcome(last)).text == "last"
+        assert (await a.answer("again")).text == "again"
+        # It was before both of these, and would have been served.
+        assert b.processes == []
         assert (await b.answer("now")).text == "now"
 
 
 @pytest.mark.parametrize("how", ["close", "drain"])
 async def test_a_host_with_waiters_is_closed_at_once(tmp_path: Path, how: str) -> None:
     async with Host(processes_max=1) as host:
-        them = Crowd(host, tmp_path)
+        them = Crowd(host, tmp_path)  # Not checked at the end: its log is closed then.
         cases = [await them.open(str(number)) for number in range(4)]
         running = await cases[0].running("long")
         waiting: list[Turn] = [await case.ask("never") for case in cases[1:]]
@@ -266,6 +274,26 @@ async def test_a_place_is_free_again_when_its_process_dies_or_is_never_ready(tmp
         outcomes = [(await case.outcome(turn)).kind for case, turn in turns]
         assert outcomes == [Kind.FAILED, Kind.FAILED, Kind.DONE]
         assert them.most_alive == 1
+
+
+async def test_a_place_is_free_again_when_a_session_fails_by_a_bug_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> AgentProcess:
+        raise RuntimeError("a bug")
+
+    async with crowd(tmp_path, processes_max=1) as them:
+        broken, other = await them.open("broken"), await them.open("other")
+        broken.session._driver.spawn = fail  # pyright: ignore[reportPrivateUsage]
+        turn = await broken.ask("one")
+        assert (await turn.outcome()).kind is Kind.FAILED
+        assert "a bug" in caplog.text
+        waiting = await other.ask("two")
+        # The place is there, or it never is.
+        await broken.session.wait_closed()
+        assert "0 waiting" in repr(other.session._driver._pool)  # pyright: ignore[reportPrivateUsage]
+        assert (await other.outcome(waiting)).text == "two"
+        them.cases.remove(broken)  # Its log has no end.
 
 
 async def test_many_sessions_on_two_places_are_all_served_and_remember(tmp_path: Path) -> None:

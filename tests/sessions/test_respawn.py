@@ -7,14 +7,15 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.crowd import Crowd, Member, argv, crowd, recalled, retired, tasks
+from tests.sessions.crowd import Crowd, argv, crowd, recalled, retired, tasks
 from tests.sessions.helpers import QUICK, SHORT_DRAIN, Case, Script, bodies, ended, opened, prompts, touch
 
-from banksman import BACKGROUND, By, Kind, ProgramNotFound, Question, UsageError, threads
+from banksman import BACKGROUND, By, Kind, ProgramNotFound, Question, Tool, UsageError, threads
 from banksman.core import event as kinds
 from banksman.run import profiles
 from banksman.testing import fake_agent
@@ -72,6 +73,18 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
+def silent(_: object) -> None:
+    """A hook that has nothing to say."""
+
+
+def allow(_: object) -> str:
+    return "allow"
+
+
+def look(_: object) -> str:
+    return "nothing"
+
+
 OTHER: Mapping[str, Mapping[str, Any]] = {
     "model": {"model": "two"},
     "permission_mode": {"permission_mode": "plan"},
@@ -79,12 +92,13 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
     "args": {"args": ["--more"]},
     "env": {"env": {"MORE": "1"}},
     "inherit_env": {"inherit_env": False},
-    "hooks": {"hooks": {"PreToolUse": lambda _: None}},
-    "tools": {"tools": ()},
+    "a file for MCP": {"args": ["--mcp-config=mine.json"]},
+    "hooks": {"hooks": {"PreToolUse": silent}},
+    "tools": {"tools": [Tool("look", "Looks.", {"type": "object"}, look)]},
 }
 
 
-@pytest.mark.parametrize("what", [what for what in OTHER if what != "tools"])
+@pytest.mark.parametrize("what", OTHER)
 async def test_what_a_process_is_started_with_makes_it_another(tmp_path: Path, what: str) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
@@ -111,7 +125,7 @@ async def test_another_folder_or_command_is_another_process(tmp_path: Path) -> N
 
 SAME: Mapping[str, Mapping[str, Any]] = {
     "nothing": {},
-    "on_question": {"on_question": lambda _: "allow"},
+    "on_question": {"on_question": allow},
     "rules": {"rules": {"Bash": "deny"}},
     "options": {"options": {"drain_seconds": 1.0, "idle_seconds": 60.0}},
 }
@@ -120,7 +134,7 @@ SAME: Mapping[str, Mapping[str, Any]] = {
 @pytest.mark.parametrize("what", SAME)
 async def test_what_a_process_is_not_started_with_lets_it_be(tmp_path: Path, what: str) -> None:
     async with crowd(tmp_path) as them:
-        how = {"name": "x", "model": "one", "env": {"A": "1"}}
+        how: dict[str, Any] = {"name": "x", "model": "one", "env": {"A": "1"}}
         case = await them.open("a", **how)
         await case.answer("one")
         pids = case.session.status().pids
@@ -175,6 +189,32 @@ async def test_new_numbers_hold_in_the_old_process(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
+async def test_a_new_idle_time_holds_for_a_process_that_is_idle_already(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        soon, never = (
+            await them.open("a", name="soon"),
+            await them.open("b", name="never", options={"idle_seconds": 1.0}),
+        )
+        await soon.answer("one")
+        await never.answer("one")
+        await them.open("a", name="soon", options={"idle_seconds": 1.0})
+        await them.open("b", name="never", options={"idle_seconds": None})
+        # Its end is before us, or nothing is.
+        assert "idle 1.1" in soon.session.status().timers
+        assert "idle 1.1" not in never.session.status().timers
+        assert await retired(soon) == "idle"
+        assert kinds.PROCESS_RETIRED not in await never.kinds()
+
+
+async def test_a_new_size_of_frames_holds_for_the_next_process(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x")
+        await case.answer("one")
+        await them.open("a", name="x", model="two", options={"frame_bytes_max": 4096})
+        assert (await case.answer("@@huge 100000\n@@say two")).text == "two"
+        assert max(len(event.data) for event in await case.events()) < 50_000
+
+
 async def test_new_rules_hold_from_the_next_question_on(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", rules={"Bash": "allow"})
@@ -196,8 +236,12 @@ async def test_what_is_not_the_same_session_is_an_error_of_the_call(
             await them.open("a", name="x", resume="11111111-2222-4333-8444-555555555555")
         with pytest.raises(UsageError):
             await them.open("a", name="x", resume=case.session.status().conversation, fork=True)
-        load = profiles.load
-        monkeypatch.setattr(profiles, "load", lambda name: replace(load("claude"), name=name))  # pyright: ignore[reportUnknownLambdaType]
+        claude = profiles.load("claude")
+
+        def load(name: str) -> profiles.Profile:
+            return replace(claude, name=name)
+
+        monkeypatch.setattr(profiles, "load", load)
         with pytest.raises(UsageError, match="one with claude"):
             await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
         # Nothing of that has touched it.
@@ -214,6 +258,52 @@ async def test_a_wish_made_later_is_the_one_that_counts(tmp_path: Path) -> None:
         await them.open("a", name="x", model="three")
         await case.answer("three")
         assert [word for word in argv(case, 2) if word.startswith("--model")] == ["--model=three"]
+
+
+async def test_a_process_that_waits_for_its_place_is_started_once_and_as_it_was_last_asked_for(tmp_path: Path) -> None:
+    async with crowd(tmp_path, processes_max=1) as them:
+        other, case = await them.open("other"), await them.open("a", name="x", model="one")
+        running = await other.running("long")
+        turn = await case.ask("first")
+        await them.open("a", name="x", model="two")
+        await running.interrupt()
+        assert (await case.outcome(turn)).text == "first"
+        assert "--model=two" in argv(case, 1)
+        assert len(case.processes) == 1
+
+
+async def test_a_turn_that_runs_keeps_the_hooks_that_its_process_was_told_of(tmp_path: Path) -> None:
+    """They are known to the process by number: another one's must not answer for the one that would have said no."""
+    called: list[str] = []
+    hook = {"subtype": "hook_callback", "callback_id": "hook-1", "input": {"tool_name": "Bash"}}
+
+    def first(_: object) -> None:
+        called.append("first")
+
+    def second(_: object) -> None:
+        called.append("second")
+
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", hooks={"PreToolUse": first})
+        mark, gate = case.path("mark"), case.path("gate")
+        turn = await case.ask(f"@@touch {mark}\n@@wait {gate}\n@@request {json.dumps(hook)}\n@@say done")
+        await case.reached(mark)
+        await them.open("a", name="x", hooks={"PostToolUse": second})
+        touch(gate)
+        assert (await case.outcome(turn)).text == "done"
+        assert called == ["first"]
+        await case.answer(f"@@request {json.dumps(hook)}\n@@say done")
+        assert called == ["first", "second"]
+
+
+async def test_the_name_of_a_session_that_is_being_closed_is_free(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as them:
+        first = await them.open("a", name="x")
+        await first.answer("one")
+        first.session.close_nowait()
+        second = await them.open("b", name="x")
+        assert second is not first
+        assert (await second.answer("two")).text == "two"
 
 
 async def test_the_name_of_a_closed_session_is_free(tmp_path: Path) -> None:
@@ -308,6 +398,8 @@ async def test_a_busy_session_is_asked_to_save_once_however_long_it_takes(tmp_pa
         waiting = await case.ask("next")
         await wait_old(them, times=3)
         assert await is_kept(case)
+        queued = [body["prompt"] for body in bodies(await case.events(), kinds.TURN_QUEUED)]
+        assert queued[2:] == ["save now"]
         touch(gate)
         assert (await case.outcome(turn)).text == "long"
         assert (await case.outcome(waiting)).text == "next"
@@ -350,15 +442,15 @@ async def test_starts_that_fail_are_tried_at_longer_and_longer_intervals(tmp_pat
             outcome = await case.outcome(turn)
             assert outcome.kind is Kind.FAILED
             assert outcome.error is not None
-            assert "code 3" in str(outcome.error)
             assert "no key" in outcome.error.hint
         backed_off = bodies(await case.events(), kinds.PROCESS_BACKED_OFF)
         assert [body["crashes"] for body in backed_off] == [2, 3, 4, 5]
         assert [body["seconds"] for body in backed_off] == pytest.approx([0.05, 0.1, 0.2, 0.4])
         started = [event.at for event in await case.events() if event.kind == kinds.PROCESS_STARTED]
-        waits = [after - before for before, after in zip(started, started[1:], strict=False)]
         assert len(started) == 5
-        assert [wait >= body["seconds"] for wait, body in zip(waits[1:], backed_off, strict=False)] == [True] * 3
+        # The second is tried at once; each of the others not before its time. (Wall time, which may be set back a bit.)
+        for wait, body in zip((after - before for before, after in pairwise(started[1:])), backed_off, strict=False):
+            assert wait > body["seconds"] * 0.9
         # When the agent is well again, so is the session, and what has been is forgotten.
         touch(works)
         assert (await case.answer("now")).text == "now"
@@ -442,7 +534,7 @@ async def test_a_wedged_agent_is_replaced_and_its_conversation_resumed(tmp_path:
 TOOL_RAN = '@@tool_use Bash {"command":"rm x"}\n@@tool_result gone'
 
 
-@pytest.mark.parametrize("end", ["@@hang", "@@on_interrupt ignored\n@@hang", "@@kill 9", "@@exit 0", "@@close_stdout"])
+@pytest.mark.parametrize("end", ["@@hang", "@@on_interrupt ignored\n@@hang", "@@kill 9", "@@exit 0"])
 async def test_a_turn_whose_tools_may_have_run_is_not_sent_again(tmp_path: Path, end: str) -> None:
     """Timed out or died, obediently or not, and although it was to come back if it gave way."""
     options = {**SHORT_DRAIN, "clocks": {"bytes": 0.3}}
@@ -472,6 +564,17 @@ async def test_a_conversation_that_is_lost_between_two_processes_is_an_event(tmp
         # It cost nobody an outcome, and no back-off.
         assert prompts(case) == ["one", "@@recall"]
         assert kinds.PROCESS_BACKED_OFF not in [event.kind for event in events]
+
+
+async def test_a_conversation_is_lost_also_if_the_agent_says_so_before_it_has_read_anything(tmp_path: Path) -> None:
+    says = 'exec 0<&-; echo "No conversation found with session ID: x" >&2; sleep 0.2; exit 1'
+    program = f'case "$*" in *--resume=*) {says};; esac; exec "$@"'
+    async with crowd(tmp_path) as them:
+        command = ["/bin/sh", "-c", program, "sh", *them.command("a")]
+        case = await them.open("a", command=command, resume="unknown", options={"eof_grace": 5.0})
+        outcomes = [await case.answer(f"ask {number}") for number in range(2)]
+        assert outcomes[1].kind is Kind.DONE
+        assert len(bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)) == 1
 
 
 # -- from a thread ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""The watchdogs with a real process: what a silent tool, a compaction, a thought and a question do to each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, opened, touch
+
+from banksman import Kind
+from banksman.core import event as kinds
+
+COMPACTING = '@@raw {"type":"system","subtype":"status","status":"compacting"}'
+COMPACTED = '@@raw {"type":"system","subtype":"compact_boundary"}'
+# Long enough for a slow machine to say something, and short enough to be waited for.
+IDLE = {"bytes": 1.0, "progress": 1.0}
+
+
+def running(case: Case) -> set[str]:
+    """The clocks that do not stand still."""
+    return {clock.name for clock in case.session.status().clocks if clock.is_running}
+
+
+# -- what spares -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("@@tool_use Bash", "@@tool_result done"),
+        # Of several the first to end does not end all.
+        ("@@tool_use Read\n@@tool_use Bash\n@@tool_result one", "@@say more"),
+        (COMPACTING, COMPACTED),
+    ],
+)
+async def test_a_silent_tool_and_a_compaction_do_not_trip_the_clocks_of_silence(
+    tmp_path: Path, begin: str, end: str
+) -> None:
+    go = tmp_path / "go"
+    clocks = {**IDLE, "tool": 600.0, "human": 600.0, "overall": 600.0}
+    async with opened(tmp_path, options={"clocks": clocks}) as case:
+        turn = await case.reaches(f"{begin}\n@@wait {go}")
+        assert running(case) == {"tool", "overall"}
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        # Longer than any of them; then silence counts again.
+        turn = await case.ask(f"{begin}\n@@pause 1.3\n{end}\n@@say went on")
+        assert (await case.outcome(turn)).text == "went on"
+        assert kinds.TURN_INTERRUPTED not in await case.kinds()
+
+
+async def test_after_a_tool_silence_counts_again(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"clocks": {**IDLE, "tool": 600.0}}) as case:
+        turn = await case.reaches("@@tool_use Bash\n@@tool_result done\n@@hang")
+        assert running(case) == {"bytes", "progress"}
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
+
+
+async def test_long_thinking_is_not_silence(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"clocks": {"bytes": 1.0}}) as case:
+        assert (await case.answer("@@thinking 65 0.02\n@@say thought")).text == "thought"
+
+
+async def test_a_question_makes_all_others_stand_still(tmp_path: Path) -> None:
+    clocks = {**IDLE, "tool": 1.0, "overall": 1.0, "human": 600.0}
+    async with opened(tmp_path, options={"clocks": clocks}) as case:
+        # The tool that it asks for has begun, as far as it says.
+        turn = await case.ask("@@ask Bash\n@@say went on")
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        assert running(case) == {"human"}
+        left = {clock.name: clock.left for clock in case.session.status().clocks}
+        await case.session.answer(case.session.questions()[0].id, "allow")
+        assert "human" not in running(case)
+        assert (await case.outcome(turn)).text == "went on"
+        assert all(seconds > 0 for seconds in left.values())
+
+
+# -- what ends -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("prompt", "clocks", "clock"),
+    [
+        ("@@say a\n@@hang", {"bytes": 0.3, "overall": 600.0}, "bytes"),
+        ("@@say a\n@@tool_use Bash\n@@hang", {**IDLE, "tool": 0.3}, "tool"),
+        (f"@@say a\n{COMPACTING}\n@@hang", {**IDLE, "tool": 0.3}, "tool"),
+        ("@@say a\n@@tool_use Bash\n@@hang", {**IDLE, "tool": 600.0, "overall": 0.3}, "overall"),
+        ("@@ask Bash\n@@say went on", {**IDLE, "tool": 0.6, "overall": 0.6, "human": 0.3}, "human"),
+        # It thinks for ever: it lives, and does not get on.
+        ("@@thinking 5000 0.02", {"bytes": 1.0, "progress": 1.3}, "progress"),
+    ],
+)
+async def test_the_clock_that_ends_a_turn_is_named_and_the_next_one_works(
+    tmp_path: Path, prompt: str, clocks: dict[str, float], clock: str
+) -> None:
+    async with opened(tmp_path, options={"clocks": clocks}) as case:
+        turn = await case.ask(prompt)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock, outcome.error) == (Kind.INTERRUPTED, clock, None)
+        events = await case.events()
+        assert ended(events, turn)["clock"] == clock
+        assert bodies(events, kinds.TURN_INTERRUPTED) == [{"cause": "clock", "clock": clock}]
+        assert (await case.answer("next")).text == "next"
+        assert len(case.processes) == 1
+
+
+async def test_an_agent_that_does_not_stop_for_a_clock_is_replaced(tmp_path: Path) -> None:
+    options = {**SHORT_DRAIN, "clocks": {"tool": 0.2}}
+    async with opened(tmp_path, memory=True, options=options) as case:
+        turn = await case.ask("@@on_interrupt ignored\n@@tool_use Bash\n@@hang")
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "tool")
+        assert ended(await case.events(), turn)["by"] == "ladder"
+        assert (await case.answer("next")).text == "next"
+
+
+async def test_a_turn_of_the_agents_own_is_watched_too(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say one", "at idle own task-notification tool_use Bash ;; hang"]}
+    async with opened(tmp_path, script, options={"clocks": {"tool": 0.2}}) as case:
+        await case.answer("one")
+        over = await case.wait_event(lambda e: e.kind == kinds.TURN_ENDED and "origin" in e.body)
+        assert (over.body["outcome"], over.body["clock"]) == ("interrupted", "tool")
+        assert (await case.answer("next")).text == "next"
+
+
+# -- what warns ------------------------------------------------------------------------------------------------------
+async def test_each_clock_warns_once_at_half_its_time(tmp_path: Path) -> None:
+    clocks = {"tool": 1.0, "overall": 3.0, "bytes": 600.0}
+    async with opened(tmp_path, options={"clocks": clocks}) as case:
+        turn = await case.ask("@@tool_use Bash\n@@hang")
+        assert (await case.outcome(turn)).clock == "tool"
+        events = await case.events()
+        warnings = [event for event in events if event.kind == kinds.CLOCK_WARNING]
+        assert {event.turn for event in warnings} == {turn.id}
+        said = {event.body["clock"]: event.body for event in warnings}
+        assert len(said) == len(warnings)
+        assert said["tool"]["seconds"] == 1.0
+        assert 0 < said["tool"]["left"] <= 0.5
+        assert "bytes" not in said
+        # Before it ends the turn.
+        order = [event.kind for event in events if event.kind in (kinds.CLOCK_WARNING, kinds.TURN_INTERRUPTED)]
+        assert order[-1] == kinds.TURN_INTERRUPTED
+
+
+async def test_a_question_that_waits_warns(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"clocks": {"human": 2.0}}) as case:
+        turn = await case.ask("@@ask Bash\n@@say went on")
+        warning = await case.wait_kind(kinds.CLOCK_WARNING)
+        assert (warning.turn, warning.body["clock"], warning.body["seconds"]) == (turn.id, "human", 2.0)
+        await case.session.answer(case.session.questions()[0].id, "allow")
+        assert (await case.outcome(turn)).text == "went on"

@@ -1,0 +1,252 @@
+"""Another model, another permission mode: told, answered, and where it is not, started with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import Case, bodies, exists, opened, prompts, requests, touch
+
+from banksman import AgentError, Closed, Kind, QueueFull, UsageError
+from banksman.core import event as kinds
+from banksman.core.settings import CHANGES_MAX
+
+# What is left unanswered is given up after a moment.
+SHORT = {"setting_seconds": 0.2}
+# Or it would take longer than the test may.
+LONG = {"setting_seconds": 600.0}
+
+
+def models(case: Case) -> list[list[str]]:
+    """The model that each process was started with."""
+    return [flags(process.argv, "--model") for process in case.processes]
+
+
+def flags(argv: list[str], name: str) -> list[str]:
+    return [word.partition("=")[2] for word in argv if word.startswith(f"{name}=")]
+
+
+async def settings(case: Case) -> list[tuple[str, str, str]]:
+    """Which settings were taken, in order, and how."""
+    found = bodies(await case.events(), kinds.SESSION_SETTING)
+    return [(body["name"], body["value"], body["by"]) for body in found]
+
+
+def told(case: Case, text: str) -> Any:
+    """Until the agent has been written this."""
+    return case.wait_event(lambda e: e.kind == kinds.SENT and text.encode() in e.data)
+
+
+# -- a process that answers ------------------------------------------------------------------------------------------
+async def test_a_process_that_runs_is_told_and_its_answer_is_waited_for(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    # After its first turn it reads nothing until it may.
+    script = {"prompt 1": ["say one", f"at idle stop_reading {go}", f"at idle touch {tmp_path / 'deaf'}"]}
+    async with opened(tmp_path, script, memory=True, options=LONG) as case:
+        await case.answer("one")
+        await exists(tmp_path / "deaf")
+        setting = asyncio.ensure_future(case.session.set_model("other"))
+        await told(case, "set_model")
+        assert not setting.done()
+        assert await settings(case) == []
+        touch(go)
+        await setting
+        await case.session.set_permission_mode("plan")
+        assert requests(case, "set_model") == [{"subtype": "set_model", "model": "other"}]
+        assert requests(case, "set_permission_mode") == [{"subtype": "set_permission_mode", "mode": "plan"}]
+        assert await settings(case) == [("model", "other", "reply"), ("permission_mode", "plan", "reply")]
+        # The next one is started that way, and need not be told.
+        assert (await case.answer("@@exit 1")).kind is Kind.FAILED
+        assert (await case.answer("next")).text == "next"
+        assert models(case) == [[], ["other"]]
+        assert flags(case.processes[1].argv, "--permission-mode") == ["plan"]
+        assert len(requests(case, "set_model")) == 1
+
+
+async def test_before_there_is_a_process_it_is_for_the_one_to_come(tmp_path: Path) -> None:
+    async with opened(tmp_path, model="first", permission_mode="default") as case:
+        await case.session.set_model("second")
+        await case.session.set_model("-third model\nwith lines")
+        assert case.processes == []
+        await case.answer("one")
+        # The last one counts, and is one word whatever it looks like.
+        assert models(case) == [["-third model\nwith lines"]]
+        assert flags(case.processes[0].argv, "--permission-mode") == ["default"]
+        assert requests(case, "set_model") == []
+        assert [by for _, _, by in await settings(case)] == ["start", "start"]
+
+
+async def test_a_process_that_is_just_being_started_makes_way_for_one_that_has_it(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = {"process 1": [f"at initialize touch {tmp_path / 'starting'}", f"at initialize wait {go}"]}
+    async with opened(tmp_path, script, memory=True) as case:
+        turn = await case.ask("one")
+        await exists(tmp_path / "starting")
+        await case.session.set_model("other")
+        touch(go)
+        assert (await case.outcome(turn)).text == "one"
+        assert models(case)[-1] == ["other"]
+        assert prompts(case) == ["one"]
+        assert requests(case, "set_model") == []
+
+
+async def test_a_setting_may_change_while_a_turn_runs(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.running("one")
+        await case.session.set_permission_mode("acceptEdits")
+        assert turn.state == "running"
+        await turn.interrupt()
+        await case.outcome(turn)
+        assert (await case.answer("next")).text == "next"
+        assert len(case.processes) == 1
+
+
+@pytest.mark.parametrize("script", [["refuse set_model", "refuse set_permission_mode"]])
+async def test_what_the_agent_refuses_is_an_error_and_changes_nothing(tmp_path: Path, script: list[str]) -> None:
+    async with opened(tmp_path, script, memory=True, model="first") as case:
+        await case.answer("one")
+        with pytest.raises(AgentError, match=r"model 'no such': refused by the script"):
+            await case.session.set_model("no such")
+        with pytest.raises(AgentError, match="permission_mode"):
+            await case.session.set_permission_mode("plan")
+        assert await settings(case) == []
+        assert (await case.answer("@@exit 1")).kind is Kind.FAILED
+        await case.answer("next")
+        assert models(case) == [["first"], ["first"]]
+        assert flags(case.processes[1].argv, "--permission-mode") == []
+
+
+# -- a process that does not answer ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "flag"), [("set_model", "--model"), ("set_permission_mode", "--permission-mode")]
+)
+async def test_a_process_that_does_not_answer_is_replaced_and_no_prompt_is_sent_meanwhile(
+    tmp_path: Path, name: str, flag: str
+) -> None:
+    script = {"process 1": ["omit set_model", "omit set_permission_mode"]}
+    async with opened(tmp_path, script, memory=True, options=SHORT) as case:
+        await case.answer("one")
+        setting = asyncio.ensure_future(getattr(case.session, name)("other"))
+        await told(case, name)
+        turn = await case.ask("two")
+        await setting
+        assert (await case.outcome(turn)).text == "two"
+        first, second = case.processes
+        assert [frame["message"]["content"] for frame in first.frames if frame["type"] == "user"] == ["one"]
+        assert flags(second.argv, flag) == ["other"]
+        assert flags(second.argv, "--resume") == [case.session.status().conversation]
+        assert [by for _, _, by in await settings(case)] == ["respawn"]
+        assert [body["reason"] for body in bodies(await case.events(), kinds.PROCESS_RETIRED)] == ["stale"]
+
+
+async def test_a_turn_that_runs_is_not_ended_by_a_setting_that_is_not_answered(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with opened(tmp_path, memory=True, options=SHORT) as case:
+        turn = await case.reaches(f"@@omit set_model\n@@say so far\n@@wait {go}")
+        await case.session.set_model("other")
+        assert turn.state == "running"
+        later = await case.ask("two")
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        assert (await case.outcome(later)).text == "two"
+        assert models(case) == [[], ["other"]]
+
+
+@pytest.mark.parametrize("when", ["waiting", "dead"])
+async def test_a_process_that_dies_before_it_answers_is_followed_by_one_that_has_it(tmp_path: Path, when: str) -> None:
+    async with opened(tmp_path, ["omit set_model"], memory=True, options=LONG) as case:
+        await case.answer("one")
+        if when == "waiting":
+            setting = asyncio.ensure_future(case.session.set_model("other"))
+            await told(case, "set_model")
+            os.kill(case.session.status().pids[0], signal.SIGKILL)
+            await setting
+        else:
+            os.kill(case.session.status().pids[0], signal.SIGKILL)
+            await case.session.set_model("other")
+        assert (await case.answer("two")).text == "two"
+        assert models(case) == [[], ["other"]]
+
+
+async def test_an_answer_that_comes_too_late_is_nothing(tmp_path: Path) -> None:
+    go, reached = tmp_path / "go", tmp_path / "reached"
+    late = '{"type":"control_response","response":{"subtype":"error","request_id":"setting-1-1","error":"late"}}'
+    async with opened(tmp_path, memory=True, options=SHORT) as case:
+        turn = await case.ask(f"@@omit set_model\n@@touch {reached}\n@@wait {go}\n@@raw {late}\n@@say went on")
+        await case.reached(reached)
+        await case.session.set_model("other")
+        touch(go)
+        assert (await case.outcome(turn)).text == "went on"
+        assert (await case.answer("two")).text == "two"
+        assert models(case) == [[], ["other"]]
+
+
+# -- callers that go away --------------------------------------------------------------------------------------------
+async def test_a_caller_that_is_cancelled_only_stops_waiting(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = {"prompt 1": ["say one", f"at idle stop_reading {go}", f"at idle touch {tmp_path / 'deaf'}"]}
+    async with opened(tmp_path, script, memory=True, options=LONG) as case:
+        await case.answer("one")
+        await exists(tmp_path / "deaf")
+        setting = asyncio.ensure_future(case.session.set_model("other"))
+        await told(case, "set_model")
+        setting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await setting
+        touch(go)
+        assert (await case.answer("two")).text == "two"
+        assert await settings(case) == [("model", "other", "reply")]
+        assert len(case.processes) == 1
+
+
+async def test_a_session_that_is_closed_takes_no_setting(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.answer("one")
+        await case.session.close()
+        with pytest.raises(Closed):
+            await case.session.set_model("other")
+        assert requests(case, "set_model") == []
+
+
+async def test_closing_does_not_leave_a_caller_waiting(tmp_path: Path) -> None:
+    async with opened(tmp_path, ["omit set_model"], options=LONG) as case:
+        await case.answer("one")
+        setting = asyncio.ensure_future(case.session.set_model("other"))
+        await told(case, "set_model")
+        await case.session.close()
+        await setting
+
+
+async def test_more_changes_than_an_agent_can_owe_an_answer_to_are_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path, ["omit set_model"], memory=True, options=LONG) as case:
+        await case.answer("one")
+        waiting = [asyncio.ensure_future(case.session.set_model(f"model {number}")) for number in range(CHANGES_MAX)]
+        await told(case, f"model {CHANGES_MAX - 1}")
+        with pytest.raises(QueueFull):
+            await case.session.set_model("one too many")
+        assert not any(setting.done() for setting in waiting)
+        os.kill(case.session.status().pids[0], signal.SIGKILL)
+        await asyncio.gather(*waiting)
+        await case.answer("two")
+        assert models(case) == [[], [f"model {CHANGES_MAX - 1}"]]
+
+
+@pytest.mark.parametrize("value", ["", None, 3, b"other", "\ud800"])
+async def test_what_cannot_be_a_setting_is_refused(tmp_path: Path, value: Any) -> None:
+    async with opened(tmp_path) as case:
+        for name in ("set_model", "set_permission_mode"):
+            with pytest.raises(UsageError):
+                await getattr(case.session, name)(value)
+        assert await case.kinds() == []
+
+
+async def test_an_agent_that_has_no_such_setting_is_not_told(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        case.session._capabilities = {"model"}  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(UsageError, match="permission_mode"):
+            await case.session.set_permission_mode("plan")
+        await case.session.set_model("other")

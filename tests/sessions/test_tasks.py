@@ -1,0 +1,103 @@
+"""What runs in the background of the agent when its turn is over: it is heard and answered, and not evicted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.sessions.helpers import SHORT_DRAIN, Case, answers, bodies, exists, opened, requesting, touch
+
+from banksman import Kind, Question
+from banksman.core import event as kinds
+
+# Much shorter than these tests wait; the processes that are to be spared are spared for another reason.
+IDLE = {"idle_seconds": 0.1}
+
+
+def tasks(*names: str) -> str:
+    """The agent says what runs in its background now."""
+    each = [{"task_id": name, "task_type": "local_bash", "description": "a server"} for name in names]
+    return f"raw {json.dumps({'type': 'system', 'subtype': 'background_tasks_changed', 'tasks': each})}"
+
+
+def asking(tool: str) -> str:
+    return requesting("can_use_tool", tool_name=tool, input={"command": "ls"}, agent_id="a-1").removeprefix("@@")
+
+
+async def retired(case: Case) -> list[str]:
+    return [body["reason"] for body in bodies(await case.events(), kinds.PROCESS_RETIRED)]
+
+
+async def test_a_task_that_outlives_its_turn_is_answered_and_its_process_kept(tmp_path: Path) -> None:
+    go, end, over = (tmp_path / name for name in ("go", "end", "over"))
+    later = [f"wait {go}", asking("Bash"), f"touch {over}", f"wait {end}", tasks()]
+    script = {"prompt 1": [tasks("b1", "b2"), "say started it", tasks("b1"), *(f"at idle {step}" for step in later)]}
+    asked: list[Question] = []
+
+    def on_question(question: Question) -> str:
+        asked.append(question)
+        return "allow"
+
+    async with opened(tmp_path, script, memory=True, on_question=on_question, options=IDLE) as case:
+        assert (await case.answer("one")).text == "started it"
+        pids = case.session.status().pids
+        await asyncio.sleep(0.4)  # That nothing happens has no fact to wait for.
+        assert case.session.status().pids == pids
+        touch(go)
+        # It got its answer: its stdin is open, and is read by us.
+        await exists(over)
+        (question,) = asked
+        assert (question.turn, question.tool, question.details) == (None, "Bash", {"agent_id": "a-1"})
+        assert answers(case)[0]["response"] == {"behavior": "allow", "updatedInput": {"command": "ls"}}
+        assert [event.turn for event in await case.events() if event.kind.startswith("question.")] == [None, None]
+        assert await retired(case) == []
+        # When it has ended, nobody needs the process any more.
+        touch(end)
+        await case.wait_kind(kinds.PROCESS_RETIRED)
+        assert await retired(case) == ["idle"]
+        assert (await case.answer("next")).text == "next"
+        assert len(case.processes) == 2
+
+
+async def test_a_question_of_a_task_is_kept_through_the_turns_of_others(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    script = {"prompt 1": [tasks("b1"), "say started it", f"at idle {asking('Bash')}", f"at idle touch {over}"]}
+    async with opened(tmp_path, script, options={**IDLE, "clocks": {"bytes": 600.0}}) as case:
+        await case.answer("one")
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        (question,) = case.session.questions()
+        turn = await case.running("two")
+        # It is nobody's turn that waits for it: neither its clocks stand still, nor does its end end the question.
+        assert [clock.is_running for clock in case.session.status().clocks] == [True]
+        await turn.interrupt()
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert case.session.questions() == [question]
+        await case.session.answer(question.id, "deny", message="not now")
+        await exists(over)
+        assert [answer["response"] for answer in answers(case)] == [{"behavior": "deny", "message": "not now"}]
+
+
+async def test_tasks_end_with_their_process(tmp_path: Path) -> None:
+    script = {"prompt 1": [tasks("b1"), "say started it", f"at idle {asking('Bash')}"]}
+    async with opened(tmp_path, script, memory=True, options=IDLE) as case:
+        await case.answer("one")
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        os.kill(case.session.status().pids[0], signal.SIGKILL)
+        answered = await case.wait_kind(kinds.QUESTION_ANSWERED)
+        assert answered.body["answer"] == "withdrawn"
+        assert case.session.questions() == []
+        assert (await case.answer("next")).text == "next"
+        # The one that came after has none, and is let go.
+        await case.wait_kind(kinds.PROCESS_RETIRED)
+
+
+async def test_a_session_is_closed_also_while_a_task_lives(tmp_path: Path) -> None:
+    script = {"prompt 1": [tasks("b1"), "say started it", "at eof hang"]}
+    async with opened(tmp_path, script, options=SHORT_DRAIN) as case:
+        await case.answer("one")
+        # As with the real one: the end of its stdin alone does not end it. The ladder does.
+        await case.session.close()
+        assert case.session.status().phase == "closed"
