@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -35,11 +36,12 @@ from banksman.core import (
 from banksman.core.arbiter import BACKGROUND, Queue, Waiting
 from banksman.core.clocks import Name
 from banksman.core.decision import Decision
-from banksman.core.meaning import Replied, TurnOver
+from banksman.core.meaning import Replied, Thought, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
+from banksman.core.rules import Verdict
 from banksman.core.session_facts import BeIdle, Effect, Resolve, StartProcess, Timer
 from banksman.core.state import Deferred, MayWrite, Process, ProcessPhase, Session, Stale, Stdin
-from banksman.core.turn import Ask, Move, Phase, Turn
+from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
 
 # Given the right function, the wrong one.
@@ -64,9 +66,7 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def _mutant(
-    name: str, where: object, function: str, found_by: str | Callable[[], None]
-) -> Callable[[Wrong], Wrong]:
+def _mutant(name: str, where: object, function: str, found_by: str | Callable[[], None]) -> Callable[[Wrong], Wrong]:
     def register(wrong: Wrong) -> Wrong:
         assert name not in MUTANTS
         MUTANTS[name] = Mutant(name, where, function, wrong, found_by)
@@ -436,7 +436,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return is_idle
 
 
-@_mutant("a process with a running task is retired for its age", resting, "must_replace", _OLD_AND_AT_WORK)
+@_mutant(
+    "a process with a running task is retired for its age",
+    resting,
+    "must_replace",
+    test_resting.test_one_that_is_old_serves_on_while_something_runs_in_its_background,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
         return right(replace(state, process=replace(state.process, tasks=())), turn)
@@ -444,7 +449,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return must_replace
 
 
-@_mutant("what the agent waits to hear does not spare it", resting, "_is_idle", _with("callback", test_resting.needs))
+@_mutant(
+    "what the agent waits to hear does not spare it",
+    resting,
+    "_is_idle",
+    partial(test_resting.test_what_somebody_needs_is_neither_evicted_nor_idle, "callback"),
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_idle(state: Session) -> bool:
         return right(replace(state, callbacks=(), questions=()))
@@ -460,7 +470,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return on_idle_long
 
 
-@_mutant("idle timer of an earlier rest", resting, "_idle_key", test_resting.test_the_timer_of_an_earlier_rest_does_not_end_a_later_one)
+@_mutant(
+    "idle timer of an earlier rest",
+    resting,
+    "_idle_key",
+    test_resting.test_the_timer_of_an_earlier_rest_does_not_end_a_later_one,
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def idle_key(state: Session) -> str:
         return str(state.process.number)
@@ -488,7 +503,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return look
 
 
-@_mutant("nobody is told that it is idle", Work, "do", test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it)
+@_mutant(
+    "nobody is told that it is idle",
+    Work,
+    "do",
+    test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def do(work: Work, effect: Effect) -> None:
         if not isinstance(effect, BeIdle):
@@ -497,7 +517,9 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return do
 
 
-@_mutant("a rest has no end", resting, "look", test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it)
+@_mutant(
+    "a rest has no end", resting, "look", test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def look(work: Work) -> None:
         since = work.state.idle_since
@@ -509,7 +531,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- a process that is replaced --------------------------------------------------------------------------------------
-@_mutant("stale process given the next turn", resting, "must_replace", test_settings.test_in_a_turn_the_process_is_replaced_after_it)
+@_mutant(
+    "stale process given the next turn",
+    resting,
+    "must_replace",
+    test_settings.test_in_a_turn_the_process_is_replaced_after_it,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
         return right(replace(state, process=replace(state.process, stale=Stale.NO)), turn)
@@ -517,7 +544,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return must_replace
 
 
-@_mutant("a schema is not looked at", resting, "must_replace", test_conversation.test_another_schema_is_another_process_and_the_same_one_is_not)
+@_mutant(
+    "a schema is not looked at",
+    resting,
+    "must_replace",
+    test_conversation.test_another_schema_is_another_process_and_the_same_one_is_not,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
         reason = right(state, turn)
@@ -526,7 +558,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return must_replace
 
 
-@_mutant("one that has saved is kept", ending, "_end_ours", test_resting.test_one_that_is_old_is_asked_to_save_and_replaced_after_that)
+@_mutant(
+    "one that has saved is kept",
+    ending,
+    "_end_ours",
+    test_resting.test_one_that_is_old_is_asked_to_save_and_replaced_after_that,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end_ours(work: Work, turn: Turn, *args: Any) -> None:
         assert turn.ask is not None
@@ -535,7 +572,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return end_ours
 
 
-@_mutant("the next process is for no conversation", Work, "start_process", test_resting.test_after_so_long_it_is_let_go_and_the_next_ask_resumes)
+@_mutant(
+    "the next process is for no conversation",
+    Work,
+    "start_process",
+    test_resting.test_after_so_long_it_is_let_go_and_the_next_ask_resumes,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def start_process(work: Work, schema: Any) -> None:
         right(work, schema)
@@ -572,7 +614,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return on_backed_off
 
 
-@_mutant("back-off that keeps nobody back", resting, "count_crash", test_resting.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer)
+@_mutant(
+    "back-off that keeps nobody back",
+    resting,
+    "count_crash",
+    test_resting.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def count_crash(work: Work, process: Process) -> None:
         right(work, process)
@@ -581,7 +628,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return count_crash
 
 
-@_mutant("crashes are never forgiven", hearing, "_counted", test_resting.test_who_asks_while_none_is_started_is_served_after_that)
+@_mutant(
+    "crashes are never forgiven",
+    hearing,
+    "_counted",
+    test_resting.test_who_asks_while_none_is_started_is_served_after_that,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def counted(work: Work, over: TurnOver) -> TurnOver:
         crashes = work.state.crashes
@@ -592,18 +644,27 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-@_mutant("what we stopped is a crash", resting, "count_crash", test_resting.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not)
+@_mutant(
+    "what we stopped is a crash",
+    living,
+    "lost",
+    test_resting.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def count_crash(work: Work, process: Process) -> None:
-        # Whatever its end was, as long as it has not served: counted where it should be, and once more.
-        right(work, process)
-        right(work, process)
+    def lost(work: Work, *args: Any, **kwargs: Any) -> None:
+        work.set_process(was_told_to_stop=False)
+        right(work, *args, **kwargs)
 
-    return count_crash
+    return lost
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
-@_mutant("prompt sent while a setting is unanswered", granting, "_is_free", test_settings.test_no_prompt_is_sent_before_the_answer)
+@_mutant(
+    "prompt sent while a setting is unanswered",
+    granting,
+    "_is_free",
+    test_settings.test_no_prompt_is_sent_before_the_answer,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_free(state: Session) -> bool:
         return right(replace(state, process=replace(state.process, changes=())))
@@ -627,7 +688,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return expire
 
 
-@_mutant("one that did not answer is kept", settings, "expire", test_settings.test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it)
+@_mutant(
+    "one that did not answer is kept",
+    settings,
+    "expire",
+    test_settings.test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Work, request: str) -> None:
         right(work, request)
@@ -636,7 +702,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return expire
 
 
-@_mutant("a setting that was refused is had", settings, "on_reply", test_settings.test_an_agent_that_refuses_is_believed_and_keeps_what_it_has)
+@_mutant(
+    "a setting that was refused is had",
+    settings,
+    "on_reply",
+    test_settings.test_an_agent_that_refuses_is_believed_and_keeps_what_it_has,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_reply(work: Work, reply: Replied) -> None:
         right(work, replace(reply, error=None))
@@ -663,7 +734,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return forget
 
 
-@_mutant("a question outlives its process", questioning, "forget_all", "a question")
+@_mutant("a question outlives its process", questioning, "forget_all", test_questioning.test_so_does_one_in_no_turn)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def forget_all(work: Work) -> None:
         pass
@@ -671,7 +742,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return forget_all
 
 
-@_mutant("a late callback answer of an old process", questioning, "forget_all", test_questioning.test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody)
+@_mutant(
+    "a late callback answer of an old process",
+    questioning,
+    "forget_all",
+    test_questioning.test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody,
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def forget_all(work: Work) -> None:
         for question in work.state.questions:
@@ -680,7 +756,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return forget_all
 
 
-@_mutant("what nobody answers is allowed", questioning, "expire", _with("deny", test_questioning.expires))
+@_mutant(
+    "what nobody answers is allowed",
+    questioning,
+    "expire",
+    partial(test_questioning.test_one_that_nobody_answers_in_time_has_the_default_answer, "deny"),
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Work, id: str) -> None:
         message = f"nobody answered within {work.state.config.question_seconds:g} s"
@@ -689,7 +770,14 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return expire
 
 
-@_mutant("what a rule decided is asked all the same", questioning, "_verdict", test_questioning.test_a_rule_spares_the_human)
+@_mutant(
+    "what a rule decided is asked all the same",
+    questioning,
+    "_verdict",
+    partial(
+        test_questioning.test_a_rule_answers_a_permission, (("Bash", Verdict.DENY),), (), "A q deny: a rule says no"
+    ),
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def verdict(work: Work, asked: Any, speaking: Turn | None) -> None:
         return None
@@ -697,20 +785,17 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return verdict
 
 
-@_mutant("the rules of an ask outlive it", questioning, "_verdict", test_questioning.test_the_rules_of_an_ask_are_its_turns_and_nobody_elses)
-def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    seen: list[Turn] = []
-
-    def verdict(work: Work, asked: Any, speaking: Turn | None) -> Any:
-        if work.state.turn is not None:
-            seen.append(work.state.turn)
-        first = seen[0] if seen else speaking
-        return right(work, asked, first)
-
-    return verdict
-
-
-@_mutant("the session's rules come first", rules, "verdict", test_questioning.test_the_rules_of_an_ask_come_before_those_of_the_session)
+@_mutant(
+    "the session's rules come first",
+    rules,
+    "verdict",
+    partial(
+        test_questioning.test_a_ruling_is_answered_at_once_and_asks_nobody,
+        (("*", Verdict.ALLOW),),
+        (("Bash", Verdict.DENY),),
+        "deny",
+    ),
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def verdict(tool: str, layers: Any) -> Any:
         return right(tool, tuple(layers)[::-1])
@@ -718,7 +803,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return verdict
 
 
-@_mutant("a denial that interrupts only denies", asking, "answer", test_questioning.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary)
+@_mutant(
+    "a denial that interrupts only denies",
+    asking,
+    "answer",
+    test_questioning.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary,
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def answer(work: Work, fact: Any) -> None:
         questioning.answer(work, fact.question, fact.decision)
@@ -726,18 +816,28 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-@_mutant("a denial that interrupts stops whoever speaks", asking, "answer", test_questioning.test_such_a_denial_of_a_question_that_is_over_stops_nobody)
+@_mutant(
+    "a denial that interrupts stops whoever speaks",
+    asking,
+    "answer",
+    test_questioning.test_such_a_denial_of_a_question_that_is_over_stops_nobody,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def answer(work: Work, fact: Any) -> None:
         right(work, fact)
         if fact.decision.interrupts and work.state.speaking is not None:
-            ending.stop(work, work.state.speaking, turns.Cause.INTERRUPT)
+            ending.stop(work, work.state.speaking, Cause.INTERRUPT)
 
     return answer
 
 
 # -- the conversation ------------------------------------------------------------------------------------------------
-@_mutant("conversation re-learnt after overflow", hearing, "_know_conversation", test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again)
+@_mutant(
+    "conversation re-learnt after overflow",
+    hearing,
+    "_know_conversation",
+    test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def know_conversation(work: Work, conversation: str) -> None:
         work.set_process(has_overflowed=False)
@@ -746,7 +846,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return know_conversation
 
 
-@_mutant("an overflow is only an error", hearing, "_notice_overflow", test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once)
+@_mutant(
+    "an overflow is only an error",
+    hearing,
+    "_notice_overflow",
+    test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once,
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def notice_overflow(work: Work, over: TurnOver) -> None:
         pass
@@ -754,7 +859,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return notice_overflow
 
 
-@_mutant("any overflow ends the conversation", hearing, "_notice_overflow", _with(True, test_conversation.large))
+@_mutant(
+    "any overflow ends the conversation",
+    hearing,
+    "_notice_overflow",
+    partial(test_conversation.test_a_large_prompt_is_to_blame_itself_the_first_time, True),
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def notice_overflow(work: Work, over: TurnOver) -> None:
         work.set(overflows=1)
@@ -763,7 +873,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return notice_overflow
 
 
-@_mutant("a turn costs all that went before it", hearing, "_counted", test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one)
+@_mutant(
+    "a turn costs all that went before it",
+    hearing,
+    "_counted",
+    test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def counted(work: Work, over: TurnOver) -> TurnOver:
         return replace(right(work, over), cost=over.spent)
@@ -771,7 +886,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-@_mutant("whoever comes after follows into another's conversation", living, "lose_conversation", _with(None, test_conversation.taken))
+@_mutant(
+    "whoever comes after follows into another's conversation",
+    living,
+    "lose_conversation",
+    partial(test_conversation.test_the_next_process_does_not_resume_what_another_session_drives, None),
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def lose_conversation(work: Work, error: Any, held: str | None) -> None:
         work.give_up_process(error)
@@ -780,7 +900,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- clocks ----------------------------------------------------------------------------------------------------------
-@_mutant("a tool is not watched", hearing, "_use_tools", test_watchdogs.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault)
+@_mutant(
+    "a tool is not watched",
+    hearing,
+    "_use_tools",
+    test_watchdogs.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault,
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def use_tools(work: Work, **calls: Any) -> None:
         pass
@@ -788,7 +913,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return use_tools
 
 
-@_mutant("thinking is progress", clocks, "wind", _with((hearing.Thought(), "progress"), test_watchdogs.thinks))
+@_mutant(
+    "thinking is progress",
+    clocks,
+    "wind",
+    partial(test_watchdogs.test_thought_is_life_and_no_progress, Thought(), "progress"),
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def wind(them: Any, at: float, *names: Name) -> Any:
         return right(them, at, Name.BYTES, Name.PROGRESS)

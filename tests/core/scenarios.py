@@ -97,6 +97,7 @@ SCENARIOS = {
         scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
         scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),
         scenario("an idle process", LOW, URGENT, lazy="start", interrupt=1, config=_IDLE),
+        scenario("late facts of an idle process", LOW, USUAL, late=1, config=_IDLE),
         scenario("an idle process, closed", USUAL, lazy="log start", close=1, config=_IDLE),
         scenario("an eviction", LOW, PATIENT, URGENT, lazy="start", evict=1),
         scenario("an eviction and an own turn", USUAL, evict=1, own=1, task=1),
@@ -108,7 +109,7 @@ SCENARIOS = {
         scenario("another model, and an exit", USUAL, PATIENT, setting=1, unanswered=1, exit=1),
         scenario("another configuration", LOW, URGENT, reconfigure=1, exit=1),
         scenario("another schema", EXACT, USUAL, URGENT, interrupt=1),
-        scenario("one crash after the other", LOW, USUAL, lazy="start", exit=3, unstartable=1),
+        scenario("one crash after the other", LOW, USUAL, PATIENT, lazy="start", exit=2, unstartable=1),
         scenario("a question that nobody answers", LOW, URGENT, question=1, config={"question_seconds": 0.0}),
         scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )

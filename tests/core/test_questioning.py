@@ -135,6 +135,15 @@ def test_questions_end_with_their_process() -> None:
     assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
 
 
+def test_so_does_one_in_no_turn() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    talk.mean(asks())
+    assert of(CloseQuestion, talk.die(code=1)) == [CloseQuestion("q")]
+    talk.serve(ask("b", NORMAL))
+    assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
+
+
 # -- the rules decide ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("session", "of_ask", "answer"),

@@ -21,9 +21,9 @@ RULES = {"matcher": None, "hookCallbackIds": ["banksman-rules"]}
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
-def hooked(id: str = "hook-1", **input: Any) -> str:
+def hooked(id: str = "hook-1") -> str:
     """The agent calls a hook, and waits for its word."""
-    return requesting("hook_callback", callback_id=id, input=input or INPUT, tool_use_id="toolu_1")
+    return requesting("hook_callback", callback_id=id, input=INPUT, tool_use_id="toolu_1")
 
 
 def message(method: str, id: int | None = 1, **params: Any) -> str:
@@ -115,6 +115,10 @@ async def _cancelled(said: Mapping[str, Any]) -> None:
 
 def _nonsense(said: Mapping[str, Any]) -> Any:
     return "allow"
+
+
+def _unsendable(given: Mapping[str, Any]) -> object:
+    return object()
 
 
 @pytest.mark.parametrize(
@@ -317,7 +321,7 @@ async def test_a_tool_is_called(tmp_path: Path, call: Any) -> None:
     [
         (_raises, {"text": "a"}, "the tool failed: RuntimeError: I am broken"),
         (_cancelled, {"text": "a"}, "the tool was cancelled"),
-        (lambda given: object(), {"text": "a"}, "a object is not of JSON"),  # pyright: ignore[reportUnknownLambdaType]
+        (_unsendable, {"text": "a"}, "a object is not of JSON"),
         (shout, {"text": 3}, "the input does not fit: text: must be text"),
         (shout, {}, "the input does not fit: text: is missing"),
     ],
@@ -429,7 +433,10 @@ async def test_whoever_opens_the_session_again_is_called_from_then_on(tmp_path: 
     called: list[str] = []
 
     def hook(name: str) -> Any:
-        return lambda said: called.append(name)  # pyright: ignore[reportUnknownLambdaType]
+        def call(said: Mapping[str, Any]) -> None:
+            called.append(name)
+
+        return call
 
     async with opened(tmp_path, memory=True, name="shared", hooks={"PreToolUse": hook("first")}) as case:
         await case.answer(hooked())

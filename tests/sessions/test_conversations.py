@@ -214,7 +214,7 @@ async def test_a_fork_whose_agent_does_not_fork_is_told_and_leaves_the_original(
         assert outcome.kind is Kind.FAILED
         assert first.session.id in str(outcome.error)
         assert second.session.status().conversation is None
-        assert (await second.answer("three\n@@hang")).kind is Kind.FAILED
+        await second.answer("three")
         assert f"--resume={conversation_of(first)}" in argv(second, 2)
 
 

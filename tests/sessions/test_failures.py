@@ -144,11 +144,22 @@ async def test_a_turn_that_timed_out_after_its_tools_ran_is_not_sent_again(tmp_p
 
 # -- scenario 25 -----------------------------------------------------------------------------------------------------
 async def test_an_image_that_is_read_twice_in_one_line_is_survived(tmp_path: Path) -> None:
-    size = 3 << 20
+    data = "iVBORw0K" * 160_000
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
+    line = json.dumps(
+        {
+            "type": "user",
+            "message": {"role": "user", "content": [result]},
+            "tool_use_result": {"type": "image", "file": {"base64": data}},
+        }
+    )
     async with opened(tmp_path) as case:
-        outcome = await case.answer(f"@@tool_use Read\n@@huge_tool_result {size}\n@@huge {2 * size}\n@@say seen")
+        outcome = await case.answer(f"@@tool_use Read\n@@raw {line}\n@@huge {8 << 20}\n@@say seen")
         assert (outcome.kind, outcome.text) == (Kind.DONE, "seen")
-        longest = max(len(event.data) for event in await case.events() if event.kind == kinds.UPDATE)
-        assert longest > 2 * size
+        # Both are kept as they came.
+        said = [event.data for event in await case.events() if event.kind == kinds.UPDATE]
+        assert line.encode() in said
+        assert max(map(len, said)) > 8 << 20
         assert (await case.answer("next")).text == "next"
         assert (len(case.processes), len(requests(case, "interrupt"))) == (1, 0)

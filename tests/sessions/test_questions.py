@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from pathlib import Path
@@ -102,6 +103,27 @@ async def test_a_callback_that_raises_says_no(tmp_path: Path, caplog: pytest.Log
         assert "I am broken" in response["response"]["message"]
         assert "I am broken" in caplog.text
         assert (await case.answer(ASK)).kind is Kind.DONE
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Mute(), RuntimeError("half \ud800"), RuntimeError("x" * 10_000_000)])
+async def test_a_callback_that_raises_what_cannot_be_told_says_no(
+    tmp_path: Path, error: Exception, unreported: list[logging.LogRecord]
+) -> None:
+    def on_question(question: Question) -> str:
+        raise error
+
+    async with opened(tmp_path, on_question=on_question, options={"clocks": {"human": 10.0}}) as case:
+        assert (await case.answer(ASK)).text == "went on"
+        (response,) = answers(case)
+        assert response["response"]["behavior"] == "deny"
+        assert response["response"]["message"].startswith("the callback failed: ")
+        assert len(response["response"]["message"]) < 10_000
+        assert [record.getMessage() for record in unreported] == ["! on_question raised; the answer is no"]
 
 
 async def test_a_caller_answers_and_the_second_answer_is_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rules for tools: those of a session and of one ask, wherever the agent asks: for a permission, and before each use."""
+"""Rules for tools, of a session and of one ask, wherever the agent asks: for a permission, and before each use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from banksman.core.rules import RULES_MAX
 from banksman.testing import fake_agent
 
 
-def permission(tool: str, **input: Any) -> str:
-    return requesting("can_use_tool", tool_name=tool, input=input)
+def permission(tool: str, **arguments: Any) -> str:
+    return requesting("can_use_tool", tool_name=tool, input=arguments)
 
 
 def ruling(tool: str) -> str:
@@ -194,7 +194,8 @@ async def test_as_many_rules_as_may_be_are_taken(tmp_path: Path) -> None:
 async def test_a_prompt_that_is_added_to_a_turn_has_no_rules_of_its_own(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("one")
-        for how in ({"rules": {"Bash": "allow"}}, {"rules": {}}, {"schema": {"type": "object"}}):
+        hows: list[dict[str, Any]] = [{"rules": {"Bash": "allow"}}, {"rules": {}}, {"schema": {"type": "object"}}]
+        for how in hows:
             with pytest.raises(UsageError, match="added to a turn"):
                 await case.ask("two", on_busy="steer", **how)
         assert len([frame for frame in sent(case) if frame["type"] == "user"]) == 1

@@ -105,8 +105,8 @@ async def test_a_setting_may_change_while_a_turn_runs(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-@pytest.mark.parametrize("script", [["refuse set_model", "refuse set_permission_mode"]])
-async def test_what_the_agent_refuses_is_an_error_and_changes_nothing(tmp_path: Path, script: list[str]) -> None:
+async def test_what_the_agent_refuses_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+    script = ["refuse set_model", "refuse set_permission_mode"]
     async with opened(tmp_path, script, memory=True, model="first") as case:
         await case.answer("one")
         with pytest.raises(AgentError, match=r"model 'no such': refused by the script"):
@@ -121,9 +121,7 @@ async def test_what_the_agent_refuses_is_an_error_and_changes_nothing(tmp_path: 
 
 
 # -- a process that does not answer ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("name", "flag"), [("set_model", "--model"), ("set_permission_mode", "--permission-mode")]
-)
+@pytest.mark.parametrize(("name", "flag"), [("set_model", "--model"), ("set_permission_mode", "--permission-mode")])
 async def test_a_process_that_does_not_answer_is_replaced_and_no_prompt_is_sent_meanwhile(
     tmp_path: Path, name: str, flag: str
 ) -> None:
@@ -242,11 +240,3 @@ async def test_what_cannot_be_a_setting_is_refused(tmp_path: Path, value: Any) -
             with pytest.raises(UsageError):
                 await getattr(case.session, name)(value)
         assert await case.kinds() == []
-
-
-async def test_an_agent_that_has_no_such_setting_is_not_told(tmp_path: Path) -> None:
-    async with opened(tmp_path) as case:
-        case.session._capabilities = {"model"}  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(UsageError, match="permission_mode"):
-            await case.session.set_permission_mode("plan")
-        await case.session.set_model("other")

@@ -135,14 +135,6 @@ async def test_only_asks_with_one_schema_are_collected_into_one_turn(tmp_path: P
         assert joined == [0, 1, 0, 0]
 
 
-async def test_an_agent_without_schemas_is_not_asked_for_one(tmp_path: Path) -> None:
-    async with opened(tmp_path) as case:
-        case.session._capabilities = {"resume"}  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(UsageError, match="schema"):
-            await case.ask("one", schema=NUMBER)
-        assert await case.kinds() == []
-
-
 async def test_a_process_that_dies_at_once_costs_the_ask_it_was_started_for_and_no_other(tmp_path: Path) -> None:
     script = {"process 2": ["exit 1"]}
     async with opened(tmp_path, script, memory=True, options={"backoff_seconds": 0.01}) as case:

@@ -20,6 +20,8 @@ from banksman.core.session_facts import Timer
 from banksman.core.state import Config, ProcessPhase, Stdin
 from banksman.core.state import Session as State
 from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
+from banksman.run.agent import Spawn
+from banksman.run.pool import Pool
 from banksman.run.questions import OnQuestion
 from banksman.run.session import Session, Turn
 from banksman.testing import sim
@@ -50,20 +52,27 @@ class Scene:
         log: WorldLog | None = None,
         on_question: OnQuestion | None = None,
         allows_steering: bool = False,
+        id: str = "s",
+        conversation: str | None = None,
+        pool: Pool | None = None,
+        spawn: Callable[[World], Spawn] | None = None,
         **config: Any,
     ) -> None:
+        """`spawn`: what starts the world's processes instead of the world itself."""
         self.loop = sim.current()
         self.world = World({"get ready": READY, **(plays or {})}, manners=manners, allows_steering=allows_steering)
         self.log = log or WorldLog()
         self.config = Config(dialect=CLAUDE, **config)
+        self.first = State(config=self.config, conversation=conversation)
         self.session = Session(
-            "s",
-            State(config=self.config),
-            name="s",
+            id,
+            self.first,
+            name=id,
             agent="claude",
             store=self.log,
-            spawn=self.world.spawn,
+            spawn=self.world.spawn if spawn is None else spawn(self.world),
             on_question=on_question,
+            pool=pool,
         )
         # By the caller's name: how its ask ended, or what was raised.
         self.outcomes: dict[str, Outcome] = {}
@@ -187,7 +196,7 @@ class Scene:
     def check_nothing_is_left(self) -> None:
         session, driver = self.session, self.driver
         assert driver.error is None
-        for name in ("_turns", "_accepting", "_receipts", "_granting"):
+        for name in ("_turns", "_accepting", "_receipts", "_granting", "_changing"):
             left = getattr(session._promises, name)  # pyright: ignore[reportPrivateUsage]
             assert not left, f"left in {name}: {left}"
         assert not driver.timers, f"timers left: {driver.timers}"
@@ -224,7 +233,8 @@ class Scene:
         self.check_interrupts(events)
 
     def check_replay(self, events: Sequence[Event]) -> None:
-        state = replay(events, self.config)
+        state = replay(events, self.config, self.first)
+        assert (state.conversation, state.settings) == (self.driver.state.conversation, self.driver.state.settings)
         assert state.turn is None
         assert state.own is None
         assert not state.queue

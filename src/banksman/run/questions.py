@@ -14,6 +14,7 @@ from banksman.core.meaning import Wants
 from banksman.core.session_facts import AskHuman, QuestionAnswered
 from banksman.errors import UsageError
 from banksman.run.driver import Driver
+from banksman.run.hooks import reason
 
 log = logging.getLogger("banksman")
 
@@ -95,8 +96,7 @@ class Questions:
         except Exception as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
-            reason = str(exc).encode(errors="replace").decode()
-            self.answer(question.id, Answer("deny", f"the callback failed: {reason}"))
+            self.answer(question.id, Answer("deny", f"the callback failed: {reason(exc)}"))
 
     def answer(self, id: str, answer: Answer) -> None:
         if id not in self._open:

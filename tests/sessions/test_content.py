@@ -1,0 +1,150 @@
+"""What a prompt can be besides text: images, files and links as content blocks, refused where the agent has no use."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import Case, opened, sent
+
+from banksman import Hook, Kind, Tool, UsageError
+from banksman.run import profiles
+
+IMAGE = {"type": "image", "mimeType": "image/png", "data": "iVBORw0KGgo="}
+SENT_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+TEXT = {"type": "text", "text": "what is this?"}
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """An agent that cannot do this."""
+    known = profiles.load("claude")
+    less = dataclasses.replace(known, capabilities=known.capabilities - set(names))
+
+    def load(name: str) -> profiles.Profile:
+        return less
+
+    monkeypatch.setattr(profiles, "load", load)
+
+
+def contents(case: Case) -> list[Any]:
+    return [frame["message"]["content"] for frame in sent(case) if frame["type"] == "user"]
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (IMAGE, SENT_IMAGE),
+        (
+            {"type": "resource_link", "uri": "file:///a/b.py", "name": "b.py", "size": 3},
+            {"type": "text", "text": "[@b.py](file:///a/b.py)"},
+        ),
+        ({"type": "resource_link", "uri": "file:///a"}, {"type": "text", "text": "[@file](file:///a)"}),
+        (
+            {"type": "resource", "resource": {"uri": "file:///a", "text": "inside\nof it", "mimeType": "text/plain"}},
+            {"type": "text", "text": '<context ref="file:///a">\ninside\nof it\n</context>'},
+        ),
+    ],
+)
+async def test_a_block_is_sent_in_the_agents_shape(
+    tmp_path: Path, block: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.session.ask([TEXT, block])
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        assert contents(case) == [[TEXT, expected]]
+
+
+async def test_an_image_is_sent_however_the_ask_is_taken(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        running = await case.running("one")
+        steered = await case.session.ask([TEXT, IMAGE], on_busy="steer")
+        await running.interrupt()
+        await case.outcome(running)
+        await case.outcome(steered)
+        queued = await case.session.ask([IMAGE, TEXT], on_busy="collect")
+        assert (await case.outcome(queued)).kind is Kind.DONE
+        assert contents(case)[1:] == [[TEXT, SENT_IMAGE], [SENT_IMAGE, TEXT]]
+
+
+async def test_an_image_of_megabytes_is_sent_whole(tmp_path: Path) -> None:
+    data = "A" * (6 << 20)
+    async with opened(tmp_path) as case:
+        turn = await case.session.ask([TEXT, {**IMAGE, "data": data}])
+        assert (await case.outcome(turn)).text == "what is this?"
+        assert contents(case)[0][1]["source"]["data"] == data
+
+
+async def test_an_agent_without_images_is_sent_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "images")
+    async with opened(tmp_path) as case:
+        for how in ("enqueue", "steer", "collect"):
+            with pytest.raises(UsageError, match="images"):
+                await case.session.ask([TEXT, IMAGE], on_busy=how)
+        assert await case.kinds() == []
+        turn = await case.session.ask([TEXT])
+        assert (await case.outcome(turn)).kind is Kind.DONE
+
+
+def _quiet(said: Any) -> None:
+    """Nothing to say."""
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("hooks", {"hooks": {"Stop": Hook(_quiet)}}),
+        ("tools", {"tools": [Tool("it", "does it", {"type": "object"}, _quiet)]}),
+        ("mcp_servers", {"mcp_servers": [{"name": "other", "command": "other"}]}),
+    ],
+)
+async def test_what_an_agent_cannot_do_is_refused_at_the_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: dict[str, Any]
+) -> None:
+    without(monkeypatch, name)
+    with pytest.raises(UsageError, match=name):
+        async with opened(tmp_path, **how):
+            raise AssertionError("it was opened")
+
+
+async def test_what_an_agent_cannot_do_is_refused_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "schema", "model", "permission_mode")
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError, match="schema"):
+            await case.ask("one", schema={"type": "object"})
+        with pytest.raises(UsageError, match="model"):
+            await case.session.set_model("other")
+        with pytest.raises(UsageError, match="permission_mode"):
+            await case.session.set_permission_mode("plan")
+        assert await case.kinds() == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [],
+        "",
+        None,
+        TEXT,
+        b"text",
+        ["text"],
+        [{}],
+        [{"type": "audio", "data": "x", "mimeType": "audio/wav"}],
+        [{"type": "text"}],
+        [{"type": "text", "text": 3}],
+        [{"type": "image", "data": "x"}],
+        [{"type": "image", "mimeType": "image/png", "data": b"x"}],
+        [{"type": "resource_link", "name": "b.py"}],
+        [{"type": "resource", "uri": "file:///a"}],
+        # What is no text could only be an image, and is not said to be one.
+        [{"type": "resource", "resource": {"uri": "file:///a", "blob": "x"}}],
+        [{"type": "text", "text": "\ud800"}],
+    ],
+)
+async def test_what_cannot_be_content_is_refused_and_nothing_starts(tmp_path: Path, prompt: Any) -> None:
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError):
+            await case.session.ask(prompt)
+        assert await case.kinds() == []
+        assert case.processes == []

@@ -1,0 +1,100 @@
+"""How the agent's process is started: with values that cannot become flags, and without what would mislead it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import Case, opened
+
+from banksman import Kind, UsageError
+from banksman.run.environment import NESTING
+
+# The words of the dialect itself, and of the fake agent's script.
+PLAIN = [
+    *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
+    *("--include-partial-messages", "--permission-prompt-tool", "stdio"),
+]
+ODD = ["-x", "--dangerously-skip-permissions", "two words", "a\nline", "=", "'\"$(touch x)`\\", "ünïcode"]
+
+
+def words(case: Case, process: int = 0) -> list[str]:
+    """What a process was started with, but for the words of the fake agent."""
+    argv = case.processes[process].argv
+    return argv[1:][next(index for index, word in enumerate(argv[1:]) if not word.startswith("--fake-")) :]
+
+
+@pytest.mark.parametrize("value", ODD)
+async def test_a_value_is_part_of_its_flags_word_whatever_it_looks_like(tmp_path: Path, value: str) -> None:
+    async with opened(tmp_path, model=value, permission_mode=value, system_prompt=value) as case:
+        assert (await case.answer("one")).kind is Kind.DONE
+        flags = [f"--model={value}", f"--permission-mode={value}", f"--append-system-prompt={value}"]
+        assert words(case) == [*PLAIN, *flags]
+
+
+async def test_what_is_not_wished_for_is_no_flag_and_what_is_added_comes_last(tmp_path: Path) -> None:
+    async with opened(tmp_path, args=["--add-dir", "/x y", "-d"]) as case:
+        await case.answer("one")
+        assert words(case) == [*PLAIN, "--add-dir", "/x y", "-d"]
+
+
+@pytest.mark.parametrize("fork", [False, True])
+async def test_a_conversation_is_part_of_its_flags_word(tmp_path: Path, fork: bool) -> None:
+    async with opened(tmp_path, memory=True, resume="--evil id", fork=fork) as case:
+        # Nobody knows it; another is begun, once that was said.
+        assert (await case.answer("one")).kind is Kind.DONE
+        assert words(case) == [*PLAIN, "--resume=--evil id", *(["--fork-session"] if fork else [])]
+        assert words(case, 1) == PLAIN
+
+
+async def test_a_conversation_that_the_agent_named_is_part_of_its_flags_word(tmp_path: Path) -> None:
+    named = '{"type":"system","subtype":"init","session_id":"--evil id"}'
+    async with opened(tmp_path, memory=True) as case:
+        await case.answer(f"@@raw {named}\n@@exit 1")
+        assert case.session.status().conversation == "--evil id"
+        await case.answer("next")
+        assert words(case, 1) == [*PLAIN, "--resume=--evil id"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"model": ""},
+        {"model": 3},
+        {"permission_mode": ""},
+        {"system_prompt": ["x"]},
+        {"resume": ""},
+        {"model": "a\0b"},
+        {"system_prompt": "\ud800"},
+        {"args": ["a\0b"]},
+        {"args": "--flag"},
+        {"fork": True},
+    ],
+)
+async def test_what_cannot_be_a_word_is_refused_at_the_opening(tmp_path: Path, how: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        async with opened(tmp_path, **how):
+            raise AssertionError("it was opened")
+
+
+async def test_what_tells_an_agent_that_it_is_inside_another_is_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NESTING:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("BANKSMAN_TEST_OTHER", "1")
+    async with opened(tmp_path, env={"BANKSMAN_TEST_MINE": "1", "CLAUDE_CODE_ENTRYPOINT": "mine"}) as case:
+        await case.answer("one")
+        found = set(case.processes[0].env)
+        # What the caller asks for is always there, and all that does not mislead.
+        assert found >= {"BANKSMAN_TEST_MINE", "BANKSMAN_TEST_OTHER", "PATH"}
+        assert found & NESTING == {"CLAUDE_CODE_ENTRYPOINT"}
+
+
+async def test_an_environment_can_be_the_callers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANKSMAN_TEST_OTHER", "1")
+    async with opened(tmp_path, env={"BANKSMAN_TEST_MINE": "1"}, inherit_env=False) as case:
+        await case.answer("one")
+        assert "BANKSMAN_TEST_OTHER" not in case.processes[0].env
+        assert "BANKSMAN_TEST_MINE" in case.processes[0].env
