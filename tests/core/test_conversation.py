@@ -92,6 +92,22 @@ def test_what_the_agent_did_by_itself_is_no_askers_cost() -> None:
     assert costs(talk) == {"a": 1.0, "b": 0.5}
 
 
+def test_what_all_of_it_has_cost_is_known_as_far_as_it_was_told() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    assert talk.state.cost is None
+    talk.serve(B, spent=1.0)
+    talk.mean(TurnOpened(origin="task", can_interrupt=True), TurnOver(origin="task", spent=1.5))
+    talk.serve(C, spent=9.0, cost=0.25)
+    assert talk.state.cost == 1.75
+    # A new conversation goes on with the account: it is the session's.
+    talk.serve(ask("d", NORMAL), **TOO_LONG)
+    talk.die(signal=15)
+    talk.serve(ask("e", NORMAL), spent=0.25)
+    assert talk.state.cost == 2.0
+    assert [body["cost_in_all"] for body in talk.logged(kinds.TURN_ENDED)] == [None, 1.0, 1.5, 1.75, 1.75, 2.0]
+
+
 # -- when it is at its end -------------------------------------------------------------------------------------------
 def test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once() -> None:
     talk = Talk(TELLING)
@@ -247,7 +263,6 @@ def test_a_fork_begins_as_a_copy_and_is_its_own_from_then_on() -> None:
     talk.begin()
     talk.over("b0000", spent=3.0)
     assert of(HoldConversation, talk.effects) == [HoldConversation("talk")]
-    assert talk.state.fork_of is None
     assert costs(talk)["b"] is None
     talk.die(code=1)
     talk.serve(C, spent=3.5)
@@ -293,6 +308,17 @@ def test_the_next_process_does_not_resume_what_another_session_drives(held: str 
     # If it is the same again, it must be held again: else nobody would know.
     talk.begin()
     assert of(HoldConversation, talk.opens("b0000")) == [HoldConversation("talk")]
+
+
+def test_a_fork_that_comes_into_anothers_conversation_is_forked_again() -> None:
+    talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), None))
+    talk.die(signal=15)
+    talk.wait(100.0)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "theirs", forks=True)]
 
 
 def test_a_process_that_is_gone_takes_no_conversation_away() -> None:

@@ -26,6 +26,7 @@ from banksman.core.session_facts import (
     Committed,
     FramesRead,
     ProcessStarted,
+    Reconfigured,
     Resolve,
     SettingAsked,
     Timer,
@@ -68,7 +69,7 @@ def _queued(
 
 
 def _ended(id: str, **more: object) -> Entry:
-    return entry(id, kinds.TURN_ENDED, **{"outcome": Kind.WITHDRAWN, "spent": 0.0, **more})
+    return entry(id, kinds.TURN_ENDED, **{"outcome": Kind.WITHDRAWN, "spent": 0.0, "cost_in_all": None, **more})
 
 
 def _unknown(prefix: str) -> st.SearchStrategy[str]:
@@ -213,6 +214,9 @@ def test_settings_come_back_the_last_of_each_name() -> None:
     talk.tell(SettingAsked(0.0, "c4", "model", "z"))
     talk.mean(Replied("setting-1-4", error="no"))
     assert _folded(talk).settings == talk.state.settings == (("permission_mode", "plan"), ("model", "y"))
+    # Opened again with a model of its own: what it was changed to is over.
+    talk.tell(Reconfigured(0.0, TELLING, False, ("model",)))
+    assert _folded(talk).settings == talk.state.settings == (("permission_mode", "plan"),)
 
 
 def test_settings_are_known_again_when_the_store_returns() -> None:
@@ -234,11 +238,14 @@ def test_settings_are_known_again_when_the_store_returns() -> None:
 def test_what_it_has_cost_comes_back_and_so_does_that_nobody_knows() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", 10), spent=1.25)
-    assert _folded(talk).spent == talk.state.spent == 1.25
+    talk.serve(ask("b", 10), spent=2.0, cost=0.5)
+    assert _folded(talk).spent == talk.state.spent == 2.0
+    assert _folded(talk).cost == talk.state.cost == 1.75
     old = Session(config=TELLING, conversation="old", spent=None)
     talk = Talk(state=old)
     talk.serve(ask("a", 10))
     assert _folded(talk, old).spent is None
+    assert _folded(talk, old).cost is None
     talk.serve(ask("b", 10), spent=3.0)
     assert _folded(talk, old).spent == 3.0
 
@@ -259,7 +266,7 @@ def test_a_fork_is_one_until_it_has_a_name_of_its_own_or_is_lost() -> None:
     assert _folded(talk, forked).fork_of == talk.state.fork_of == "theirs"
     talk.over("a0000")
     again = _folded(talk, forked)
-    assert (again.fork_of, again.conversation) == (None, "talk")
+    assert (again.fork_of, again.conversation) == (talk.state.fork_of, "talk")
     lost = Talk(state=forked)
     lost.ask(ask("a", 10))
     lost.tell(ProcessStarted(0.0, 1, 77))

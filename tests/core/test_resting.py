@@ -16,6 +16,7 @@ from banksman.core.meaning import Replied, Requested, TasksChanged, TurnOpened, 
 from banksman.core.outcome import Kind
 from banksman.core.session_facts import (
     AskToSave,
+    AskWithdrawn,
     BeIdle,
     BeReady,
     CallbackAnswered,
@@ -25,6 +26,7 @@ from banksman.core.session_facts import (
     HoldAsked,
     HoldReleased,
     ProcessFailed,
+    ProcessGone,
     ProcessStarted,
     QuestionAnswered,
     Reconfigured,
@@ -252,6 +254,14 @@ def test_a_session_that_is_opened_again_without_an_age_lets_its_process_grow_old
         assert not of(AskToSave, talk.effects)
 
 
+def test_a_session_that_is_opened_again_measures_its_rest_anew() -> None:
+    talk = rested()
+    talk.wait(9.0)
+    assert len(of(BeIdle, talk.tell(Reconfigured(9.0, replace(IDLE, idle_seconds=20.0), False)))) == 1
+    assert not stopped(talk.wait(19.9))
+    assert stopped(talk.wait(0.1))
+
+
 def test_the_age_of_a_process_that_is_gone_is_nobodys() -> None:
     talk = rested(OLD)
     talk.die(code=1)
@@ -291,6 +301,46 @@ def test_a_save_that_was_not_taken_is_asked_for_again_as_much_later() -> None:
     assert len(of(AskToSave, talk.wait(60.0))) == 1
     assert not of(AskToSave, talk.wait(59.9))
     assert len(of(AskToSave, talk.wait(0.1))) == 1
+
+
+def test_one_that_is_about_to_save_is_not_asked_again() -> None:
+    talk = Talk(SAVING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    assert len(of(AskToSave, talk.wait(60.0))) == 1
+    # The turn is long, and the save waits behind it.
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    assert not of(AskToSave, talk.wait(300.0))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert not of(AskToSave, talk.wait(300.0))
+    assert stopped(talk.over("save0000"))
+    talk.die(signal=15)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
+
+
+# -- nobody wants it any more before it is there ---------------------------------------------------------------------
+def test_a_start_that_nobody_waits_for_any_more_is_given_up() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    effects = talk.tell(AskWithdrawn(0.0, "a"))
+    assert of(StopProcess, effects) == [StopProcess(1)]
+    # Who comes now is served by the next one, and nothing was wrong with the first.
+    talk.ask(B)
+    effects = talk.tell(ProcessGone(0.0, 1))
+    assert of(StartProcess, effects) == [StartProcess(2, None)]
+    assert talk.state.crashes == 0
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds == {"a": Kind.WITHDRAWN, "b": Kind.DONE}
+
+
+def test_one_that_is_there_already_is_let_become_ready() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.tell(ProcessStarted(0.0, 1, 77))
+    assert not stopped(talk.tell(AskWithdrawn(0.0, "a")))
+    assert len(of(BeIdle, talk.hear(b"ok handshake-1"))) == 1
 
 
 # -- it came to nothing ----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from banksman.core.session_facts import (
     DrainAsked,
     Effect,
     ProcessStarted,
+    Reconfigured,
     SettingAsked,
     SettingTaken,
     StartProcess,
@@ -222,7 +223,18 @@ def test_whoever_waits_when_it_is_closed_is_answered() -> None:
     talk = ready()
     change(talk)
     talk.tell(CloseAsked(0.0))
-    assert taken(talk.die(signal=15)) == [("c", None)]
+    assert taken(talk.die(signal=15)) == [("c", Closed)]
+    assert talk.state.settings == ()
+
+
+def test_a_session_that_is_opened_again_with_a_word_of_its_own_drops_what_it_was_changed_to() -> None:
+    talk = Talk(TELLING)
+    change(talk)
+    change(talk, "plan", name="permission_mode", id="d")
+    talk.tell(Reconfigured(0.0, TELLING, True, ("model", "never changed")))
+    assert talk.state.settings == (("permission_mode", "plan"),)
+    assert talk.logged(kinds.SESSION_SETTING)[2:] == [{"name": "model", "value": None, "by": "opening"}]
+    assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=(("permission_mode", "plan"),))]
 
 
 def test_a_log_that_cannot_be_written_is_the_answer() -> None:

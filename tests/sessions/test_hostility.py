@@ -14,7 +14,7 @@ from banksman import BugError, Kind, Question, UsageError
 from banksman.core import event as kinds
 from banksman.core import session as core
 from banksman.core.session_facts import AskWithdrawn
-from banksman.run.host import SESSIONS_KEPT_MAX
+from banksman.run.sessions import SESSIONS_KEPT_MAX
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ async def test_a_callback_that_fails_in_a_strange_way_says_no(
     async with opened(tmp_path, on_question=on_question) as case:
         assert (await case.answer("@@ask Bash\n@@say went on")).kind is Kind.DONE
         [answered] = [event.body for event in await case.events() if event.kind == kinds.QUESTION_ANSWERED]
-        assert answered["answer"] == "answered"
+        assert answered["answer"] == "deny"
 
 
 async def test_a_turn_of_the_agents_own_that_never_ends_is_ended_by_its_clock(tmp_path: Path) -> None:
@@ -92,8 +92,9 @@ async def test_a_host_does_not_keep_the_history_of_sessions_that_it_has_forgotte
         for _ in range(SESSIONS_KEPT_MAX + 8):
             session = await case.host.open("claude", command=["true"])
             await session.close()
-        log: Any = case.host._log  # pyright: ignore[reportPrivateUsage]
-        assert len(log.sessions()) <= SESSIONS_KEPT_MAX + 2
+        sessions = case.host._sessions  # pyright: ignore[reportPrivateUsage]
+        assert sessions is not None
+        assert len(sessions.store.sessions()) <= SESSIONS_KEPT_MAX + 2
 
 
 async def test_a_session_says_so_when_it_is_used_from_another_loop(tmp_path: Path) -> None:

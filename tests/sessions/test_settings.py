@@ -216,7 +216,8 @@ async def test_closing_does_not_leave_a_caller_waiting(tmp_path: Path) -> None:
         setting = asyncio.ensure_future(case.session.set_model("other"))
         await told(case, "set_model")
         await case.session.close()
-        await setting
+        with pytest.raises(Closed):
+            await setting
 
 
 async def test_more_changes_than_an_agent_can_owe_an_answer_to_are_refused(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ class Crowd:
     def _spawn_for(self, name: str, world: World) -> Spawn:
         def spawn(effect: StartProcess, on_event: OnEvent) -> WorldProcess:
             number = next(self._numbers)
-            manner = world.manners[len(world.processes)]
+            manner = world.manners[world.spawned]
+            world.spawned += 1
             self._enter(name, number)
 
             def watch(event: AgentEvent) -> None:

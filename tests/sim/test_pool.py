@@ -95,9 +95,8 @@ async def the_one_that_was_not_needed_for_the_longest_time_goes() -> None:
     await asyncio.sleep(1.0)
     await crowd["a"].asking("again")
     crowd.ask("d")
-    await crowd.callers()
-    assert [await crowd.reasons(name) for name in "abcd"] == [[], ["evicted"], [], []]
     await crowd.end()
+    assert [await crowd.reasons(name) for name in "abcd"] == [[], ["evicted"], [], []]
     assert crowd.started == ["a", "b", "c", "d"]
 
 
@@ -315,8 +314,8 @@ async def a_bug_in_one_session_is_no_other_sessions_matter() -> None:
         raise RuntimeError("a bug of ours")
 
     crowd["a"].driver.spawn = spawn
-    with pytest.raises(BugError):
-        await crowd["a"].asking("hi")
+    await crowd["a"].asking("hi")
+    assert isinstance(crowd["a"].outcomes["hi"].error, BugError)
     crowd.ask("b")
     await crowd["b"].callers()
     assert crowd.kinds("b") == DONE
@@ -380,7 +379,7 @@ def test_every_schedule_of(name: str) -> None:
     CASES[name].explore()
 
 
-Patch = Callable[[type, str, Callable[..., Any]], None]
+Patch = Callable[[type, str, Any], None]
 MUTANTS: dict[str, tuple[Callable[[Patch], None], tuple[str, ...]]] = {}
 
 
@@ -479,18 +478,6 @@ def nobody_looks_when_one_has_left(patch: Patch) -> None:
         self._told.discard(seat)
 
     patch(Pool, "has_left", has_left)
-
-
-@mutant("an_eviction_and_an_ask_of_the_evicted", "an_ask_at_any_moment_of_an_eviction")
-def one_that_was_told_to_go_is_told_once_for_ever(patch: Patch) -> None:
-    plain: Any = Pool._make_room  # pyright: ignore[reportPrivateUsage]
-
-    def make_room(self: Any) -> None:
-        told = set(self._told)
-        plain(self)
-        self._told |= told
-
-    patch(Pool, "_make_room", make_room)
 
 
 @mutant("one_that_waits_behind_somebody_busy_is_closed", "one_that_waits_is_closed_at_any_moment")

@@ -698,6 +698,80 @@ class LogConformance:
             await Writer(log).commit(b"new")
             assert data(await reader) == [b"new"]
 
+    # What only one of them may have.
+
+    async def test_a_lease_has_one_holder_and_whoever_comes_later_is_told_who(self) -> None:
+        async with self.opened() as log:
+            log.lease("claude:x", "one")
+            with pytest.raises(NotOwner, match="one") as raised:
+                log.lease("claude:x", "two")
+            assert raised.value.ids["session"] == "one"
+            assert raised.value.hint
+            # To be refused changes nothing: it is refused again, and the holder has it.
+            with pytest.raises(NotOwner):
+                log.lease("claude:x", "two")
+            log.lease("claude:x", "one")
+
+    async def test_a_holder_may_take_its_lease_again_and_gives_it_back_once(self) -> None:
+        async with self.opened() as log:
+            for _ in range(3):
+                log.lease("claude:x", "one")
+            log.release("claude:x", "one")
+            log.lease("claude:x", "two")
+            with pytest.raises(NotOwner, match="two"):
+                log.lease("claude:x", "one")
+
+    async def test_what_another_has_is_not_given_back_by_anybody_else(self) -> None:
+        async with self.opened() as log:
+            log.lease("claude:x", "one")
+            log.release("claude:x", "two")
+            log.release("claude:never leased", "two")
+            with pytest.raises(NotOwner):
+                log.lease("claude:x", "two")
+            log.release("claude:x", "one")
+            # Given back twice: what somebody else has by then is theirs.
+            log.lease("claude:x", "two")
+            log.release("claude:x", "one")
+            with pytest.raises(NotOwner):
+                log.lease("claude:x", "one")
+
+    async def test_a_session_may_have_several_leases_and_each_is_its_own(self) -> None:
+        async with self.opened() as log:
+            log.lease("claude:x", "one")
+            log.lease("claude:y", "one")
+            log.lease("other:x", "two")
+            log.release("claude:x", "one")
+            log.lease("claude:x", "two")
+            with pytest.raises(NotOwner):
+                log.lease("claude:y", "two")
+
+    @pytest.mark.parametrize("is_claimed", [True, False])
+    async def test_leases_go_with_their_session(self, is_claimed: bool) -> None:
+        async with self.opened() as log:
+            if is_claimed:
+                log.claim("one")
+            log.lease("claude:x", "one")
+            log.lease("claude:y", "one")
+            log.lease("claude:z", "two")
+            log.delete("one")
+            log.lease("claude:x", "two")
+            log.lease("claude:y", "two")
+            log.delete("three")
+            with pytest.raises(NotOwner):
+                log.lease("claude:z", "one")
+
+    async def test_a_lease_says_nothing_about_who_writes(self) -> None:
+        async with self.opened() as log:
+            log.lease("claude:x", "s")
+            assert log.sessions() == []
+            assert log.head("s").epoch == 0
+            writer = Writer(log)
+            await writer.commit(b"a")
+            # Nor does another writer of the session take it away.
+            log.claim("s", writer.epoch)
+            with pytest.raises(NotOwner):
+                log.lease("claude:x", "other")
+
     # Closing.
 
     async def test_close_commits_and_answers_what_was_appended(self) -> None:
@@ -746,6 +820,8 @@ class LogConformance:
             lambda: log.claim("s"),
             lambda: log.head("s"),
             lambda: log.delete("s"),
+            lambda: log.lease("claude:x", "s"),
+            lambda: log.release("claude:x", "s"),
             log.sessions,
         ]
         for call in calls:

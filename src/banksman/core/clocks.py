@@ -9,8 +9,6 @@
 `start` watches a process and not a turn; the session arms it. A clock that has seen half its time warns once; what it
 watches for, when it happens, winds it up again. Nothing is armed per frame: one timer per turn fires when the next
 clock could be due, and looks again.
-
-No dialect says yet when a tool runs. Until one does, `tool` never starts, and the others do not stand still for a tool.
 """
 
 from __future__ import annotations

@@ -243,6 +243,7 @@ def log_ended(work: Work, id: str, outcome: Outcome, by: By, **more: object) -> 
         usage=outcome.usage,
         cost=outcome.cost,
         spent=work.state.spent,
+        cost_in_all=work.state.cost,
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         **more,

@@ -37,6 +37,7 @@ def advance(work: Work) -> None:
     _write_prompt(work)
     if work.state.mode is Mode.OPEN:
         _grant(work)
+        _give_up_start(work)
     resting.look(work)
 
 
@@ -75,6 +76,13 @@ def _is_free(state: Session) -> bool:
         and not process.changes
         and state.own is None
     )
+
+
+def _give_up_start(work: Work) -> None:
+    """Whoever wanted the process has gone before it was there: it may have a place to wait for, or to take."""
+    process = work.state.process
+    if process.phase is ProcessPhase.STARTING and not process.is_there and not work.state.is_busy:
+        work.stop_process()
 
 
 def choose(work: Work, queue: Queue) -> Waiting | None:

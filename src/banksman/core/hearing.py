@@ -230,7 +230,7 @@ def _log_own_episode(work: Work, boundary: TurnOver) -> None:
 
 def _know_conversation(work: Work, conversation: str) -> None:
     if work.state.conversation != conversation and not work.state.process.has_overflowed:
-        work.set(conversation=conversation, fork_of=None)
+        work.set(conversation=conversation)
         work.do(HoldConversation(conversation))
         work.log(None, kinds.SESSION_CONVERSATION, conversation=conversation)
 
@@ -264,14 +264,15 @@ def _counted(work: Work, over: TurnOver) -> TurnOver:
     """The boundary with what this turn has cost: the agent tells what all of them have, also those before a resume."""
     work.set_process(has_served=True)
     work.set(crashes=0)
-    spent = over.spent
-    if spent is None:
-        return over
-    before = work.state.spent
-    work.set(spent=spent)
-    if over.cost is not None or before is None:
-        return over  # It says so itself; or it began before we heard of it, and nobody has told what it had cost then.
-    return replace(over, cost=spent - before if spent >= before else spent)
+    spent, before = over.spent, work.state.spent
+    if spent is not None:
+        work.set(spent=spent)
+    if over.cost is None and spent is not None and before is not None:
+        over = replace(over, cost=spent - before if spent >= before else spent)
+    # Else it says so itself; or it began before we heard of it, and nobody has told what it had cost then.
+    if over.cost is not None:
+        work.set(cost=(work.state.cost or 0.0) + over.cost)
+    return over
 
 
 def _notice_overflow(work: Work, over: TurnOver) -> None:
@@ -294,7 +295,7 @@ def _notice_overflow(work: Work, over: TurnOver) -> None:
         conversation=work.state.conversation,
         error=over.error or "the conversation is too long for the model",
     )
-    work.set(conversation=None, spent=0.0, overflows=0)
+    work.set(conversation=None, fork_of=None, spent=0.0, overflows=0)
     work.set_process(stale=Stale.NOW, has_overflowed=True)
     work.do(HoldConversation(None))
 

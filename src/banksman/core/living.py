@@ -30,6 +30,7 @@ START_ATTEMPTS_MAX = 3
 
 def started(work: Work, fact: ProcessStarted) -> None:
     work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
+    work.set_process(is_there=True)
     process = work.state.process
     if process.phase is ProcessPhase.STARTING:
         config = work.state.config
@@ -70,7 +71,7 @@ def gone(work: Work, fact: ProcessGone) -> None:
             drained=fact.drained,
         )
     exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
-    message = exited_how if process.error is None else process.error.args[0]
+    message = exited_how if process.error is None else f"{process.error.args[0]}; {exited_how}"
     has_forgotten = work.state.config.dialect.has_forgotten(fact.stderr)
     stderr = fact.stderr[-STDERR_CHARACTERS_MAX:].strip()
     lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
@@ -99,7 +100,10 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
         resting.count_crash(work, process)
     if process.was_ready or state.mode is not Mode.OPEN:
         return
-    if process.is_resuming and process.exited_by_itself and not process.was_killed and process.error is None:
+    if process.was_told_to_stop and process.error is None:
+        return  # Nobody needed it any more; whoever has come since is served by the next one.
+    has_spoken = process.exited_by_itself and not process.was_killed and process.error is None
+    if process.is_resuming and (has_forgotten or has_spoken):
         failures = state.resume_failures + 1
         if has_forgotten or failures >= RESUME_FAILURES_MAX:
             # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.

@@ -55,19 +55,20 @@ def _fold(state: Session, event: Event) -> Session:
             return state
         case kinds.TURN_ENDED:
             assert turn is not None
-            return replace(_end(state, turn), spent=event.body["spent"])
+            return replace(_end(state, turn), spent=event.body["spent"], cost=event.body["cost_in_all"])
         case kinds.QUEUE_CHANGED:
             assert turn is not None
             return replace(state, queue=arbiter.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
             return replace(state, process=Process(number=event.body["process"]))
         case kinds.SESSION_CONVERSATION:
-            return replace(state, conversation=event.body["conversation"], fork_of=None)
+            return replace(state, conversation=event.body["conversation"])
         case kinds.SESSION_CONTEXT_LOST:
             return replace(state, conversation=None, fork_of=None, spent=0.0)
         case kinds.SESSION_SETTING:
-            kept = tuple(pair for pair in state.settings if pair[0] != event.body["name"])
-            return replace(state, settings=(*kept, (event.body["name"], event.body["value"])))
+            name, value = event.body["name"], event.body["value"]
+            kept = tuple(pair for pair in state.settings if pair[0] != name)
+            return replace(state, settings=kept if value is None else (*kept, (name, value)))
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
         case _:

@@ -32,8 +32,14 @@ def look(work: Work) -> None:
             if state.config.idle_seconds is not None:
                 work.start_timer(state.config.idle_seconds, Timer.IDLE, _idle_key(work.state))
             work.do(BeIdle())
-    elif state.idle_since is not None:
-        work.cancel_timer(Timer.IDLE, _idle_key(state))
+    else:
+        wake(work)
+
+
+def wake(work: Work) -> None:
+    """Whatever rest there was is over."""
+    if work.state.idle_since is not None:
+        work.cancel_timer(Timer.IDLE, _idle_key(work.state))
         work.set(idle_since=None)
 
 
@@ -85,11 +91,15 @@ def on_old(work: Work, subject: str) -> None:
     # Without a limit: the session was opened again, and its process may grow old now.
     if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
         return
+    turns = (work.state.turn, *work.state.queue)
+    is_saving = any(isinstance(turn, Turn) and turn.ask is not None and turn.ask.is_last for turn in turns)
+    if process.stale is not Stale.NO or is_saving:
+        return
     if config.save_prompt is None:
-        work.set_process(stale=max(process.stale, Stale.WHEN_QUIET))
+        work.set_process(stale=Stale.WHEN_QUIET)
     else:
         work.do(AskToSave(config.save_prompt))
-        # The queue may be full; then it is asked again when as much time has passed once more.
+        # If the queue is full it is asked again when as much time has passed once more.
         work.start_timer(config.recycle_seconds, Timer.AGE, subject)
 
 

@@ -53,7 +53,7 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFailed,
 )
-from banksman.core.state import Mode, ProcessPhase, Session, Stale
+from banksman.core.state import Mode, ProcessPhase, Session
 from banksman.core.work import Work
 from banksman.errors import Closed
 
@@ -141,10 +141,8 @@ def _from_caller(work: Work, fact: CallerFact) -> None:
             questioning.on_called(work, fact)
         case SettingAsked():
             settings.ask(work, fact)
-        case Reconfigured(config=config, replaces=replaces):
-            work.set(config=config)
-            if replaces:
-                work.set_process(stale=Stale.NOW)
+        case Reconfigured():
+            settings.reconfigure(work, fact)
         case EvictAsked():
             resting.evict(work, "evicted")
         case DrainAsked():

@@ -121,11 +121,13 @@ class SettingAsked:
 
 @dataclass(frozen=True, slots=True)
 class Reconfigured:
-    """The session was opened again. `replaces`: in another way, so that what runs now is not what was asked for."""
+    """The session was opened again. `replaces`: in another way, so that what runs now is not what was asked for.
+    `drops`: the settings that are what they were opened with again."""
 
     at: float
     config: Config
     replaces: bool
+    drops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Another model, or another permission mode, while the session lives.
+"""Another model, another permission mode, another configuration, while the session lives.
 
 A process that runs is told, and must answer in time: agents were seen to answer the first such request and never the
 second. One that does not is replaced by a process that is started that way. Until it has answered, no prompt is sent:
@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from banksman.core import event as kinds
+from banksman.core import resting
 from banksman.core.meaning import Replied
-from banksman.core.session_facts import SettingAsked, SettingTaken, Timer
+from banksman.core.session_facts import Reconfigured, SettingAsked, SettingTaken, Timer
 from banksman.core.state import Change, Mode, ProcessPhase, Stale, Store
 from banksman.core.work import Work
 from banksman.errors import AgentError, Closed, QueueFull
@@ -42,6 +43,18 @@ def ask(work: Work, fact: SettingAsked) -> None:
             work.set_process(stale=Stale.NOW)
 
 
+def reconfigure(work: Work, fact: Reconfigured) -> None:
+    # So that a rest that has begun is measured by the new time.
+    resting.wake(work)
+    work.set(config=fact.config)
+    if fact.replaces:
+        work.set_process(stale=Stale.NOW)
+    for name in fact.drops:
+        if name in dict(work.state.settings):
+            work.set(settings=tuple(pair for pair in work.state.settings if pair[0] != name))
+            work.log(None, kinds.SESSION_SETTING, name=name, value=None, by="opening")
+
+
 def on_reply(work: Work, reply: Replied) -> None:
     change = _find(work, reply.request)
     if change is None:
@@ -65,7 +78,10 @@ def forget_all(work: Work) -> None:
     """The process that was told is gone. The next one is started that way."""
     for change in work.state.process.changes:
         _forget(work, change)
-        _take(work, change, by="respawn")
+        if work.state.mode is Mode.OPEN:
+            _take(work, change, by="respawn")
+        else:
+            work.do(SettingTaken(change.id, Closed("the session was closed before the agent had it")))
 
 
 def _find(work: Work, request: str) -> Change | None:

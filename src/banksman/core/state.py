@@ -137,6 +137,8 @@ class Process:
     schema: Mapping[str, Any] | None = None
     stale: Stale = Stale.NO
     is_resuming: bool = False
+    # It has a pid: from here on it is the agent that is waited for.
+    is_there: bool = False
     was_ready: bool = False
     # It has brought a turn to its boundary: whatever ends it now is no failed start.
     has_served: bool = False
@@ -201,10 +203,12 @@ class Session:
     mode: Mode = Mode.OPEN
     # The agent's own name for the conversation; a new process resumes it.
     conversation: str | None = None
-    # The conversation that a new one is to begin as a copy of; None: with nothing.
+    # The one that it begins as a copy of, as long as it has none of its own; None: with nothing.
     fork_of: str | None = None
     # What the conversation has cost until now, as the agent counts; None: it began before we heard of it.
     spent: float | None = 0.0
+    # What all turns have cost, those of the agent's own too, as far as it said so.
+    cost: float | None = None
     # Turns in a row for which it was too long for the model.
     overflows: int = 0
     # What was changed since the session was opened, by name.

@@ -8,7 +8,7 @@ from typing import Any
 
 from banksman.core.meaning import Requested, Wants
 from banksman.core.session_facts import CallbackAnswered
-from banksman.errors import BanksmanError
+from banksman.errors import BanksmanError, UsageError
 from banksman.run.driver import Driver
 from banksman.run.hooks import Hooks
 from banksman.run.tools import ToolServer
@@ -41,6 +41,8 @@ class Callbacks:
     async def _answer(self, asked: Requested) -> Mapping[str, Any]:
         if asked.wants is Wants.HOOK:
             return await self.hooks.call(asked.tool, asked.input)
+        if asked.tool != self.server.name:
+            raise UsageError(f"there is no server {asked.tool!r:.60}", hint=f"only {self.server.name}")
         response = await self.server.serve(asked.input)
         # The agent waits for an answer also to what MCP has none for.
         return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response

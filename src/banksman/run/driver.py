@@ -15,6 +15,7 @@ import logging
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import assert_never
@@ -159,14 +160,18 @@ class Driver:
         self.spawn = spawn
         self._pool = Pool() if pool is None else pool
         self._process: AgentProcess | None = None
-        self._frame_bytes_max = frame_bytes_max
+        self.frame_bytes_max = frame_bytes_max
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._oversize = Oversize()
         self._store = store
         # Before it is claimed: a conversation that another one drives is a reason not to begin at all.
         self._conversation: str | None = None
         self._lease(state.conversation)
-        self._epoch = store.claim(id)
+        try:
+            self._epoch = store.claim(id)
+        except BanksmanError:
+            self._lease(None)  # Nobody will ever close what was not opened.
+            raise
         # The seq of the last append; and which run of appends is meant: after a failure those still on their way belong
         # to a run that is over, and what is said of them is not said to the core.
         self._appended = state.head
@@ -353,8 +358,13 @@ class Driver:
         return self.state.process.phase is ProcessPhase.STOPPING
 
     @property
+    def waits_to_start(self) -> bool:
+        """A process was wanted, and nothing of it is there."""
+        return self._postponed is not None
+
+    @property
     def waits_for_place(self) -> bool:
-        return self._is_in_pool and self._postponed is not None
+        return self._is_in_pool and self.waits_to_start
 
     def evict(self) -> None:
         self.tell(EvictAsked(self.now()))
@@ -396,13 +406,15 @@ class Driver:
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
         number = effect.process
-        self._framing = Framing(frame_bytes_max=self._frame_bytes_max)
+        self._framing = Framing(frame_bytes_max=self.frame_bytes_max)
         self._is_paused = False
         self.counters.processes += 1
         try:
             # A new process is a new writer's generation: what an older one still has to say is refused. It is raised,
             # not taken: whoever claimed the session in the meantime has it.
             self._epoch = self._store.claim(self.id, self._epoch)
+            # It may have waited, and a setting may have been changed since.
+            effect = replace(effect, settings=self.state.settings)
             self._process = self.spawn(effect, partial(self._on_event, number))
         except BanksmanError as exc:
             self._leave_pool()
@@ -525,6 +537,7 @@ class Driver:
             self._let_read()
             self._process.stop()
         else:
+            self._leave_pool()  # It had its place, and no process came of it.
             self._finish()
 
     def abandon(self) -> None:

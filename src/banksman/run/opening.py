@@ -18,7 +18,7 @@ from banksman.core.dialects import claude_writing
 from banksman.core.session_facts import StartProcess
 from banksman.core.state import Session
 from banksman.errors import UsageError
-from banksman.run import numbers, profiles
+from banksman.run import environment, numbers, profiles
 from banksman.run.agent import OnEvent, RealAgent
 from banksman.run.hooks import Hooks
 from banksman.run.launch import Launch, prepare
@@ -53,7 +53,7 @@ class Opening:
     ) -> None:
         self.profile = profiles.load(agent)
         self._resume = _conversation(resume)
-        self._forks = forks
+        self.forks = forks
         if forks and resume is None:
             raise UsageError("there is nothing to fork", hint="resume= names the conversation")
         # A relative folder means the one of the call, also for a process that is started later.
@@ -79,18 +79,22 @@ class Opening:
             hooks=self.hooks.registrations(),
             servers=(TOOLS_SERVER,) if tools else (),
         )
-        launch = self._prepare(StartProcess(0, self._resume, forks))
-        self.fingerprint = _fingerprint(launch, self.config, self._mcp_config)
+        self._prepare(StartProcess(0, self._resume, forks))
+        self.fingerprint = self._fingerprint()
 
     @property
     def resumes(self) -> str | None:
         """The conversation to go on with."""
-        return None if self._forks else self._resume
+        return None if self.forks else self._resume
+
+    def settings_unlike(self, other: Opening) -> list[str]:
+        """Those that can be changed while it lives, and are wished for otherwise than in the other."""
+        return [name for name in ("model", "permission_mode") if self._wishes[name] != other._wishes[name]]
 
     def forked(self, conversation: str) -> Opening:
         """The same, for another session that begins as a copy of this conversation."""
         other = copy.copy(self)
-        other._resume, other._forks = conversation, True
+        other._resume, other.forks = conversation, True
         # Each closes its own.
         other._mcp_config = None if self._mcp_config is None else _Private(self._mcp_config.text)
         return other
@@ -104,7 +108,7 @@ class Opening:
         if self._resume is None:
             return Session(config=self.config)
         # What it has cost until now nobody has told us.
-        if self._forks:
+        if self.forks:
             return Session(config=self.config, fork_of=self._resume, spent=None)
         return Session(config=self.config, conversation=self._resume, spent=None)
 
@@ -112,12 +116,10 @@ class Opening:
         return RealAgent(self._prepare(effect), self._timings, on_event)
 
     def _prepare(self, effect: StartProcess) -> Launch:
-        argv = self.profile.dialect.argv(
-            self._command,
+        argv = self._argv(
             resume=effect.conversation,
             forks=effect.forks,
             mcp_config=None if self._mcp_config is None else self._mcp_config.path,
-            args=self._args,
             **{**self._wishes, **dict(effect.settings)},
         )
         return prepare(
@@ -128,6 +130,18 @@ class Opening:
             scrub=self.profile.scrub,
             pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
         )
+
+    def _argv(self, **wishes: Any) -> list[str]:
+        return self.profile.dialect.argv(self._command, args=self._args, **wishes)
+
+    def _fingerprint(self) -> str:
+        """What every process is started with, and told at its start, in one word: another word is another process. Not
+        the conversation, which changes by itself, nor the number of an fd, which is an accident."""
+        env = environment.build(self._env, inherit=self._inherit_env, scrub=self.profile.scrub)
+        servers = None if self._mcp_config is None else self._mcp_config.text
+        told = (self.config.hooks, self.config.servers, servers)
+        seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)
+        return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
 
     def _check_capabilities(self, **wanted: bool) -> None:
         for name, is_wanted in wanted.items():
@@ -178,15 +192,6 @@ def _is_server(server: Any) -> bool:
 
 def _is_pair(pair: Any) -> bool:
     return isinstance(pair, Mapping) and all(isinstance(cast(Any, pair).get(name), str) for name in ("name", "value"))
-
-
-def _fingerprint(launch: Launch, config: Any, mcp_config: _Private | None) -> str:
-    """What a process is started with, and told at its start, in one word: another word is another process."""
-    told = (config.hooks, config.servers, None if mcp_config is None else mcp_config.text)
-    # Not the number of an fd, which is an accident.
-    argv = [word for word in launch.argv if not word.startswith(b"--mcp-config=")]
-    seen = (argv, launch.cwd, sorted(launch.env.items()), told)
-    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 
 def _conversation(resume: Any) -> str | None:

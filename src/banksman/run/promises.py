@@ -26,7 +26,6 @@ class Promises(Listener):
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self.loop.create_future()
-        self.cost: float | None = None
         # Set by the session, which makes them when there is a driver to answer to.
         self.questions: Questions | None = None
         self.callbacks: Callbacks | None = None
@@ -78,8 +77,6 @@ class Promises(Listener):
         self._accepting.pop(turn).set_exception(error)
 
     def resolve(self, turn: str, outcome: Outcome) -> None:
-        if outcome.cost is not None:
-            self.cost = (self.cost or 0.0) + outcome.cost
         resolved = self._turns.pop(turn)
         if outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             self._own(resolved.complete(outcome))

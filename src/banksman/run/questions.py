@@ -7,9 +7,10 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from banksman.core.decision import Decision
+from banksman.core.event import storable
 from banksman.core.meaning import Wants
 from banksman.core.session_facts import AskHuman, QuestionAnswered
 from banksman.errors import UsageError
@@ -69,9 +70,9 @@ class Questions:
 
     def ask(self, effect: AskHuman) -> None:
         asked = effect.asked
-        question = Question(
-            asked.request, effect.turn, asked.tool, asked.input, wants=asked.wants.value, details=asked.details
-        )
+        # A copy: whatever is done to it, what is allowed is what was asked for.
+        given, details = storable([asked.input, asked.details])
+        question = Question(asked.request, effect.turn, asked.tool, given, wants=asked.wants.value, details=details)
         self._open[question.id] = question, effect
         if self.on_question is None:
             # Somebody may look and answer, or nobody ever does: then the turn stands still, and this line says why.
@@ -130,14 +131,21 @@ def _decision(wants: Wants, answer: Answer) -> Decision:
     if answer.decision not in ("allow", "deny"):
         raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint='"allow" or "deny"')
     allows = answer.decision == "allow"
-    place = "session" if answer.remember is True else answer.remember or None
+    place = ("session" if answer.remember else None) if isinstance(answer.remember, bool) else answer.remember
     if place is not None and place not in PLACES:
         hint = f"True, or one of {', '.join(PLACES)}"
         raise UsageError(f"an answer cannot be remembered as {answer.remember!r:.60}", hint=hint)
+    if not isinstance(cast(object, answer.message), str | None):
+        raise UsageError(f"the message of an answer cannot be {answer.message!r:.60}", hint="text")
+    for name, given in (("updated_input", answer.updated_input), ("content", answer.content)):
+        if not isinstance(cast(object, given), Mapping | None):
+            raise UsageError(f"the {name} of an answer cannot be {given!r:.60}", hint="a mapping")
     if allows and answer.interrupt:
         raise UsageError("an answer cannot both allow and interrupt", hint='"deny" with interrupt=True')
     if answer.content is not None and wants is not Wants.ELICITATION:
         raise UsageError("content answers an elicitation, and this is none", hint="updated_input, perhaps")
+    if wants is Wants.ELICITATION and (answer.remember or answer.updated_input is not None):
+        raise UsageError("an elicitation has no tool to remember or to give an input to", hint="content")
     if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
         raise UsageError("a denied question has nothing to remember and no input", hint="leave them out, or allow")
     return Decision(

@@ -36,12 +36,14 @@ from banksman.core.session_facts import (
     InterruptAsked,
     Reconfigured,
     SettingAsked,
+    StartProcess,
 )
+from banksman.core.state import Mode
 from banksman.core.state import Session as State
 from banksman.core.turn import Ask
 from banksman.errors import UsageError
 from banksman.run import status
-from banksman.run.agent import Spawn
+from banksman.run.agent import AgentProcess, OnEvent, Spawn
 from banksman.run.callbacks import Callbacks
 from banksman.run.driver import Driver
 from banksman.run.following import Readers, seq_of
@@ -184,7 +186,9 @@ class Session:
             raise UsageError(f"key cannot be {key!r:.60}", hint="text that is the same when the same ask is made again")
         if schema is not None:
             self._check_capability("schema")
-            schemas.check(schema)
+            if not isinstance(schema, Mapping):
+                raise UsageError(f"a schema cannot be {schema!r:.60}", hint="a mapping, as JSON Schema has it")
+            schemas.check(cast(object, schema))
         if on_busy == "steer" and (schema is not None or rules is not None):
             hint = "both are of a whole turn; ask for one of its own"
             raise UsageError("a prompt that is added to a turn has no schema and no rules", hint=hint)
@@ -336,8 +340,9 @@ class Session:
 
     async def _set(self, name: str, value: Any) -> None:
         self._check_capability(name)
-        if not isinstance(value, str) or not value:
-            raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty")
+        # It may become a word of a command line.
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
         self.dialect.setting("", name, value)
         change = f"c-{os.urandom(8).hex()}"
         taken = self._promises.expect_change(change)
@@ -349,18 +354,33 @@ class Session:
             ignore(taken)
             raise
 
-    def reconfigure(self, opening: Opening, *, replaces: bool, on_question: OnQuestion | None) -> None:
-        """It was opened again. Whoever did is the one that is asked and called from now on; `replaces`: and what runs
-        is not what was asked for, so that the next turn gets another process."""
+    def reconfigure(
+        self, opening: Opening, *, replaces: bool, drops: Sequence[str], on_question: OnQuestion | None
+    ) -> None:
+        """It was opened again. Whoever did is the one that is asked from now on; `replaces`: and what runs is not what
+        was asked for, so that the next turn gets another process. `drops`: settings that are as opened again."""
         self._questions.on_question = on_question
-        self._callbacks.hooks, self._callbacks.server = opening.hooks, opening.server
-        self._driver.spawn = opening.spawn
-        self._tell(Reconfigured(self._now(), opening.config, replaces))
+
+        def take() -> None:
+            self._callbacks.hooks, self._callbacks.server = opening.hooks, opening.server
+
+        def spawn(effect: StartProcess, on_event: OnEvent) -> AgentProcess:
+            take()
+            return opening.spawn(effect, on_event)
+
+        if not replaces:
+            take()
+        # Else a process that was told of the old ones may still call them, by names that mean others now.
+        self._driver.spawn = spawn
+        self._driver.frame_bytes_max = opening.frame_bytes_max
+        # One that only waits for its place is started as it is asked for now.
+        is_due = replaces and not self._driver.waits_to_start
+        self._tell(Reconfigured(self._now(), opening.config, is_due, tuple(drops)))
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def status(self) -> Status:
         """What it is doing. Never blocks, and changes nothing."""
-        return status.take(self._driver, name=self.name, agent=self.agent, cost=self._promises.cost)
+        return status.take(self._driver, name=self.name, agent=self.agent)
 
     def state_of(self, turn: str) -> str:
         """queued, starting, running, interrupting or ended."""
@@ -388,6 +408,11 @@ class Session:
         await self._callbacks.wait_ended()
         await self._promises.wait_read()
         await self._readers.wait_left()
+
+    @property
+    def is_open(self) -> bool:
+        """It takes asks: nobody has begun to close it."""
+        return self._driver.error is None and self._driver.state.mode is Mode.OPEN
 
     def when_closed(self, call: Callable[[], None]) -> None:
         self._promises.finished.add_done_callback(lambda _: call())

@@ -63,9 +63,14 @@ class Sessions:
         if opening.profile.name != before.profile.name:
             hint = "another name, or close that one first"
             raise UsageError(f"the session {session.name!r} is one with {before.profile.name}", hint=hint)
-        if opening.resumes and opening.resumes != session.status().conversation:
+        if opening.forks or (opening.resumes and opening.resumes != session.status().conversation):
             raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
-        session.reconfigure(opening, replaces=opening.fingerprint != before.fingerprint, on_question=on_question)
+        session.reconfigure(
+            opening,
+            replaces=opening.fingerprint != before.fingerprint,
+            drops=opening.settings_unlike(before),
+            on_question=on_question,
+        )
         self._openings[session.id] = opening
         before.close()
         return session
@@ -93,7 +98,7 @@ class Sessions:
         return list(self._known.values())
 
     def _named(self, name: str) -> Session | None:
-        return next((known for known in self.all() if known.name == name and not known.is_closed), None)
+        return next((known for known in self.all() if known.name == name and known.is_open), None)
 
     def _forget(self) -> None:
         closed = [session for session in self.all() if session.is_closed]

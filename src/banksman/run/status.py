@@ -86,7 +86,7 @@ def phase(driver: Driver) -> str:
     return {"NONE": "idle", "READY": "idle"}.get(state.process.phase.name, state.process.phase.name.lower())
 
 
-def take(driver: Driver, *, name: str | None, agent: str, cost: float | None) -> Status:
+def take(driver: Driver, *, name: str | None, agent: str) -> Status:
     state = driver.state
     now = driver.now()
     return Status(
@@ -115,5 +115,5 @@ def take(driver: Driver, *, name: str | None, agent: str, cost: float | None) ->
         counters={name: getattr(driver.counters, name) for name in driver.counters.__slots__},
         seconds_since_in=None if driver.last_in is None else now - driver.last_in,
         seconds_since_out=None if driver.last_out is None else now - driver.last_out,
-        cost=cost,
+        cost=state.cost,
     )

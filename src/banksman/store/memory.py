@@ -243,11 +243,12 @@ class MemoryLog:
     def delete(self, session: str) -> None:
         self._check_open()
         self._commit()
+        # Also of one that was never claimed: a lease is taken before that.
+        self._leases = {name: holder for name, holder in self._leases.items() if holder != session}
         state = self._sessions.pop(session, None)
         if state is None:
             return
         self._epoch_deleted_max = max(self._epoch_deleted_max, state.epoch)
-        self._leases = {name: holder for name, holder in self._leases.items() if holder != session}
         self._give_up(session, "the session was deleted")
 
     async def close(self) -> None:

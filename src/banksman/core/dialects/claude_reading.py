@@ -49,6 +49,8 @@ from banksman.core.meaning import (
 # Beyond this an undecodable line is judged by its head: reading members costs a step of Python a token.
 SALVAGE_BYTES_MAX = 1 << 20
 
+CONVERSATION_CHARS_MAX = 256
+
 # Frames that are the turn's work. Whatever else stands in them, these first bytes settle it: a writer of JSON does not
 # name a member twice. A few say more, and have a word in them that cannot stand in a text: its quotes would be escaped.
 _DELTA = b'{"type":"stream_event",'
@@ -152,7 +154,7 @@ def read_head(head: bytes) -> Meaning | None:
         return TurnOver(
             refs=_refs(frame),
             origin=_origin(frame),
-            conversation=_text(frame.session_id),
+            conversation=_conversation(frame),
             is_error=True,
             is_aborted=_is_aborted(frame),
             error="frame_too_large",
@@ -225,7 +227,7 @@ def _blocks(frame: _Frame, kind: str) -> list[dict[str, Any]]:
 def _system(frame: _Frame) -> Meaning | None:
     if frame.subtype == "init":
         return TurnOpened(
-            refs=_refs(frame), origin=_origin(frame), conversation=_text(frame.session_id), can_interrupt=True
+            refs=_refs(frame), origin=_origin(frame), conversation=_conversation(frame), can_interrupt=True
         )
     match frame.subtype:
         case "thinking_tokens":
@@ -265,7 +267,7 @@ def _result(frame: _Frame) -> Meaning | None:
     return TurnOver(
         refs=_refs(frame),
         origin=_origin(frame),
-        conversation=_text(frame.session_id),
+        conversation=_conversation(frame),
         is_error=is_error,
         is_aborted=_is_aborted(frame),
         is_overflow=error is not None and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
@@ -364,6 +366,12 @@ def _origin(frame: _Frame) -> str | None:
 
 def _is_aborted(frame: _Frame) -> bool:
     return (_text(frame.terminal_reason) or "").startswith("aborted")
+
+
+def _conversation(frame: _Frame) -> str | None:
+    """Its name for the conversation, if it can be one: it becomes a word of a command line."""
+    name = _text(frame.session_id)
+    return name if name and len(name) <= CONVERSATION_CHARS_MAX and name.isprintable() else None
 
 
 def _text(value: Any) -> str | None:
