@@ -240,9 +240,10 @@ async def test_closing_does_not_wait_for_ever_for_a_hook(
         await begun.wait()
         await case.session.close()
         await case.outcome(turn)
-        assert "1 callbacks go on after the end of their session" in caplog.text
+        has_warned = "1 callbacks go on after the end of their session" in caplog.text
         free.set()
         await case.session.wait_closed()
+        assert has_warned
 
 
 async def test_more_callbacks_than_may_run_at_once_are_refused(tmp_path: Path) -> None:
@@ -343,6 +344,15 @@ async def test_a_call_to_what_is_not_there_is_an_error_of_the_protocol(tmp_path:
         unknown, method = (output["mcp_response"]["error"] for output in outputs(case))
         assert unknown["code"] == run_tools.INVALID_PARAMS
         assert method["code"] == run_tools.UNKNOWN_METHOD
+
+
+@pytest.mark.parametrize("tools", [[], [tool()]])
+async def test_a_server_that_is_not_ours_is_not_answered_for(tmp_path: Path, tools: list[Tool]) -> None:
+    other = requesting("mcp_message", server_name="other", message=rpc("tools/list"))
+    async with opened(tmp_path, tools=tools) as case:
+        assert (await case.answer(f"{other}\n@@say went on")).text == "went on"
+        (answer,) = answers(case)
+        assert (answer["subtype"], "other" in answer["error"]) == ("error", True)
 
 
 async def test_a_slow_tool_holds_up_nobody_but_who_waits_for_it(tmp_path: Path) -> None:

@@ -91,4 +91,6 @@ async def test_a_turn_of_the_agents_own_is_not_paid_by_the_next(tmp_path: Path) 
         over = await case.wait_event(lambda e: e.kind == kinds.TURN_ENDED and "origin" in e.body)
         assert round(over.body["cost"], 6) == 0.2
         assert await spend(case, costing(0.35)) == [0.05]
+        # But by the session.
+        assert total(case) == 0.35
         assert [round(body["cost"], 6) for body in bodies(await case.events(), kinds.TURN_ENDED)] == [0.1, 0.2, 0.05]

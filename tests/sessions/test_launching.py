@@ -57,6 +57,18 @@ async def test_a_conversation_that_the_agent_named_is_part_of_its_flags_word(tmp
         assert words(case, 1) == [*PLAIN, "--resume=--evil id"]
 
 
+@pytest.mark.parametrize("name", ["", "a\\u0000b", "a\\nb", "x" * 300_000], ids=["empty", "NUL", "newline", "long"])
+async def test_what_cannot_be_a_word_is_not_learnt_as_a_name(tmp_path: Path, name: str) -> None:
+    named = f'{{"type":"system","subtype":"init","session_id":"{name}"}}'
+    async with opened(tmp_path, memory=True) as case:
+        await case.answer("one")
+        conversation = case.session.status().conversation
+        await case.answer(f"@@raw {named}\n@@exit 1")
+        assert case.session.status().conversation == conversation
+        assert (await case.answer("next")).text == "next"
+        assert words(case, 1) == [*PLAIN, f"--resume={conversation}"]
+
+
 @pytest.mark.parametrize(
     "how",
     [

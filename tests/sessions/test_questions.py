@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.sessions.helpers import (
@@ -327,12 +327,17 @@ async def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder(
         ("allow", {"content": {}}),
         ("allow", {"remember": "everywhere"}),
         ("allow", {"remember": 2}),
+        ("allow", {"remember": ""}),
+        ("allow", {"remember": {}}),
+        ("allow", {"updated_input": [1]}),
+        ("allow", {"updated_input": "x"}),
         ("allow", {"updated_input": {"command": "\ud800"}}),
         ("allow", {"updated_input": {"command": object()}}),
         ("deny", {"remember": True}),
         ("deny", {"updated_input": {}}),
         ("deny", {"content": {}}),
         ("deny", {"message": "\ud800"}),
+        ("deny", {"message": 3}),
     ],
 )
 async def test_an_answer_that_cannot_be_meant_is_refused_and_nothing_is_sent(
@@ -403,6 +408,32 @@ async def test_an_elicitation_is_answered_by_somebody_and_never_by_a_rule(
         (question,) = asked
         assert (question.wants, question.tool, question.input) == ("elicitation", "github", {})
         assert question.details == ELICITATION
+
+
+@pytest.mark.parametrize("more", [{"updated_input": {}}, {"remember": True}, {"content": "crane"}])
+async def test_an_elicitation_has_no_tool_and_takes_no_answer_for_one(tmp_path: Path, more: dict[str, Any]) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(f"{requesting('elicitation', **ELICITATION)}\n@@hang")
+        await case.wait_kind(kinds.QUESTION_ASKED)
+        (question,) = case.session.questions()
+        with pytest.raises(UsageError):
+            await case.session.answer(question.id, "allow", **more)
+        assert case.session.questions() == [question]
+        await case.session.answer(question.id, "deny", interrupt=True)
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+
+
+async def test_what_a_callback_does_to_its_question_changes_nothing(tmp_path: Path) -> None:
+    def on_question(question: Question) -> Any:
+        for given in (question.input, question.details):
+            cast(dict[str, Any], given).clear()
+        return Answer("allow", remember=True)
+
+    async with opened(tmp_path, on_question=on_question) as case:
+        assert (await case.answer(ASK)).text == "went on"
+        response = answers(case)[0]["response"]
+        assert response["updatedInput"] == {"command": "ls"}
+        assert response["updatedPermissions"][0]["rules"] == [{"toolName": "Bash", "ruleContent": "ls"}]
 
 
 # -- nobody answers, or somebody else does ---------------------------------------------------------------------------
@@ -565,11 +596,12 @@ async def test_closing_does_not_wait_for_ever_for_a_callback(
         await case.wait_kind(kinds.QUESTION_ASKED)
         await case.session.close()
         await case.outcome(turn)
-        assert not any("allow" in str(answer) for answer in answers(case))
         warning = "1 callbacks of on_question were cancelled and go on all the same"
-        assert (warning in caplog.text) is not obeys
+        has_warned = warning in caplog.text
         free.set()
         await case.session.wait_closed()
+        assert has_warned is not obeys
+        assert not any("allow" in str(answer) for answer in answers(case))
 
 
 async def test_a_question_that_nobody_is_there_for_is_told_in_the_log(

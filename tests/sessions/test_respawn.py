@@ -288,7 +288,9 @@ async def test_a_turn_that_runs_keeps_the_hooks_that_its_process_was_told_of(tmp
         mark, gate = case.path("mark"), case.path("gate")
         turn = await case.ask(f"@@touch {mark}\n@@wait {gate}\n@@request {json.dumps(hook)}\n@@say done")
         await case.reached(mark)
-        await them.open("a", name="x", hooks={"PostToolUse": second})
+        # Twice: the second time it is opened as it is, but it is still not what runs.
+        for _ in range(2):
+            await them.open("a", name="x", hooks={"PostToolUse": second})
         touch(gate)
         assert (await case.outcome(turn)).text == "done"
         assert called == ["first"]

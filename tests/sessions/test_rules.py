@@ -146,6 +146,15 @@ async def test_a_turn_of_the_agents_own_has_the_sessions_rules_only(tmp_path: Pa
         assert verdicts(case) == ["allow", "deny"]
 
 
+async def test_nor_has_it_those_of_the_ask_whose_prompt_has_just_come(tmp_path: Path) -> None:
+    own = ruling("Bash").removeprefix("@@")
+    script = {"prompt 2": [f"at read own auto-continuation {own}", own]}
+    async with opened(tmp_path, script, rules={"Bash": "deny"}) as case:
+        await case.answer("first")
+        assert (await case.answer("second", rules={"Bash": "allow"})).kind is Kind.DONE
+        assert verdicts(case) == ["deny", "allow"]
+
+
 async def test_what_is_asked_while_nobody_speaks_has_the_sessions_rules_only(tmp_path: Path) -> None:
     script = {"prompt 1": ["say one", f"at idle {permission('Bash').removeprefix('@@')}"]}
     async with opened(tmp_path, script, on_question=_nobody, rules={"Bash": "deny"}) as case:

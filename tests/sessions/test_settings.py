@@ -204,9 +204,13 @@ async def test_a_caller_that_is_cancelled_only_stops_waiting(tmp_path: Path) -> 
 async def test_a_session_that_is_closed_takes_no_setting(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("one")
+        case.session.close_nowait()
+        with pytest.raises(Closed):
+            await case.session.set_model("other")
         await case.session.close()
         with pytest.raises(Closed):
             await case.session.set_model("other")
+        assert await settings(case) == []
         assert requests(case, "set_model") == []
 
 
@@ -218,6 +222,7 @@ async def test_closing_does_not_leave_a_caller_waiting(tmp_path: Path) -> None:
         await case.session.close()
         with pytest.raises(Closed):
             await setting
+        assert await settings(case) == []
 
 
 async def test_more_changes_than_an_agent_can_owe_an_answer_to_are_refused(tmp_path: Path) -> None:
@@ -234,7 +239,7 @@ async def test_more_changes_than_an_agent_can_owe_an_answer_to_are_refused(tmp_p
         assert models(case) == [[], [f"model {CHANGES_MAX - 1}"]]
 
 
-@pytest.mark.parametrize("value", ["", None, 3, b"other", "\ud800"])
+@pytest.mark.parametrize("value", ["", None, 3, b"other", "\ud800", "a\0b"])
 async def test_what_cannot_be_a_setting_is_refused(tmp_path: Path, value: Any) -> None:
     async with opened(tmp_path) as case:
         for name in ("set_model", "set_permission_mode"):

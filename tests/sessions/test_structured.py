@@ -106,6 +106,9 @@ async def test_what_the_caller_does_to_its_schema_afterwards_means_nothing(tmp_p
         "object",
         3,
         [],
+        # Schemas, but not of a result.
+        True,
+        False,
         {"type": "objekt"},
         {"propertys": {}},
         {"type": "object", "properties": {"n": {"$ref": "other.json"}}},

@@ -94,6 +94,7 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     work.cancel_timer(Timer.START, str(process.number))
     work.cancel_timer(Timer.WRITE, f"{process.number}.{process.frames_sent}")
     work.cancel_timer(Timer.AGE, str(process.number))
+    resting.drop_saving(work)
     work.set(process=Process(number=process.number))
     is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
     if is_crash and not has_forgotten and state.mode is Mode.OPEN:

@@ -13,11 +13,14 @@ Processes that come to nothing, one after the other, are started at longer and l
 
 from __future__ import annotations
 
+from banksman.core import asking
 from banksman.core import event as kinds
+from banksman.core.outcome import Kind
 from banksman.core.session_facts import AskToSave, BeIdle, Timer
 from banksman.core.state import Mode, Process, ProcessPhase, Session, Stale, Store
-from banksman.core.turn import Turn
+from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work
+from banksman.errors import AgentError
 
 
 def look(work: Work) -> None:
@@ -91,16 +94,26 @@ def on_old(work: Work, subject: str) -> None:
     # Without a limit: the session was opened again, and its process may grow old now.
     if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
         return
-    turns = (work.state.turn, *work.state.queue)
-    is_saving = any(isinstance(turn, Turn) and turn.ask is not None and turn.ask.is_last for turn in turns)
-    if process.stale is not Stale.NO or is_saving:
+    if process.stale is not Stale.NO:
         return
     if config.save_prompt is None:
         work.set_process(stale=Stale.WHEN_QUIET)
     else:
-        work.do(AskToSave(config.save_prompt))
-        # If the queue is full it is asked again when as much time has passed once more.
+        if not any(turn.ask is not None and turn.ask.is_last for turn in _turns(work.state)):
+            work.do(AskToSave(config.save_prompt))
+        # If the queue is full, or that ask is dropped, it is asked again when as much time has passed once more.
         work.start_timer(config.recycle_seconds, Timer.AGE, subject)
+
+
+def drop_saving(work: Work) -> None:
+    """The process that was to put down what it knows is gone. The next one has nothing to put down yet."""
+    for turn in _turns(work.state):
+        if turn.phase is Phase.QUEUED and turn.ask is not None and turn.ask.is_last:
+            asking.drop(work, turn, Kind.REFUSED, AgentError("the process that was to save is gone"))
+
+
+def _turns(state: Session) -> list[Turn]:
+    return [turn for turn in (state.turn, *state.queue) if isinstance(turn, Turn)]
 
 
 # -- crashes ---------------------------------------------------------------------------------------------------------

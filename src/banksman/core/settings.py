@@ -49,6 +49,11 @@ def reconfigure(work: Work, fact: Reconfigured) -> None:
     work.set(config=fact.config)
     if fact.replaces:
         work.set_process(stale=Stale.NOW)
+    for change in work.state.process.changes:
+        if change.name in fact.drops:
+            # Whatever is answered to it, it is no longer what is wished for.
+            _forget(work, change)
+            work.do(SettingTaken(change.id))
     for name in fact.drops:
         if name in dict(work.state.settings):
             work.set(settings=tuple(pair for pair in work.state.settings if pair[0] != name))

@@ -36,14 +36,13 @@ from banksman.core.session_facts import (
     InterruptAsked,
     Reconfigured,
     SettingAsked,
-    StartProcess,
 )
 from banksman.core.state import Mode
 from banksman.core.state import Session as State
 from banksman.core.turn import Ask
 from banksman.errors import UsageError
 from banksman.run import status
-from banksman.run.agent import AgentProcess, OnEvent, Spawn
+from banksman.run.agent import Spawn
 from banksman.run.callbacks import Callbacks
 from banksman.run.driver import Driver
 from banksman.run.following import Readers, seq_of
@@ -84,8 +83,6 @@ class Session:
         store: Log,
         spawn: Spawn,
         on_question: OnQuestion | None = None,
-        hooks: Hooks | None = None,
-        server: ToolServer | None = None,
         capabilities: Collection[str] | None = None,
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
@@ -106,7 +103,7 @@ class Session:
             id, state, store=store, spawn=spawn, listener=promises, pool=pool, frame_bytes_max=frame_bytes_max
         )
         self._questions = promises.questions = Questions(self._driver, on_question)
-        self._callbacks = promises.callbacks = Callbacks(self._driver, hooks or Hooks({}), server or ToolServer(()))
+        self._callbacks = promises.callbacks = Callbacks(self._driver, Hooks({}), ToolServer(()))
         promises.save = self._save
 
     def __repr__(self) -> str:
@@ -360,22 +357,14 @@ class Session:
         """It was opened again. Whoever did is the one that is asked from now on; `replaces`: and what runs is not what
         was asked for, so that the next turn gets another process. `drops`: settings that are as opened again."""
         self._questions.on_question = on_question
-
-        def take() -> None:
-            self._callbacks.hooks, self._callbacks.server = opening.hooks, opening.server
-
-        def spawn(effect: StartProcess, on_event: OnEvent) -> AgentProcess:
-            take()
-            return opening.spawn(effect, on_event)
-
-        if not replaces:
-            take()
-        # Else a process that was told of the old ones may still call them, by names that mean others now.
-        self._driver.spawn = spawn
         self._driver.frame_bytes_max = opening.frame_bytes_max
         # One that only waits for its place is started as it is asked for now.
         is_due = replaces and not self._driver.waits_to_start
         self._tell(Reconfigured(self._now(), opening.config, is_due, tuple(drops)))
+
+    def call_these(self, hooks: Hooks, server: ToolServer) -> None:
+        """What the process that runs was told of."""
+        self._callbacks.hooks, self._callbacks.server = hooks, server
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def status(self) -> Status:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from banksman.core.session_facts import StartProcess
 from banksman.errors import UsageError
+from banksman.run.agent import AgentProcess, OnEvent
 from banksman.run.opening import Opening
 from banksman.run.pool import Pool
 from banksman.run.questions import OnQuestion
@@ -16,6 +18,39 @@ from banksman.store.log import Log
 SESSIONS_KEPT_MAX = 32
 
 
+class Startup:
+    """How one session's processes are started: the one that runs, and the next one.
+
+    They differ from the moment the session is opened again to the moment its process is replaced. Until then the hooks
+    and tools that are called are those that the running one was told of: its names for them mean others in the next.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self.next = opening
+        self.running: Opening | None = None
+        self.session: Session | None = None
+
+    def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
+        self.running = self.next
+        self._call_its_own()
+        return self.next.spawn(effect, on_event)
+
+    def replace(self, opening: Opening) -> bool:
+        """Whether the process that runs is not the one that is wanted now."""
+        before, self.next = self.next, opening
+        before.close()
+        if self.running is None or self.running.fingerprint != opening.fingerprint:
+            return self.running is not None
+        self.running = opening
+        self._call_its_own()
+        return False
+
+    def _call_its_own(self) -> None:
+        assert self.session is not None
+        assert self.running is not None
+        self.session.call_these(self.running.hooks, self.running.server)
+
+
 class Sessions:
     """For one loop. It closes nothing: that is the host's, and so is the log."""
 
@@ -24,7 +59,7 @@ class Sessions:
         self._pool = pool
         # Oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
-        self._openings: dict[str, Opening] = {}
+        self._startups: dict[str, Startup] = {}
 
     def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
         """A new one; or, under the name of one that is open, that one, which from its next turn on is as asked for."""
@@ -35,44 +70,38 @@ class Sessions:
 
     def _add(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         id = f"s-{os.urandom(8).hex()}"
-        session = Session(
+        startup = Startup(opening)
+        startup.session = session = Session(
             id,
             opening.state(),
             name=name,
             agent=opening.profile.name,
             store=self.store,
-            spawn=opening.spawn,
+            spawn=startup.spawn,
             on_question=on_question,
-            hooks=opening.hooks,
-            server=opening.server,
             capabilities=opening.profile.capabilities,
             pool=self._pool,
             frame_bytes_max=opening.frame_bytes_max,
         )
         self._known[id] = session
-        self._openings[id] = opening
-        session.when_closed(partial(self._close_opening, id))
+        self._startups[id] = startup
+        session.when_closed(partial(self._close_startup, id))
         self._forget()
         return session
 
-    def _close_opening(self, id: str) -> None:
-        self._openings.pop(id).close()
+    def _close_startup(self, id: str) -> None:
+        self._startups.pop(id).next.close()
 
     def _open_again(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> Session:
-        before = self._openings[session.id]
+        startup = self._startups[session.id]
+        before = startup.next
         if opening.profile.name != before.profile.name:
             hint = "another name, or close that one first"
             raise UsageError(f"the session {session.name!r} is one with {before.profile.name}", hint=hint)
         if opening.forks or (opening.resumes and opening.resumes != session.status().conversation):
             raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
-        session.reconfigure(
-            opening,
-            replaces=opening.fingerprint != before.fingerprint,
-            drops=opening.settings_unlike(before),
-            on_question=on_question,
-        )
-        self._openings[session.id] = opening
-        before.close()
+        drops = opening.settings_unlike(before)
+        session.reconfigure(opening, replaces=startup.replace(opening), drops=drops, on_question=on_question)
         return session
 
     def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
@@ -82,10 +111,10 @@ class Sessions:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
         if name is not None and self._named(name) is not None:
             raise UsageError(f"there is a session {name!r} already", hint="another name")
-        opening = self._openings.get(session.id)
-        if opening is None:
+        startup = self._startups.get(session.id)
+        if startup is None:
             raise UsageError("a session that is closed cannot be forked", hint="open(resume=…, fork=True)")
-        return self._add(opening.forked(conversation), name, on_question)
+        return self._add(startup.next.forked(conversation), name, on_question)
 
     def find(self, id_or_name: str) -> Session:
         """By its id or its name; of several that had the name, the one opened last."""
