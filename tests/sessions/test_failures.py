@@ -83,7 +83,7 @@ async def test_a_conversation_that_no_longer_fits_is_retired_and_the_next_ask_be
     async with opened(tmp_path, memory=True) as case:
         await case.answer("one")
         before = case.session.status().conversation
-        outcome = await case.answer(f"two\n@@boundary {json.dumps(overflow)}")
+        outcome = await case.answer(f"two\n@@boundary {json.dumps(overflow)}\n@@result said twice")
         assert outcome.kind is Kind.FAILED
         assert (await case.answer("three\n@@recall")).text == '["three\\n@@recall"]'
         after = case.session.status().conversation
@@ -92,7 +92,7 @@ async def test_a_conversation_that_no_longer_fits_is_retired_and_the_next_ask_be
         (lost,) = bodies(events, kinds.SESSION_CONTEXT_LOST)
         assert (lost["conversation"], bool(lost["error"])) == (before, True)
         assert resumed(case) == [[], []]
-        # And that one is gone on with.
+        # And that one is gone on with, however often the old process says the old name.
         assert (await case.answer("@@exit 1")).kind is Kind.FAILED
         assert (await case.answer("four")).text == "four"
         assert resumed(case) == [[], [], [f"--resume={after}"]]

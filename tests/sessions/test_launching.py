@@ -16,7 +16,7 @@ PLAIN = [
     *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
     *("--include-partial-messages", "--permission-prompt-tool", "stdio"),
 ]
-ODD = ["-x", "--dangerously-skip-permissions", "two words", "a\nline", "=", "'\"$(touch x)`\\", "ünïcode"]
+ODD = ["-x", "--dangerously-skip-permissions", "two words", " padded\t", "a\nline", "=", "'\"$(touch x)`\\", "ünïcode"]
 
 
 def words(case: Case, process: int = 0) -> list[str]:

@@ -69,7 +69,7 @@ async def test_a_question_of_a_task_is_kept_through_the_turns_of_others(tmp_path
         await case.answer("one")
         await case.wait_kind(kinds.QUESTION_ASKED)
         (question,) = case.session.questions()
-        turn = await case.running("two")
+        turn = await case.reaches("@@tool_use Read\n@@tool_result done\n@@hang")
         # It is nobody's turn that waits for it: neither its clocks stand still, nor does its end end the question.
         assert [clock.is_running for clock in case.session.status().clocks] == [True]
         await turn.interrupt()
