@@ -121,7 +121,9 @@ def test_so_many_questions_may_wait_and_the_next_is_refused() -> None:
     talk = running()
     talk.mean(*(asks(f"q{number}") for number in range(QUESTIONS_MAX)))
     assert len(talk.state.questions) == QUESTIONS_MAX
-    assert answers(talk.mean(asks("one more"))) == ["R one more too many questions are open"]
+    effects = talk.mean(asks("one more"))
+    assert answers(effects) == ["R one more too many questions are open"]
+    assert not of(AskHuman, effects)
     talk.tell(QuestionAnswered(0.0, "q7", DENIED))
     assert len(of(AskHuman, talk.mean(asks("another")))) == 1
 

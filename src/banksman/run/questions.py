@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from banksman.core.decision import Decision
@@ -89,21 +89,22 @@ class Questions:
             answer = on_question(question)
             if inspect.isawaitable(answer):
                 answer = await answer
-            self.answer(question.id, answer if isinstance(answer, Answer) else Answer(answer))
+            self.answer(question.id, answer if isinstance(answer, Answer) else Answer(answer), by="callback")
         except asyncio.CancelledError:
             # By us, because the question is over: then this says nothing. Or by itself, and that is no answer either.
-            self.answer(question.id, Answer("deny", "the callback was cancelled"))
+            self.answer(question.id, Answer("deny", "the callback was cancelled"), by="failure")
             raise
         except Exception as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
-            self.answer(question.id, Answer("deny", f"the callback failed: {reason(exc)}"))
+            self.answer(question.id, Answer("deny", f"the callback failed: {reason(exc)}"), by="failure")
 
-    def answer(self, id: str, answer: Answer) -> None:
+    def answer(self, id: str, answer: Answer, *, by: str = "answer") -> None:
+        """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
         if id not in self._open:
             return  # It was answered already, or needs no answer any more.
         _, effect = self._open[id]
-        decision = _decision(effect.asked.wants, answer)
+        decision = replace(_decision(effect.asked.wants, answer), by=by)
         # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.
         self._driver.state.config.dialect.answer(effect.asked, decision)
         self._driver.tell(QuestionAnswered(self._driver.now(), id, decision))

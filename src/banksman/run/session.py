@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
-from banksman.core import rules as tool_rules
-from banksman.core import schema as schemas
-from banksman.core.arbiter import BACKGROUND, NORMAL, Priority
-from banksman.core.event import Event, storable
+from banksman.core.arbiter import BACKGROUND, NORMAL
+from banksman.core.event import Event
 from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.outcome import By, Receipt
 from banksman.core.session_facts import (
@@ -39,7 +36,6 @@ from banksman.core.session_facts import (
 )
 from banksman.core.state import Mode
 from banksman.core.state import Session as State
-from banksman.core.turn import Ask
 from banksman.errors import UsageError
 from banksman.run import status
 from banksman.run.agent import Spawn
@@ -54,15 +50,12 @@ from banksman.run.questions import Answer, OnQuestion, Question, Questions
 from banksman.run.status import Status
 from banksman.run.tools import ToolServer
 from banksman.run.turn import Turn
+from banksman.run.wishes import Wishes, priority_of
 from banksman.store.log import Log
 
 Prompt = str | Sequence[Mapping[str, Any]]
-ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
-ON_PREEMPT = ("end", "requeue")
 # How many idempotency keys a session remembers.
 KEYS_MAX = 1024
-# Far beyond any number of classes that a person would tell apart.
-PRIORITY_MAX = 1_000_000
 
 # The holds that the running task is inside of, by session: asks made there are made in the hold.
 _holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
@@ -92,7 +85,7 @@ class Session:
         self.name = name
         self.agent = agent
         self.dialect = state.config.dialect
-        self._capabilities = capabilities
+        self._wishes = Wishes(agent, self.dialect, capabilities)
         # Each with its acceptance: whoever comes with a key hears of it what the first one hears.
         self._keys: OrderedDict[str, tuple[Turn, asyncio.Future[None]]] = OrderedDict()
         # How many callers wait for a turn (id) to be accepted.
@@ -127,7 +120,17 @@ class Session:
         JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED. `rules` for tools of this turn
         come before those of the session.
         """
-        ask = self._checked(prompt, priority, on_busy, on_preempt, key, schema, rules)
+        ask = self._wishes.ask(
+            prompt,
+            at=self._now(),
+            priority=priority,
+            on_busy=on_busy,
+            on_preempt=on_preempt,
+            key=key,
+            schema=schema,
+            rules=rules,
+            hold=_holds.get().get(self.id),
+        )
         known = None if key is None else self._keys.get(key)
         if known is None:
             turn = Turn(self, ask.id, self._driver.state.head)
@@ -170,58 +173,10 @@ class Session:
         for key in [key for key, (known, _) in self._keys.items() if known is turn]:
             del self._keys[key]
 
-    def _checked(  # noqa: PLR0917
-        self, prompt: Any, priority: Any, on_busy: Any, on_preempt: Any, key: Any, schema: Any = None, rules: Any = None
-    ) -> Ask:
-        if on_busy not in ON_BUSY:
-            raise UsageError(f"on_busy cannot be {on_busy!r}", hint=f"one of {', '.join(ON_BUSY)}")
-        if on_preempt not in ON_PREEMPT:
-            raise UsageError(f"on_preempt cannot be {on_preempt!r}", hint=f"one of {', '.join(ON_PREEMPT)}")
-        if on_busy == "steer" and not self.dialect.can_steer:
-            raise UsageError(f"{self.agent} cannot be steered", hint='on_busy="enqueue", or "interrupt"')
-        if key is not None and not isinstance(key, str):
-            raise UsageError(f"key cannot be {key!r:.60}", hint="text that is the same when the same ask is made again")
-        if schema is not None:
-            self._check_capability("schema")
-            if not isinstance(schema, Mapping):
-                raise UsageError(f"a schema cannot be {schema!r:.60}", hint="a mapping, as JSON Schema has it")
-            schemas.check(cast(object, schema))
-        if on_busy == "steer" and (schema is not None or rules is not None):
-            hint = "both are of a whole turn; ask for one of its own"
-            raise UsageError("a prompt that is added to a turn has no schema and no rules", hint=hint)
-        if not isinstance(prompt, str) and _has_image(prompt):
-            self._check_capability("images")
-        ref = str(uuid.uuid4())
-        # Encoded once for the agent and once for the log: what either could not take is refused here, as this caller's
-        # error, and not found in the door, where it would be everybody's. The copy is ours: whatever the caller does to
-        # its own afterwards, what is sent is what was accepted.
-        self.dialect.prompt(ref, prompt)
-        try:
-            prompt, key, schema = storable([prompt, key, schema])
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise UsageError(f"the ask cannot be stored: {exc}", hint="text, or content blocks of plain JSON") from exc
-        return Ask(
-            id=f"t-{os.urandom(8).hex()}",
-            ref=ref,
-            prompt=prompt,
-            priority=_priority(priority),
-            on_busy=on_busy,
-            on_preempt=on_preempt,
-            key=key,
-            hold=_holds.get().get(self.id),
-            at=self._driver.now(),
-            rules=tool_rules.parse(rules),
-            schema=schema,
-        )
-
-    def _check_capability(self, name: str) -> None:
-        if self._capabilities is not None and name not in self._capabilities:
-            raise UsageError(f"{self.agent} cannot do that: it has no {name}", hint="see `banksman agents`")
-
     def _save(self, prompt: str) -> None:
         """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:
         it is in the log."""
-        ask = replace(self._checked(prompt, BACKGROUND, "enqueue", "end", None), hold=None, is_last=True)
+        ask = replace(self._wishes.ask(prompt, at=self._now(), priority=BACKGROUND), is_last=True)
         ignore(self._promises.expect_turn(Turn(self, ask.id, self._driver.state.head)))
         self._tell(Asked(self._now(), ask))
 
@@ -270,7 +225,7 @@ class Session:
         granted = self._promises.expect_hold(id)
         token = _holds.set({**holds, self.id: id})
         try:
-            self._tell(HoldAsked(self._now(), id, _priority(priority)))
+            self._tell(HoldAsked(self._now(), id, priority_of(priority)))
             self._raise_if_failed(granted)
             await asyncio.shield(granted)
             yield
@@ -336,11 +291,7 @@ class Session:
         await self._set("permission_mode", mode)
 
     async def _set(self, name: str, value: Any) -> None:
-        self._check_capability(name)
-        # It may become a word of a command line.
-        if not isinstance(value, str) or not value or "\0" in value:
-            raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
-        self.dialect.setting("", name, value)
+        self._wishes.check_setting(name, value)
         change = f"c-{os.urandom(8).hex()}"
         taken = self._promises.expect_change(change)
         self._tell(SettingAsked(self._now(), change, name, value))
@@ -433,22 +384,5 @@ class Session:
             raise self._driver.bug()
 
 
-def _has_image(prompt: Any) -> bool:
-    """What is no list of blocks is refused elsewhere."""
-    blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) else ()
-    return any(isinstance(block, Mapping) and cast(Any, block).get("type") == "image" for block in blocks)
-
-
 def _id(turn: Turn | str) -> str:
     return turn.id if isinstance(turn, Turn) else turn
-
-
-def _priority(value: Any) -> int:
-    if isinstance(value, str) and value.upper() in Priority.__members__:
-        return Priority[value.upper()]
-    if isinstance(value, bool) or not isinstance(value, int):
-        names = ", ".join(priority.name for priority in reversed(Priority))
-        raise UsageError(f"there is no priority {value!r:.60}", hint=f"{names}, or an int")
-    if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
-        raise UsageError("a priority that far away means nothing", hint=f"at most {PRIORITY_MAX} to either side")
-    return int(value)
