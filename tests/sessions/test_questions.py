@@ -80,7 +80,7 @@ async def test_a_callback_answers(tmp_path: Path, kind: Any, answer: Any, expect
         assert case.session.questions() == []
         assert bodies(await case.events(), kinds.QUESTION_ASKED)[0]["tool"] == "Bash"
         (answered,) = bodies(await case.events(), kinds.QUESTION_ANSWERED)
-        assert (answered["answer"], answered["by"]) == (expected["behavior"], "answer")
+        assert (answered["answer"], answered["by"]) == (expected["behavior"], "callback")
 
 
 @pytest.mark.parametrize("kind", [_plain, _async])

@@ -206,7 +206,8 @@ def interrupt(work: Work, id: str, interrupt: str) -> None:
         return
     for turn in (state.own, state.turn):
         if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
-            noted = replace(turn, interrupts=(*turn.interrupts, interrupt))
+            # Of one that was added to the turn the agent may not have begun with it: it must not run after the turn.
+            noted = replace(turn, interrupts=(*turn.interrupts, interrupt), unwanted=(*turn.unwanted, id))
             work.set_turn(noted)
             ending.stop(work, noted, Cause.INTERRUPT)
             return
