@@ -255,3 +255,23 @@ def test_servers_of_the_callers_are_told_without_a_word_on_the_command_line(run:
         assert any(b'"probe"' in frame for frame in opened)
 
     run(feature)
+
+
+def test_a_schema_of_another_draft_or_with_patterns_of_pythons_is_not_lost(run: Callable[..., None]) -> None:
+    """The agent drops a schema that it cannot compile without a word, and the model never hears of it."""
+    text = {"type": "string", "pattern": r"^\d{3}\-\d{4}$"}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"phone": text, "sure": {"type": "string", "pattern": "(?i)^yes$"}},
+        "required": ["phone", "sure"],
+    }
+
+    async def feature(case: Case) -> None:
+        session = await case.open()
+        outcome = await answer(session, '@@tool StructuredOutput {"phone": "555-1234", "sure": "YES"}', schema=schema)
+        assert outcome.kind is Outcome.DONE, outcome.error
+        wrong = await answer(session, '@@tool StructuredOutput {"phone": "5551234", "sure": "YES"}', schema=schema)
+        assert wrong.kind is Outcome.FAILED, "what is not told to the model is held to it all the same"
+
+    run(feature)

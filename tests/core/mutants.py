@@ -545,6 +545,22 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_mutant(
+    "what was granted goes to a process that has become stale",
+    granting,
+    "_write_prompt",
+    test_settings.test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def write_prompt(work: Work) -> None:
+        stale = work.state.process.stale
+        work.set_process(stale=Stale.NO)
+        right(work)
+        work.set_process(stale=stale)
+
+    return write_prompt
+
+
+@_mutant(
     "a schema is not looked at",
     resting,
     "must_replace",

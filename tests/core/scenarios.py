@@ -89,6 +89,7 @@ SCENARIOS = {
         scenario("collected", FIRST, SECOND, URGENT, withdraw=1),
         scenario("steered", USUAL, STEER, lazy="pipe", exit=1),
         scenario("steered while the log takes its time", USUAL, STEER, lazy="log", withdraw=1),
+        scenario("steered, interrupted", PATIENT, STEER, interrupt=1),
         scenario("steered, preempted", PATIENT, STEER, URGENT, manners=SLOW),
         scenario("steered, merged", PATIENT, STEER, URGENT, manners=MERGING),
         scenario("a question", LOW, URGENT, question=1, exit=1),
@@ -115,18 +116,18 @@ SCENARIOS = {
     )
 }
 
-# Minutes each: for when there is time.
+# Ten seconds to a minute and a half each, and up to a GB: for when there is time. Each of them comes to its end.
 LARGE = {
     each.name: each
     for each in (
-        scenario("four asks, an interrupt and a withdrawal", LOW, USUAL, PATIENT, URGENT, interrupt=1, withdraw=1),
+        scenario("three asks, an interrupt and a withdrawal", LOW, PATIENT, URGENT, interrupt=1, withdraw=1),
         scenario("three asks and a log that fails", LOW, PATIENT, URGENT, lazy="log", fail=1),
-        scenario("three asks and two own turns", LOW, PATIENT, URGENT, own=2, interrupt=1),
+        scenario("three asks and two own turns", LOW, PATIENT, URGENT, own=2),
         scenario("three asks and a boundary twice", LOW, PATIENT, URGENT, own=1, stray=1),
-        scenario("three asks and a cut frame", LOW, PATIENT, URGENT, lazy="pipe", cut=1, interrupt=1),
+        scenario("three asks and a cut frame", LOW, PATIENT, URGENT, lazy="pipe", cut=1),
         scenario("a close at any moment", LOW, PATIENT, lazy="log", close=1, drain=1, interrupt=1, exit=1),
         scenario("holds, closed", LOW, HELD, URGENT, holds=(("hold", NORMAL), ("other", INTERACTIVE)), close=1),
-        scenario("steered, and an exit", PATIENT, STEER, URGENT, lazy="pipe", exit=1, interrupt=1),
+        scenario("steered, and an exit", PATIENT, STEER, lazy="pipe", exit=1, interrupt=1),
         scenario("late facts, and an exit", PATIENT, URGENT, late=1, exit=1, interrupt=1),
         scenario("a nameless agent among three", LOW, PATIENT, URGENT, manners=NAMELESS, own=1, interrupt=1),
     )

@@ -65,6 +65,8 @@ class Telling(toy.ToyDialect):
 CONFIG = Config(dialect=toy.ToyDialect())
 TELLING = Config(dialect=Telling())
 E = TypeVar("E", bound=Effect)
+# What one fact leads to, at most: commits, and frames that are taken.
+FACTS_MAX = 1000
 
 
 class Talk:
@@ -75,21 +77,27 @@ class Talk:
         self.timers: dict[Subject, float] = {}
         # What is appended is durable when `commit` says so, and not at once.
         self.is_log_slow = False
+        # Likewise: a frame is taken when somebody says so.
+        self.is_pipe_full = False
 
     def tell(self, fact: Fact) -> list[Effect]:
         told = [fact]
         effects: list[Effect] = []
-        while told:
+        for _ in range(FACTS_MAX):
+            if not told:
+                break
             self.state, done = step(self.state, told.pop(0))
             effects += done
             if not self.is_log_slow and any(isinstance(effect, Append) for effect in done):
                 told.append(Committed(self.at, self.state.head))
-            told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
+            if not self.is_pipe_full:
+                told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
             for effect in done:
                 if isinstance(effect, StartTimer):
                     self.timers[effect.subject] = effect.at
                 elif isinstance(effect, CancelTimer):
                     self.timers.pop(effect.subject, None)
+        assert not told, "it never comes to rest"
         self.effects += effects
         return effects
 

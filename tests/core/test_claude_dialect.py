@@ -17,7 +17,7 @@ from tests.core.recordings import reading
 from tests.core.recordings.reading import frames
 from tests.core.recordings.reading import line as compact
 
-from banksman.core.dialects import claude_reading, claude_updates
+from banksman.core.dialects import claude_reading, claude_updates, claude_writing
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.members import split
@@ -312,8 +312,14 @@ def test_the_order_of_names_and_blanks_do_not_matter() -> None:
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"h","input":{"hook_event_name":"Stop","a":1}}}',
+            Requested("r", Wants.HOOK, "hook_callback", "h", {"hook_event_name": "Stop", "a": 1}),
+        ),
+        # Without its event it is the beginning of one that was too large.
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
             b'"callback_id":"h","input":{"a":1}}}',
-            Requested("r", Wants.HOOK, "hook_callback", "h", {"a": 1}),
+            Requested("r", Wants.UNKNOWN, "hook_callback"),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback","callback_id":1}}',
@@ -514,6 +520,40 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
         (
             {"type": "control_request", "request_id": "r", "request": {"subtype": "can_use_tool", "input": {"a": BIG}}},
             Requested("r", Wants.UNKNOWN, "can_use_tool"),
+        ),
+        # And what the rules say must hold for a large call, too: by its name, or, if that is cut off, by having none.
+        (
+            {
+                "type": "control_request",
+                "request_id": "r",
+                "request": {
+                    "subtype": "hook_callback",
+                    "callback_id": claude_writing.RULES_HOOK,
+                    "input": {"tool_name": "Write", "tool_input": {"content": BIG}},
+                },
+            },
+            Requested("r", Wants.RULING, "hook_callback", "Write"),
+        ),
+        (
+            {
+                "type": "control_request",
+                "request_id": "r",
+                "request": {
+                    "subtype": "hook_callback",
+                    "callback_id": claude_writing.RULES_HOOK,
+                    "input": {"tool_input": {"content": BIG}, "tool_name": "Write"},
+                },
+            },
+            Requested("r", Wants.RULING, "hook_callback"),
+        ),
+        # A hook of the caller's is not called with a part of its input.
+        (
+            {
+                "type": "control_request",
+                "request_id": "r",
+                "request": {"subtype": "hook_callback", "callback_id": "h", "input": {"a": BIG}},
+            },
+            Requested("r", Wants.UNKNOWN, "hook_callback"),
         ),
         (
             {"type": "control_response", "response": {"subtype": "success", "request_id": "r", "response": {"a": BIG}}},

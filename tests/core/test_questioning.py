@@ -192,6 +192,13 @@ def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Ru
     assert not talk.state.questions
 
 
+@pytest.mark.parametrize("session", [(), (("*", Verdict.ALLOW),)])
+def test_of_a_call_without_a_name_the_ruling_is_no(session: Rules) -> None:
+    """It was too large to be read: no rule can be known to fit, and a hook that is not answered forbids nothing."""
+    talk = running(replace(TELLING, rules=session))
+    assert answers(talk.mean(asks(tool="", wants=Wants.RULING))) == ["V q deny"]
+
+
 def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
     talk = running(TELLING, replace(A, rules=(("Bash", Verdict.DENY),)))
     talk.hear(b"over a0000 a0000", b"settled a0000")
@@ -298,26 +305,26 @@ def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
 def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: Wants) -> None:
     talk = running()
     effects = talk.mean(asks("c", "h", wants))
-    assert of(CallBack, effects) == [CallBack(asks("c", "h", wants))]
+    assert of(CallBack, effects) == [CallBack(1, asks("c", "h", wants))]
     assert answers(effects) == []
     # Asked again it is not called again.
     assert not of(CallBack, talk.mean(asks("c", "h", wants)))
-    effects = talk.tell(CallbackAnswered(0.0, "c", {"x": 1}))
+    effects = talk.tell(CallbackAnswered(0.0, 1, "c", {"x": 1}))
     assert answers(effects) == ["C c {'x': 1}"]
-    assert talk.tell(CallbackAnswered(0.0, "c", {"x": 2})) == []
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {"x": 2})) == []
     assert not talk.state.callbacks
 
 
 def test_a_callback_that_failed_is_refused_with_its_reason() -> None:
     talk = running()
     talk.mean(asks("c", "h", Wants.HOOK))
-    assert answers(talk.tell(CallbackAnswered(0.0, "c", None, "it raised"))) == ["R c it raised"]
+    assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", None, "it raised"))) == ["R c it raised"]
 
 
 def test_an_empty_answer_is_an_answer() -> None:
     talk = running()
     talk.mean(asks("c", "h", Wants.HOOK))
-    assert answers(talk.tell(CallbackAnswered(0.0, "c", {}))) == ["C c {}"]
+    assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
 
 
 def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
@@ -327,7 +334,7 @@ def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
     effects = talk.mean(asks("more", "h", Wants.TOOL))
     assert answers(effects) == ["R more too many callbacks are running"]
     assert not of(CallBack, effects)
-    talk.tell(CallbackAnswered(0.0, "c3", {}))
+    talk.tell(CallbackAnswered(0.0, 1, "c3", {}))
     assert len(of(CallBack, talk.mean(asks("again", "h", Wants.TOOL)))) == 1
 
 
@@ -335,7 +342,7 @@ def test_a_callback_that_is_withdrawn_is_closed_and_its_answer_sent_to_nobody() 
     talk = running()
     talk.mean(asks("c", "h", Wants.HOOK))
     assert of(CloseCallback, talk.mean(RequestWithdrawn("c"))) == [CloseCallback("c")]
-    assert talk.tell(CallbackAnswered(0.0, "c", {})) == []
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
 
 
 def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> None:
@@ -345,7 +352,19 @@ def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> 
     talk.ask(ask("b", NORMAL))
     talk.begin()
     assert talk.state.process.number == 2
-    assert talk.tell(CallbackAnswered(0.0, "c", {})) == []
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
+
+
+def test_a_late_answer_is_not_taken_for_that_of_another_process_which_uses_the_same_names() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.die(code=1)
+    talk.ask(ask("b", NORMAL))
+    talk.begin()
+    talk.opens("b0000")
+    assert of(CallBack, talk.mean(asks("c", "h", Wants.HOOK))) == [CallBack(2, asks("c", "h", Wants.HOOK))]
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {"late": True})) == []
+    assert answers(talk.tell(CallbackAnswered(0.0, 2, "c", {}))) == ["C c {}"]
 
 
 def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
@@ -354,7 +373,7 @@ def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
     talk.mean(asks("c", "h", Wants.HOOK))
     effects = talk.hear(b"over a0000 a0000", b"settled a0000")
     assert not of(CloseCallback, effects)
-    assert answers(talk.tell(CallbackAnswered(0.0, "c", {}))) == ["C c {}"]
+    assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
 
 
 def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
@@ -363,5 +382,5 @@ def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
     talk.ask(replace(ask("u", INTERACTIVE)))
     talk.wait(5.0)
     assert len(of(StopProcess, talk.effects)) == 1
-    assert answers(talk.tell(CallbackAnswered(5.0, "c", {}))) == []
+    assert answers(talk.tell(CallbackAnswered(5.0, 1, "c", {}))) == []
     assert answers(talk.mean(asks("late"))) == []

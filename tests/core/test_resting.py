@@ -23,8 +23,10 @@ from banksman.core.session_facts import (
     CloseAsked,
     Effect,
     EvictAsked,
+    FrameWritten,
     HoldAsked,
     HoldReleased,
+    InterruptAsked,
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
@@ -142,7 +144,7 @@ def test_eviction_takes_it_only_while_nobody_needs_it() -> None:
 NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
     "task": (lambda talk: talk.mean(TasksChanged(("t",))), lambda talk: talk.mean(TasksChanged(()))),
     "question": (lambda talk: talk.mean(SAW), lambda talk: talk.tell(QuestionAnswered(talk.at, "q", DENIED))),
-    "callback": (lambda talk: talk.mean(HOOK), lambda talk: talk.tell(CallbackAnswered(talk.at, "c", {}))),
+    "callback": (lambda talk: talk.mean(HOOK), lambda talk: talk.tell(CallbackAnswered(talk.at, 1, "c", {}))),
     "setting": (
         lambda talk: talk.tell(SettingAsked(talk.at, "c", "model", "large")),
         lambda talk: talk.mean(Replied("setting-1-1")),
@@ -174,6 +176,28 @@ def test_what_somebody_needs_is_neither_evicted_nor_idle(need: str) -> None:
     end(talk)
     assert talk.state.idle_since is not None
     assert stopped(talk.wait(0.25))
+
+
+def test_one_that_has_not_acknowledged_an_interrupt_is_not_idle() -> None:
+    """It would hit whatever comes next: the process is watched until it has answered."""
+    talk = Talk(IDLE)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.tell(InterruptAsked(0.0, "a", "i"))
+    talk.hear(b"over a0000! a0000", b"cancelled a0000")
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    assert talk.state.idle_since is None
+    assert talk.tell(EvictAsked(0.0)) == []
+    assert len(of(BeIdle, talk.hear(b"ok interrupt-a#1-1"))) == 1
+
+
+def test_one_that_has_still_something_to_hear_is_not_idle() -> None:
+    talk = rested()
+    talk.is_pipe_full = True
+    talk.mean(replace(SAW, request="one", wants=Wants.UNKNOWN), replace(SAW, request="two", wants=Wants.UNKNOWN))
+    assert talk.state.idle_since is None
+    assert len(of(BeIdle, talk.tell(FrameWritten(0.0, 1)))) == 1
 
 
 def test_a_session_that_is_closed_is_not_idle() -> None:
@@ -223,6 +247,28 @@ def test_one_that_is_old_serves_on_while_something_runs_in_its_background() -> N
     assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
     assert len(talk.starts) == 1
     assert stopped(talk.mean(TasksChanged(())))
+
+
+@pytest.mark.parametrize("need", ["question", "callback"])
+def test_one_that_is_old_serves_on_while_it_waits_for_an_answer(need: str) -> None:
+    begin, end = NEEDS[need]
+    talk = rested(OLD)
+    begin(talk)
+    talk.wait(60.0)
+    talk.serve(B)
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+    assert len(talk.starts) == 1
+    end(talk)
+    assert len(of(StopProcess, talk.effects)) == 1
+
+
+def test_age_takes_nothing_back() -> None:
+    talk = rested(OLD)
+    talk.mean(TasksChanged(("t",)))
+    talk.tell(Reconfigured(0.0, OLD, True))
+    talk.wait(60.0)
+    assert talk.state.process.stale is Stale.NOW
+    assert stopped(talk.ask(B))
 
 
 def test_one_that_is_not_what_was_asked_for_goes_whatever_runs_in_its_background() -> None:
@@ -317,6 +363,35 @@ def test_one_that_is_about_to_save_is_not_asked_again() -> None:
     assert stopped(talk.over("save0000"))
     talk.die(signal=15)
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
+
+
+def test_a_save_is_of_the_process_that_was_asked_for_it() -> None:
+    """The next one has nothing to put down, and would be replaced for it."""
+    talk = Talk(SAVING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.wait(60.0)
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    talk.ask(B)
+    talk.die(code=1)
+    assert talk.kinds == {"a": Kind.FAILED, "save": Kind.REFUSED}
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds["b"] is Kind.DONE
+    assert len(talk.starts) == 2
+
+
+def test_a_save_that_was_given_up_is_asked_for_again() -> None:
+    talk = Talk(SAVING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.wait(60.0)
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    talk.wait(30.0)
+    talk.tell(AskWithdrawn(talk.at, "save"))
+    assert len(of(AskToSave, talk.wait(30.0))) == 1
 
 
 # -- nobody wants it any more before it is there ---------------------------------------------------------------------
@@ -414,7 +489,7 @@ def test_a_start_that_fails_counts_and_one_that_we_stopped_does_not() -> None:
     calm = Talk(CRASHING)
     calm.ask(A)
     calm.tell(ProcessStarted(0.0, 1, 77))
-    calm.tell(SettingAsked(0.0, "c", "model", "large"))
+    calm.tell(Reconfigured(0.0, CRASHING, True))
     calm.hear(b"ok handshake-1")
     calm.die(signal=15)
     assert calm.state.crashes == 0

@@ -53,6 +53,8 @@ def test_rules_are_kept_in_their_order() -> None:
     [
         *([("Bash", "deny")], "Bash", 5, {"Bash"}),
         *({"": "deny"}, {5: "deny"}, {None: "deny"}, {"*sh": "deny"}, {"B*h": "deny"}, {"**": "deny"}),
+        # What no tool is called: whoever wrote it would believe that it holds.
+        *({"Bash(ls)": "deny"}, {"Bash ": "deny"}, {"Bash, Read": "deny"}, {"Bash\n": "deny"}, {"Bäsh": "deny"}),
         *({"Bash": "DENY"}, {"Bash": "never"}, {"Bash": ""}, {"Bash": True}, {"Bash": None}, {"Bash": ["deny"]}),
     ],
 )
@@ -66,4 +68,4 @@ def test_there_are_only_so_many() -> None:
     wanted = {f"tool-{number}": "deny" for number in range(RULES_MAX)}
     assert len(rules.parse(wanted)) == RULES_MAX
     with pytest.raises(UsageError, match=str(RULES_MAX + 1)):
-        rules.parse({**wanted, "one more": "deny"})
+        rules.parse({**wanted, "another": "deny"})

@@ -64,7 +64,7 @@ from banksman.core.turn import Phase, Turn
 from banksman.core.work import OUTBOX_FRAMES_MAX
 from banksman.errors import AgentError, Closed, MachineError, StoreError
 
-# Minutes and a few GB more: for when there is time.
+# Minutes, and up to a GB, more: for when there is time.
 IS_LARGE = "BANKSMAN_EXPLORE_LARGE" in os.environ
 CHOSEN = {**SCENARIOS, **(LARGE if IS_LARGE else {})}
 
@@ -114,7 +114,7 @@ ABSURD: st.SearchStrategy[Fact] = st.one_of(
     st.builds(AskMoved, _at, _names, st.none() | _names),
     st.builds(HoldReleased, _at, _names | st.sampled_from([ask.id for ask in EVERYTHING.asks])),
     st.builds(QuestionAnswered, _at, _names, st.just(DENIED)),
-    st.builds(CallbackAnswered, _at, _names, st.none()),
+    st.builds(CallbackAnswered, _at, st.sampled_from([0, 1, 99]), _names, st.none()),
     st.builds(ConversationTaken, _at, st.sampled_from([0, 99]), st.just(AgentError("late")), st.none()),
     st.builds(Committed, _at, st.just(0)),
     st.builds(TimerFired, _at, st.tuples(st.sampled_from(Timer), _names)),
@@ -255,7 +255,7 @@ def test_a_closed_session_answers_whoever_still_asks() -> None:
         HoldReleased(0.0, "h"),
         CloseAsked(0.0),
         QuestionAnswered(0.0, "q", DENIED),
-        CallbackAnswered(0.0, "q", {}),
+        CallbackAnswered(0.0, 1, "q", {}),
         EvictAsked(0.0),
         Reconfigured(0.0, CONFIG, True),
     ]

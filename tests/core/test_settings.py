@@ -135,6 +135,23 @@ def test_a_prompt_that_was_granted_before_waits_for_the_answer_too() -> None:
     assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]
 
 
+def test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers() -> None:
+    talk = ready()
+    talk.is_log_slow = True
+    talk.ask(B)
+    change(talk)
+    talk.commit()
+    effects = talk.wait(10.0)
+    assert sent(effects) == []
+    assert of(StopProcess, effects) == [StopProcess(1)]
+    talk.is_log_slow = False
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk", settings=LARGE)]
+    talk.begin()
+    # Another attempt is another prompt.
+    talk.over("b0002")
+    assert talk.kinds["b"] is Kind.DONE
+
+
 def test_when_the_process_dies_the_next_one_has_it() -> None:
     talk = ready()
     change(talk)
@@ -151,22 +168,35 @@ def test_without_a_process_it_is_had_at_once() -> None:
     assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=LARGE)]
 
 
-def test_a_process_that_is_being_started_was_told_the_old_one_and_is_replaced() -> None:
+def test_a_process_that_is_being_started_is_told_as_soon_as_it_listens_and_before_its_first_prompt() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     assert talk.starts == [StartProcess(1, None)]
+    assert sent(change(talk)) == []
     talk.tell(ProcessStarted(0.0, 1, 77))
-    assert taken(change(talk)) == [("c", None)]
+    assert sent(change(talk, "plan", name="permission_mode", id="d")) == []
+    # Nothing is due before it was told.
+    assert not talk.waits_for(Timer.SETTING)
+    assert taken(talk.effects) == []
     effects = talk.hear(b"ok handshake-1")
-    assert of(StopProcess, effects) == [StopProcess(1)]
-    assert sent(effects) == []
-    effects = talk.die(signal=15)
-    assert of(StartProcess, effects) == [StartProcess(2, None, settings=LARGE)]
-    talk.begin()
+    assert sent(effects) == [b"S setting-1-1 model=large\n", b"S setting-1-2 permission_mode=plan\n"]
+    assert talk.waits_for(Timer.SETTING) == ["setting-1-1", "setting-1-2"]
+    assert sent(talk.mean(Replied("setting-1-1"))) == []
+    assert sent(talk.mean(Replied("setting-1-2"))) == [b"P a0000\n"]
+    assert taken(talk.effects) == [("c", None), ("d", None)]
     talk.over("a0000")
-    # It was stopped by us, on purpose: no crash, and the ask did not suffer.
     assert talk.kinds == {"a": Kind.DONE}
-    assert talk.state.crashes == 0
+    assert len(talk.starts) == 1
+
+
+def test_when_it_does_not_come_to_listen_the_next_one_has_it() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    change(talk)
+    talk.tell(ProcessStarted(0.0, 1, 77))
+    assert taken(talk.die(code=1)) == [("c", None)]
+    talk.wait(100.0)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None, settings=LARGE)]
 
 
 def test_to_a_process_on_its_way_out_nothing_is_said() -> None:
@@ -225,6 +255,21 @@ def test_whoever_waits_when_it_is_closed_is_answered() -> None:
     talk.tell(CloseAsked(0.0))
     assert taken(talk.die(signal=15)) == [("c", Closed)]
     assert talk.state.settings == ()
+
+
+def test_a_change_that_is_not_answered_when_that_happens_is_over() -> None:
+    talk = ready()
+    change(talk)
+    change(talk, "plan", name="permission_mode", id="d")
+    effects = talk.tell(Reconfigured(0.0, TELLING, True, ("model",)))
+    assert taken(effects) == [("c", None)]
+    # Whatever is answered to it now, it is not what is wished for; the other one is.
+    talk.mean(Replied("setting-1-1"))
+    assert talk.fire((Timer.SETTING, "setting-1-1")) == []
+    assert taken(talk.mean(Replied("setting-1-2"))) == [("d", None)]
+    assert talk.state.settings == (("permission_mode", "plan"),)
+    # A drop of nothing is an opening like any other.
+    assert taken(talk.tell(Reconfigured(0.0, TELLING, False))) == []
 
 
 def test_a_session_that_is_opened_again_with_a_word_of_its_own_drops_what_it_was_changed_to() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.sessions.crowd import Crowd, argv, crowd, recalled
 from tests.sessions.helpers import QUICK, Case, bodies, check, opened, prompts
 
-from banksman import Host, Kind, NotOwner, UsageError
+from banksman import Host, Kind, NotOwner, Question, Tool, UsageError
 from banksman.core import event as kinds
 from banksman.run.host import Host as PlainHost
 from banksman.store.memory import MemoryLog
@@ -173,6 +173,29 @@ async def test_a_fork_can_be_forked(tmp_path: Path) -> None:
         assert len({conversation_of(case) for case in (first, second, third)}) == 3
 
 
+async def test_a_fork_is_opened_as_the_original_was_and_shares_nothing_with_it(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def allow(question: Question) -> str:
+        asked.append(question.tool)
+        return "allow"
+
+    tool = Tool("wait", "Waits", {"type": "object"}, lambda _: "done")
+    async with crowd(tmp_path) as them:
+        first = await them.open("first", on_question=allow, tools=[tool])
+        await first.answer("one")
+        await first.session.set_model("other")
+        second = await them.fork(first)
+        # One that was not asked yet is a copy of what it is to be a copy of.
+        third = await them.fork(second)
+        assert (await second.answer("@@ask Bash\n@@say two")).text == "two"
+        assert asked == ["Bash"]
+        assert "--model=other" in argv(second, 1)
+        assert await recalled(third) == ["one"]
+        callbacks = [case.session._callbacks for case in (first, second, third)]  # pyright: ignore[reportPrivateUsage]
+        assert len({id(each.server) for each in callbacks}) == len({id(each.hooks) for each in callbacks}) == 3
+
+
 async def test_a_fork_is_resumed_and_not_forked_again(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first")
@@ -236,9 +259,12 @@ async def test_what_cannot_be_forked_is_an_error_of_the_call(tmp_path: Path) -> 
         assert them.alive() == []
 
 
-async def test_a_fork_of_a_conversation_that_the_agent_forgot_is_a_fresh_one(tmp_path: Path) -> None:
+async def test_a_fork_of_a_conversation_that_the_agent_never_knew_is_a_failure_and_then_a_fresh_one(
+    tmp_path: Path,
+) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", resume=UNKNOWN, fork=True)
+        assert (await case.answer("go on with it")).kind is Kind.FAILED
         assert await recalled(case) == []
         lost = bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)
         assert [body["conversation"] for body in lost] == [UNKNOWN]
@@ -259,9 +285,12 @@ async def test_a_conversation_begun_in_the_agents_own_program_is_adopted(tmp_pat
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
 
 
-async def test_an_unknown_conversation_is_an_event_and_a_fresh_one_that_others_may_have(tmp_path: Path) -> None:
+async def test_an_unknown_conversation_is_a_failure_and_then_a_fresh_one_and_others_may_have_its_name(
+    tmp_path: Path,
+) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", resume=UNKNOWN)
+        assert (await first.answer("go on with it")).kind is Kind.FAILED
         assert (await first.answer("one")).text == "one"
         lost = bodies(await first.events(), kinds.SESSION_CONTEXT_LOST)
         assert [body["conversation"] for body in lost] == [UNKNOWN]
@@ -270,7 +299,7 @@ async def test_an_unknown_conversation_is_an_event_and_a_fresh_one_that_others_m
         assert conversation_of(first) != UNKNOWN
         # What it has given up is nobody's.
         second = await them.open("second", resume=UNKNOWN)
-        assert (await second.answer("two")).text == "two"
+        assert UNKNOWN in str((await second.answer("two")).error)
 
 
 @pytest.mark.parametrize("resume", ["", 7, ["x"]])

@@ -74,6 +74,10 @@ def test_what_cannot_be_hooks_is_refused(given: Any) -> None:
     [
         {"call": None},
         {"call": quiet, "matcher": 3},
+        {"call": quiet, "matcher": "["},
+        {"call": quiet, "matcher": "(?i)bash"},
+        {"call": quiet, "matcher": "Bash("},
+        {"call": quiet, "matcher": "Bash(rm *)"},
         *(
             {"call": quiet, "seconds": seconds}
             for seconds in (0, -1, True, float("inf"), float("nan"), 10**400, "1", None)

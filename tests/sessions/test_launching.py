@@ -43,7 +43,8 @@ async def test_what_is_not_wished_for_is_no_flag_and_what_is_added_comes_last(tm
 async def test_a_conversation_is_part_of_its_flags_word(tmp_path: Path, fork: bool) -> None:
     async with opened(tmp_path, memory=True, resume="--evil id", fork=fork) as case:
         # Nobody knows it; another is begun, once that was said.
-        assert (await case.answer("one")).kind is Kind.DONE
+        assert (await case.answer("one")).kind is Kind.FAILED
+        assert (await case.answer("two")).kind is Kind.DONE
         assert words(case) == [*PLAIN, "--resume=--evil id", *(["--fork-session"] if fork else [])]
         assert words(case, 1) == PLAIN
 

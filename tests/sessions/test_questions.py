@@ -615,3 +615,17 @@ async def test_a_question_that_nobody_is_there_for_is_told_in_the_log(
         assert turn.state == "running"
         await case.session.answer(case.session.questions()[0].id, "allow")
         await case.outcome(turn)
+
+
+class Odd(BaseException):
+    """Neither an error nor an end of anything."""
+
+
+async def test_a_callback_that_ends_in_an_odd_way_says_no_all_the_same(tmp_path: Path) -> None:
+    async def odd(_: object) -> str:
+        raise Odd
+
+    async with opened(tmp_path, on_question=odd) as case:
+        assert (await case.answer(ASK)).kind is Kind.DONE
+        (answered,) = bodies(await case.events(), kinds.QUESTION_ANSWERED)
+        assert (answered["answer"], answered["by"]) == ("deny", "failure")

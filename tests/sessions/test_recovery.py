@@ -50,8 +50,11 @@ async def test_a_process_that_dies_as_the_next_ask_comes_costs_nobody_an_outcome
         assert (await case.answer("last")).text == "last"
 
 
-async def test_a_conversation_that_the_agent_forgot_is_an_event_and_not_a_failure(tmp_path: Path) -> None:
+async def test_a_conversation_that_the_agent_never_knew_answers_nobody_out_of_an_empty_one(tmp_path: Path) -> None:
     async with opened(tmp_path, resume="11111111-2222-4333-8444-555555555555", memory=True) as case:
+        outcome = await case.answer("go on with it")
+        assert outcome.kind is Kind.FAILED
+        assert "11111111-2222" in str(outcome.error)
         assert (await case.answer("one")).text == "one"
         lost = bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)
         assert [body["conversation"] for body in lost] == ["11111111-2222-4333-8444-555555555555"]

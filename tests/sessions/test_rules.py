@@ -178,6 +178,8 @@ BAD = [
     {3: "allow"},
     {"mcp__*__get": "allow"},
     {"**": "allow"},
+    {"Bash(rm -rf /)": "deny"},
+    {"Bash ": "deny"},
     {f"tool-{number}": "allow" for number in range(RULES_MAX + 1)},
 ]
 

@@ -110,6 +110,9 @@ async def test_what_the_caller_does_to_its_schema_afterwards_means_nothing(tmp_p
         True,
         False,
         {"type": "objekt"},
+        # It is the input of a tool.
+        {"type": "array"},
+        {"properties": {"n": {}}},
         {"propertys": {}},
         {"type": "object", "properties": {"n": {"$ref": "other.json"}}},
         {"type": "object", "default": object()},

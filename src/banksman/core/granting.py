@@ -14,7 +14,7 @@ from banksman.core.session_facts import (
     GrantHold,
     Timer,
 )
-from banksman.core.state import MayWrite, Mode, ProcessPhase, Session, Stdin, Store
+from banksman.core.state import MayWrite, Mode, ProcessPhase, Session, Stale, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
 from banksman.core.work import Work
 
@@ -60,6 +60,12 @@ def _write_prompt(work: Work) -> None:
     if turn is None or turn.phase is not Phase.STARTING or not turn.may_write or not _is_free(state):
         return
     assert turn.ask is not None
+    if state.process.stale is Stale.NOW:
+        # Since it was granted the process has become another than it should have: not one byte of it was sent.
+        again = turn.requeued()
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+        work.set(turn=None, queue=arbiter.requeue(state.queue, again))
+        return
     turn = turn.moved(Move.WRITE)
     work.set(turn=turn, clocks=clocks.wound(state.config.clocks, work.at))
     work.send(turn.id, state.config.dialect.prompt(turn.ref, turn.prompt))

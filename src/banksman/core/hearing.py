@@ -115,6 +115,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
                 work.set_process(phase=ProcessPhase.READY, was_ready=True)
                 work.set(resume_failures=0)
                 work.do(BeReady(process.number))
+                settings.tell_ready(work)
                 if work.state.config.recycle_seconds is not None:
                     work.start_timer(work.state.config.recycle_seconds, Timer.AGE, str(process.number))
             else:
@@ -141,6 +142,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
 # -- the turn opens --------------------------------------------------------------------------------------------------
 def _on_opened(work: Work, opened: TurnOpened) -> None:
     if opened.conversation is not None:
+        work.set(is_adopted=False)
         _know_conversation(work, opened.conversation)
     if opened.can_interrupt:
         work.set_process(announces=True)

@@ -107,20 +107,31 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     if process.is_resuming and (has_forgotten or has_spoken):
         failures = state.resume_failures + 1
         if has_forgotten or failures >= RESUME_FAILURES_MAX:
-            # The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
-            work.log(
-                None, kinds.SESSION_CONTEXT_LOST, conversation=state.conversation or state.fork_of, error=str(error)
-            )
-            work.set(conversation=None, fork_of=None, spent=0.0, resume_failures=0)
-            work.do(HoldConversation(None))
-            return
-        # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
-        # stopped, has said nothing about it at all.
-        work.set(resume_failures=failures)
+            was_known = not state.is_adopted
+            error = _lose_memory(work, error)
+            if was_known:
+                return
+        else:
+            # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
+            # stopped, has said nothing about it at all.
+            work.set(resume_failures=failures)
     # Each failing start costs the ask that it was made for, so there are never more starts than asks.
     chosen = granting.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
     if isinstance(chosen, Turn):
         asking.drop(work, chosen, Kind.FAILED, error)
+
+
+def _lose_memory(work: Work, error: BanksmanError) -> AgentError:
+    """The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
+
+    But who wanted to go on with one that was begun elsewhere, and has never spoken in it here, is not answered out of
+    an empty one: the error is for them.
+    """
+    conversation = work.state.conversation or work.state.fork_of
+    work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=conversation, error=str(error))
+    work.set(conversation=None, fork_of=None, spent=0.0, resume_failures=0, is_adopted=False)
+    work.do(HoldConversation(None))
+    return AgentError(f"the agent knows no conversation {conversation!r}", hint=str(error))
 
 
 def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:

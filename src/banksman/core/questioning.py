@@ -28,7 +28,8 @@ def on_request(work: Work, asked: Requested) -> None:
         case Wants.PERMISSION | Wants.ELICITATION:
             _ask(work, asked)
         case Wants.RULING:
-            verdict = _verdict(work, asked, work.state.speaking)
+            # Of a call too large to be read to its name nobody knows what the rules say.
+            verdict = _verdict(work, asked, work.state.speaking) if asked.tool else Verdict.DENY
             work.send(_tag(work), work.state.config.dialect.rule(asked, verdict))
         case Wants.HOOK | Wants.TOOL:
             _call_back(work, asked)
@@ -126,13 +127,13 @@ def _call_back(work: Work, asked: Requested) -> None:
         _refuse(work, asked, "too many callbacks are running")
         return
     work.set(callbacks=(*state.callbacks, asked))
-    work.do(CallBack(asked))
+    work.do(CallBack(state.process.number, asked))
 
 
 def on_called(work: Work, fact: CallbackAnswered) -> None:
     asked = next((other for other in work.state.callbacks if other.request == fact.request), None)
-    if asked is None:
-        return  # The agent has withdrawn it, or is gone.
+    if asked is None or fact.process != work.state.process.number:
+        return  # The agent has withdrawn it, or is gone; the next one may use its names again.
     work.set(callbacks=tuple(other for other in work.state.callbacks if other is not asked))
     if fact.response is None:
         _refuse(work, asked, fact.error)

@@ -8,6 +8,7 @@ fits, the agent's own settings decide, as if there were no rules.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -25,6 +26,8 @@ Rules = tuple[tuple[str, Verdict], ...]
 
 # Each tool call looks at all of them.
 RULES_MAX = 256
+# What a tool can be called. Anything else could fit none, and whoever wrote it would believe that it holds.
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]+\*?|\*")
 
 
 def parse(wanted: Any) -> Rules:
@@ -36,7 +39,7 @@ def parse(wanted: Any) -> Rules:
         raise UsageError(f"rules cannot be {wanted!r:.60}", hint=hint)
     rules: list[tuple[str, Verdict]] = []
     for name, word in cast(Mapping[Any, Any], wanted).items():
-        if not isinstance(name, str) or not name or "*" in name[:-1]:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UsageError(f"a rule cannot be for {name!r:.60}", hint=hint)
         if not isinstance(word, str) or word not in tuple(Verdict):
             raise UsageError(f"a rule for {name} cannot be {word!r:.60}", hint=hint)

@@ -104,6 +104,7 @@ class CallbackAnswered:
     """A callback of the caller's gave this back; None: it could not, for this reason."""
 
     at: float
+    process: int
     request: str
     response: Mapping[str, Any] | None
     error: str = ""
@@ -386,6 +387,7 @@ class CloseQuestion:
 class CallBack:
     """The agent calls something that lives in the caller's process."""
 
+    process: int
     asked: Requested
 
 

@@ -30,17 +30,27 @@ def ask(work: Work, fact: SettingAsked) -> None:
         work.do(SettingTaken(fact.change, state.store_error))
     elif len(process.changes) >= CHANGES_MAX:
         work.do(SettingTaken(fact.change, QueueFull(f"{CHANGES_MAX} changes are waiting", hint="try again later")))
-    elif process.phase is ProcessPhase.READY:
+    elif process.phase in (ProcessPhase.READY, ProcessPhase.STARTING):
         request = f"setting-{process.number}-{process.requests + 1}"
         change = Change(request, fact.change, fact.name, fact.value)
         work.set_process(requests=process.requests + 1, changes=(*process.changes, change))
-        work.send(None, state.config.dialect.setting(request, fact.name, fact.value))
-        work.start_timer(state.config.setting_seconds, Timer.SETTING, request)
+        if process.phase is ProcessPhase.READY:
+            _tell(work, change)
     else:
-        # One that is being started was told the old ones; one that is not there yet will be told all of them.
+        # The next one is started with all of them.
         _take(work, Change("", fact.change, fact.name, fact.value), by="start")
-        if process.phase is ProcessPhase.STARTING:
-            work.set_process(stale=Stale.NOW)
+
+
+def tell_ready(work: Work) -> None:
+    """The process listens now: it is told what was changed while it started."""
+    for change in work.state.process.changes:
+        _tell(work, change)
+
+
+def _tell(work: Work, change: Change) -> None:
+    config = work.state.config
+    work.send(None, config.dialect.setting(change.request, change.name, change.value))
+    work.start_timer(config.setting_seconds, Timer.SETTING, change.request)
 
 
 def reconfigure(work: Work, fact: Reconfigured) -> None:

@@ -205,6 +205,8 @@ class Session:
     conversation: str | None = None
     # The one that it begins as a copy of, as long as it has none of its own; None: with nothing.
     fork_of: str | None = None
+    # It began before we heard of it, and the agent has not shown yet that it knows it.
+    is_adopted: bool = False
     # What the conversation has cost until now, as the agent counts; None: it began before we heard of it.
     spent: float | None = 0.0
     # What all turns have cost, those of the agent's own too, as far as it said so.

@@ -33,7 +33,7 @@ from banksman.core.turn import Cause, Move, Phase, Turn
 from banksman.errors import AgentError, BanksmanError
 
 # Frames that wait for the pipe: a few interrupts and answers. More are an agent that asks and asks, and never reads.
-OUTBOX_FRAMES_MAX = 256
+OUTBOX_FRAMES_MAX = 1024
 
 
 class Work:

@@ -75,6 +75,11 @@ class Screen:
         self.say(name, f"is {outcome.kind}{cost}{error}")
 
 
+def has_terminal() -> bool:
+    # There may be no stdin at all.
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
 async def tour() -> None:
     """One agent, three asks, and a question."""
     print('3. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
@@ -101,13 +106,13 @@ async def tour() -> None:
         async for event in session.events(0, waits=False):
             if event.kind.startswith(("turn.", "question.")):
                 print(f"     {event.cursor:>6}  {event.kind:18} {names.get(event.turn or '', 'tests')}")
-        if sys.stdin.isatty():
+        if has_terminal():
             await Conversation(session, screen).run()
 
 
 async def talk(agent: str) -> None:
     """A session with an agent of the user's own."""
-    if not sys.stdin.isatty():
+    if not has_terminal():
         raise banksman.UsageError("there is nobody to talk to it", hint="run it in a terminal")
     screen = Screen()
     async with Host() as host:
@@ -137,7 +142,11 @@ class Conversation:
             while (line := await self._lines.get()) is not None:
                 if line:
                     await self._ask(line)
+            if self._question is not None and not self._question.done():
+                self._question.set_result("")
             if self._turns:
+                # Whoever leaves does not want to wait.
+                await self.session.interrupt() if self.session is not None else None
                 await asyncio.wait(self._turns)
         finally:
             loop.remove_reader(0)

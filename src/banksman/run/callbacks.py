@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from banksman.core.meaning import Requested, Wants
-from banksman.core.session_facts import CallbackAnswered
+from banksman.core.session_facts import CallBack, CallbackAnswered
 from banksman.errors import BanksmanError, UsageError
 from banksman.run.driver import Driver
 from banksman.run.hooks import Hooks
 from banksman.run.tools import ToolServer
+
+log = logging.getLogger("banksman")
 
 
 class Callbacks:
@@ -23,20 +26,32 @@ class Callbacks:
         self.server = server
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def call(self, asked: Requested) -> None:
+    def call(self, effect: CallBack) -> None:
         # A task, so that nothing of the caller's ever runs inside the door.
-        task = asyncio.ensure_future(self._call(asked))
-        self._tasks[asked.request] = task
-        task.add_done_callback(lambda _: self._tasks.pop(asked.request, None))
+        task = asyncio.ensure_future(self._call(effect.process, effect.asked))
+        self._tasks[effect.asked.request] = task
+        task.add_done_callback(self._forget)
 
-    async def _call(self, asked: Requested) -> None:
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.error("! a callback ended by %s", type(exc).__name__)
+        # By the task and not by its name, which another one may have by now.
+        for request in [request for request, other in self._tasks.items() if other is task]:
+            del self._tasks[request]
+
+    async def _call(self, process: int, asked: Requested) -> None:
         response: Mapping[str, Any] | None = None
         error = ""
         try:
             response = await self._answer(asked)
         except BanksmanError as exc:
             error = str(exc)
-        self._driver.tell(CallbackAnswered(self._driver.now(), asked.request, response, error))
+        except BaseException as exc:
+            error = f"the callback ended by {type(exc).__name__}"
+            raise
+        finally:
+            # Whatever became of it: an agent that is not answered waits for ever.
+            self._driver.tell(CallbackAnswered(self._driver.now(), process, asked.request, response, error))
 
     async def _answer(self, asked: Requested) -> Mapping[str, Any]:
         if asked.wants is Wants.HOOK:

@@ -23,7 +23,7 @@ from typing import assert_never
 from banksman.core import session as core
 from banksman.core.facts import Exited, Started
 from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
-from banksman.core.meaning import Noise, Requested
+from banksman.core.meaning import Noise
 from banksman.core.outcome import Outcome
 from banksman.core.session_facts import (
     Accept,
@@ -122,7 +122,7 @@ class Listener:
     def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
     def ask_human(self, effect: AskHuman) -> None: ...
     def close_question(self, question: str) -> None: ...
-    def call_back(self, asked: Requested) -> None: ...
+    def call_back(self, effect: CallBack) -> None: ...
     def close_callback(self, request: str) -> None: ...
     def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
     def ask_to_save(self, prompt: str) -> None: ...
@@ -274,8 +274,8 @@ class Driver:
                 self._listener.ask_human(effect)
             case CloseQuestion(question=question):
                 self._listener.close_question(question)
-            case CallBack(asked=asked):
-                self._listener.call_back(asked)
+            case CallBack():
+                self._listener.call_back(effect)
             case CloseCallback(request=request):
                 self._listener.close_callback(request)
             case SettingTaken(change=change, error=error):

@@ -15,6 +15,7 @@ import asyncio
 import inspect
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -37,6 +38,9 @@ AGENT_GRACE_SECONDS = 5.0
 ENDING_SECONDS_MAX = 5.0
 REASON_CHARS_MAX = 2000
 
+_NAMES = r"[A-Za-z0-9_.:/-]+(?:\.\*)?|\*|\.\*"
+_MATCHER = re.compile(rf"(?:{_NAMES})(?:\|(?:{_NAMES}))*")
+
 HookCall = Callable[[Mapping[str, Any]], "Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None"]
 
 
@@ -56,9 +60,16 @@ class Hook:
     def __post_init__(self) -> None:
         if not callable(self.call):
             raise UsageError(f"a hook cannot call {self.call!r:.60}", hint="a function of one argument, or a coroutine")
-        if not isinstance(cast(object, self.matcher), str | None):
-            raise UsageError(f"the matcher of a hook cannot be {self.matcher!r:.60}", hint="text, or None for all")
+        if not _is_matcher(self.matcher):
+            hint = 'names of tools, as "Write|Edit" or "mcp__.*", or None for all'
+            raise UsageError(f"the matcher of a hook cannot be {self.matcher!r:.60}", hint=hint)
         check_wait(self.seconds)
+
+
+def _is_matcher(matcher: object) -> bool:
+    """One that the agent cannot read matches nothing, and what was to be guarded is not. So only what any regular
+    expression engine reads alike."""
+    return matcher is None or (isinstance(matcher, str) and _MATCHER.fullmatch(matcher) is not None)
 
 
 class Hooks:
@@ -184,7 +195,7 @@ def _over_late(task: asyncio.Task[Any]) -> None:
         log.error("! a callback that was cancelled raised", exc_info=exc)
 
 
-def reason(exc: Exception) -> str:
+def reason(exc: BaseException) -> str:
     """An exception in words that can be sent, and not too many."""
     try:
         words = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__

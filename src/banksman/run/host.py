@@ -147,7 +147,8 @@ class Host:
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
         "deny" or "ask", come before the agent's own settings.
 
-        Under the `name` of a session that is open it is that session, which from its next turn on is as asked for.
+        Under the `name` of a session that is open it is that session, opened anew: callbacks, rules and numbers hold at
+        once, and what a process is started with from its next turn on.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
         from banksman.run.opening import Opening  # noqa: PLC0415
@@ -178,8 +179,12 @@ class Host:
     async def fork(
         self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
     ) -> Session:
-        """Another session that begins as a copy of this one's conversation, opened as this one was. What is said in
-        either from now on is not in the other."""
+        """Another session that begins as a copy of this one's conversation, opened as this one was, with its settings
+        and its `on_question` unless another is given.
+
+        The copy is made when the fork's process starts, at its first ask: what is said here until then is in it, what
+        is said after that is not.
+        """
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it opens nothing more", hint="open another Host")
@@ -385,8 +390,7 @@ class Host:
 
     async def _drain(self) -> None:
         self._stop_all()
-        for session in self.sessions():
-            await session.wait_closed()
+        await asyncio.gather(*(session.wait_closed() for session in self.sessions()))
         while self._running:
             await self._endings.wait()
         if self._sessions is not None:

@@ -67,8 +67,9 @@ class Opening:
         self._args = _words("args", args)
         self._env = env
         self._inherit_env = inherit_env
-        self.hooks = Hooks(hooks or {})
-        self.server = ToolServer(tools, name=TOOLS_SERVER)
+        self._hooks, self._tools = hooks or {}, tuple(tools)
+        self.hooks = Hooks(self._hooks)
+        self.server = ToolServer(self._tools, name=TOOLS_SERVER)
         self._check_capabilities(hooks=bool(hooks), tools=bool(tools), mcp_servers=bool(mcp_servers))
         self._mcp_config = _mcp_config(mcp_servers)
         found = numbers.read(self.profile, options or {})
@@ -95,7 +96,9 @@ class Opening:
         """The same, for another session that begins as a copy of this conversation."""
         other = copy.copy(self)
         other._resume, other.forks = conversation, True
-        # Each closes its own.
+        # Each has its own, to call and to close.
+        other.hooks = Hooks(self._hooks)
+        other.server = ToolServer(self._tools, name=TOOLS_SERVER)
         other._mcp_config = None if self._mcp_config is None else _Private(self._mcp_config.text)
         return other
 
@@ -107,10 +110,9 @@ class Opening:
     def state(self) -> Session:
         if self._resume is None:
             return Session(config=self.config)
-        # What it has cost until now nobody has told us.
-        if self.forks:
-            return Session(config=self.config, fork_of=self._resume, spent=None)
-        return Session(config=self.config, conversation=self._resume, spent=None)
+        conversation, fork_of = (None, self._resume) if self.forks else (self._resume, None)
+        # What it has cost until now nobody has told us, nor whether there is such a conversation at all.
+        return Session(config=self.config, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
 
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> RealAgent:
         return RealAgent(self._prepare(effect), self._timings, on_event)

@@ -10,9 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from banksman.core.meaning import Requested
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import AskHuman, GiveReceipt
+from banksman.core.session_facts import AskHuman, CallBack, GiveReceipt
 from banksman.errors import BanksmanError, Refused
 from banksman.run.callbacks import Callbacks
 from banksman.run.driver import Listener
@@ -120,9 +119,9 @@ class Promises(Listener):
         assert self.questions is not None
         self.questions.close(question)
 
-    def call_back(self, asked: Requested) -> None:
+    def call_back(self, effect: CallBack) -> None:
         assert self.callbacks is not None
-        self.callbacks.call(asked)
+        self.callbacks.call(effect)
 
     def close_callback(self, request: str) -> None:
         assert self.callbacks is not None

@@ -82,7 +82,13 @@ class Questions:
             task = asyncio.ensure_future(self._call(self.on_question, question))
             self._tasks[question.id] = task
             self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            # What is no error of the callback's (an exit, say) is told here: nobody waits for the task.
+            log.error("! on_question ended by %s", type(exc).__name__)
 
     async def _call(self, on_question: OnQuestion, question: Question) -> None:
         try:
@@ -94,10 +100,12 @@ class Questions:
             # By us, because the question is over: then this says nothing. Or by itself, and that is no answer either.
             self.answer(question.id, Answer("deny", "the callback was cancelled"), by="failure")
             raise
-        except Exception as exc:
+        except BaseException as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
             self.answer(question.id, Answer("deny", f"the callback failed: {reason(exc)}"), by="failure")
+            if not isinstance(exc, Exception):
+                raise
 
     def answer(self, id: str, answer: Answer, *, by: str = "answer") -> None:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""

@@ -350,6 +350,20 @@ class Session:
         await self._readers.wait_left()
 
     @property
+    def origin(self) -> str | None:
+        """The conversation that a fork begins as a copy of."""
+        return self._driver.state.conversation or self._driver.state.fork_of
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """What was changed since it was opened."""
+        return self._driver.state.settings
+
+    @property
+    def on_question(self) -> OnQuestion | None:
+        return self._questions.on_question
+
+    @property
     def is_open(self) -> bool:
         """It takes asks: nobody has begun to close it."""
         return self._driver.error is None and self._driver.state.mode is Mode.OPEN

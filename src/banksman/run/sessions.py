@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from banksman.core.session_facts import StartProcess
@@ -68,12 +69,18 @@ class Sessions:
             return self._open_again(known, opening, on_question)
         return self._add(opening, name, on_question)
 
-    def _add(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
+    def _add(
+        self,
+        opening: Opening,
+        name: str | None,
+        on_question: OnQuestion | None,
+        settings: tuple[tuple[str, str], ...] = (),
+    ) -> Session:
         id = f"s-{os.urandom(8).hex()}"
         startup = Startup(opening)
         startup.session = session = Session(
             id,
-            opening.state(),
+            replace(opening.state(), settings=settings),
             name=name,
             agent=opening.profile.name,
             store=self.store,
@@ -105,8 +112,9 @@ class Sessions:
         return session
 
     def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
-        """Another session that begins as a copy of this one's conversation."""
-        conversation = session.status().conversation
+        """Another session that begins as a copy of this one's conversation, or of the one that this is to be a copy
+        of."""
+        conversation = session.origin
         if conversation is None:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
         if name is not None and self._named(name) is not None:
@@ -114,7 +122,8 @@ class Sessions:
         startup = self._startups.get(session.id)
         if startup is None:
             raise UsageError("a session that is closed cannot be forked", hint="open(resume=…, fork=True)")
-        return self._add(startup.next.forked(conversation), name, on_question)
+        forked = startup.next.forked(conversation)
+        return self._add(forked, name, on_question or session.on_question, settings=session.settings)
 
     def find(self, id_or_name: str) -> Session:
         """By its id or its name; of several that had the name, the one opened last."""

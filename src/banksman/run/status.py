@@ -33,9 +33,9 @@ class ClockStatus:
 class Status:
     """What a session is doing, at this moment.
 
-    `phase`: idle, starting, running, interrupting, stopping, draining, closing, closed or failed.
+    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed or failed.
     `holder`: the turn that is granted, or the agent's own; `hold`: the hold that is granted. `waits_for_place`: it is
-    starting, and other sessions' processes have all the places.
+    to start a process, and those of other sessions have all the places, or all that may start at once.
     """
 
     id: str
@@ -83,6 +83,8 @@ def phase(driver: Driver) -> str:
     turn = state.own or state.turn
     if turn is not None:
         return turn.phase
+    if state.is_backing_off and state.queue:
+        return "backing_off"
     return {"NONE": "idle", "READY": "idle"}.get(state.process.phase.name, state.process.phase.name.lower())
 
 

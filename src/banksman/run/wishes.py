@@ -99,6 +99,9 @@ class Wishes:
         self.check_capability("schema")
         if not isinstance(schema, Mapping):
             raise UsageError(f"a schema cannot be {schema!r:.60}", hint="a mapping, as JSON Schema has it")
+        if cast(Mapping[str, Any], schema).get("type") != "object":
+            hint = '{"type": "object", "properties": {"answer": …}}: agents give their answers as the input of a tool'
+            raise UsageError("the schema of an answer is that of an object", hint=hint)
         schemas.check(cast(object, schema))
 
 

@@ -168,7 +168,12 @@ def read_head(head: bytes) -> Meaning | None:
     frame = _picked(members, kind)
     # Of a question as large as this one the answer is "no", but it must have one: the agent waits.
     if frame.request is None:
-        frame.request = {"subtype": members.within("request").get("subtype")}
+        inner = members.within("request")
+        frame.request = {"subtype": inner.get("subtype")}
+        if inner.get("callback_id") == claude_writing.RULES_HOOK:
+            # An error would be a hook that failed, and the agent might go on. Its name says what the rules say.
+            given = {"tool_name": inner.within("input").get("tool_name")}
+            frame.request |= {"callback_id": claude_writing.RULES_HOOK, "input": given}
     if frame.response is None:
         inner = members.within("response")
         frame.response = {name: inner.get(name) for name in ("subtype", "request_id", "error")}

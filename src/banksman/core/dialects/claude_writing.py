@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core.decision import Decision
+from banksman.core.dialects import claude_schema
 from banksman.core.dialects.dialect import Prompt, Setup
 from banksman.core.meaning import Requested, Wants
 from banksman.core.rules import Verdict
@@ -48,7 +49,7 @@ def initialize(request: str, setup: Setup) -> bytes:
     if setup.servers:
         body["sdkMcpServers"] = list(setup.servers)
     if setup.schema is not None:
-        body["jsonSchema"] = dict(setup.schema)
+        body["jsonSchema"] = claude_schema.told(setup.schema)
     return control_request(request, body)
 
 

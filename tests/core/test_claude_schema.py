@@ -1,0 +1,42 @@
+"""A schema as Claude Code takes it: what would cost the whole is left out, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banksman.core.dialects.claude_schema import is_plain_pattern, told
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_what_names_another_draft_is_left_out_at_every_depth() -> None:
+    inner = {"$comment": "x", "type": "array", "items": {"$id": "y", "type": "string"}}
+    schema = {"$schema": DRAFT, "type": "object", "properties": {"a": inner}, "required": ["a"]}
+    expected = {"type": "array", "items": {"type": "string"}}
+    assert told(schema) == {"type": "object", "properties": {"a": expected}, "required": ["a"]}
+
+
+def test_names_and_values_are_no_keywords() -> None:
+    named = {"pattern": {"type": "string"}, "$schema": {"const": {"$schema": "(?i)"}}}
+    schema = {"type": "object", "properties": named, "default": {"$id": 1}, "enum": [{"$comment": 2}]}
+    assert told(schema) == schema
+
+
+@pytest.mark.parametrize("pattern", [r"^\d{3}\-\d{4}$", "(?i)^yes$", "(?P<x>a)", r"\Aa\Z", r"(?<=a)b"])
+def test_a_pattern_that_only_python_reads_is_left_out(pattern: str) -> None:
+    assert not is_plain_pattern(pattern)
+    assert told({"type": "string", "pattern": pattern, "minLength": 1}) == {"type": "string", "minLength": 1}
+    named: dict[str, Any] = {
+        "type": "object",
+        "patternProperties": {pattern: {}, "^x": {}},
+        "additionalProperties": False,
+    }
+    assert told(named) == {"type": "object"}
+
+
+@pytest.mark.parametrize("pattern", [r"^\d{3}-\d{4}$", "^(?:yes|no)$", r"^[a-z]+\.py$", r"a(?=b)", r"\\", "ü"])
+def test_a_pattern_that_both_read_alike_is_told(pattern: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"pattern": pattern}}, "additionalProperties": False}
+    assert told(schema) == schema
