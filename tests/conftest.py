@@ -13,8 +13,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from banksman.run import inherited
-from banksman.run.spawner import spawner
+from banksman.run.child import inherited
+from banksman.run.child.spawner import spawner
 
 GONE_SECONDS_MAX = 10.0
 # The zygote and the keeper it has in reserve are there as long as the program is.

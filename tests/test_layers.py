@@ -37,6 +37,13 @@ BANKSMAN = {
     "host": EVERYTHING,
     "threads": EVERYTHING,
 }
+# Inside of `run`: a child knows no command, a command no session, and none of them a host.
+_RUN = "banksman.run"
+WITHIN_RUN = {
+    "child": (f"{_RUN}.child",),
+    "commands": (f"{_RUN}.child", f"{_RUN}.commands", f"{_RUN}.waiters"),
+    "sessions": (f"{_RUN}.child", f"{_RUN}.commands", f"{_RUN}.sessions", f"{_RUN}.waiters"),
+}
 # Packages from outside, by the part that may import them. Elsewhere it is the standard library only.
 THIRD_PARTY = {"core": {"msgspec"}}
 
@@ -85,6 +92,13 @@ def violations(path: str, source: str) -> list[str]:
         return [f"{path}: {part} has no place in tests/test_layers.py"]
     tree = ast.parse(source)
     found = [(line, why) for line, module in imports(tree, names[:-1]) if (why := refusal(part, module))]
+    folder = "/".join(names[1:3])
+    if part == "run" and names[2] in WITHIN_RUN:
+        found += [
+            (line, f"{folder} may not import {module}")
+            for line, module in imports(tree, names[:-1])
+            if is_within(module, _RUN) and not is_within(module, *WITHIN_RUN[names[2]])
+        ]
     if part == "core":
         found += [
             (node.lineno, f"core may not use {node.id}()")
@@ -107,6 +121,13 @@ def test_the_package_keeps_the_one_way_rule() -> None:
     ("path", "source", "why"),
     [
         ("core/a.py", "import time", "core may not import time"),
+        (
+            "run/child/a.py",
+            "from banksman.run.commands import command",
+            "run/child may not import banksman.run.commands.command",
+        ),
+        ("run/commands/a.py", "from banksman.run import host", "run/commands may not import banksman.run.host"),
+        ("run/sessions/a.py", "from banksman.run import host", "run/sessions may not import banksman.run.host"),
         ("core/a.py", "from os import path", "core may not import os.path"),
         ("core/a.py", "import enum, random", "core may not import random"),
         ("core/a.py", "def f():\n import asyncio", "core may not import asyncio"),

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
         UsageError,
     )
     from banksman.host import Host
-    from banksman.run.command import Command, Piece
+    from banksman.run.child.limits import raise_fd_limit
+    from banksman.run.commands.command import Command, Piece
+    from banksman.run.commands.finished import Ended, Finished, Step
+    from banksman.run.commands.output import Output
     from banksman.run.execute import execute
-    from banksman.run.finished import Ended, Finished, Step
-    from banksman.run.hooks import Hook
-    from banksman.run.limits import raise_fd_limit
-    from banksman.run.output import Output
-    from banksman.run.questions import Answer, Question
-    from banksman.run.session import Session
+    from banksman.run.sessions.hooks import Hook
+    from banksman.run.sessions.questions import Answer, Question
+    from banksman.run.sessions.session import Session
+    from banksman.run.sessions.status import Status
+    from banksman.run.sessions.tools import Tool, tool
+    from banksman.run.sessions.turn import Turn
     from banksman.run.shutdown import shutdown
-    from banksman.run.status import Status
-    from banksman.run.tools import Tool, tool
-    from banksman.run.turn import Turn
 
 __version__ = "0.1.0"
 
@@ -56,18 +56,18 @@ _HOMES = {
         *("ProgramNotExecutable", "ProgramNotFound", "QueueFull", "Refused", "StoreError", "UsageError"),
     ),
     "host": ("Host",),
-    "run.command": ("Command", "Piece"),
+    "run.commands.command": ("Command", "Piece"),
     "run.execute": ("execute",),
-    "run.finished": ("Ended", "Finished", "Step"),
-    "run.hooks": ("Hook",),
-    "run.limits": ("raise_fd_limit",),
-    "run.output": ("Output",),
-    "run.questions": ("Answer", "Question"),
-    "run.session": ("Session",),
+    "run.commands.finished": ("Ended", "Finished", "Step"),
+    "run.sessions.hooks": ("Hook",),
+    "run.child.limits": ("raise_fd_limit",),
+    "run.commands.output": ("Output",),
+    "run.sessions.questions": ("Answer", "Question"),
+    "run.sessions.session": ("Session",),
     "run.shutdown": ("shutdown",),
-    "run.status": ("Status",),
-    "run.tools": ("Tool", "tool"),
-    "run.turn": ("Turn",),
+    "run.sessions.status": ("Status",),
+    "run.sessions.tools": ("Tool", "tool"),
+    "run.sessions.turn": ("Turn",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -10,7 +10,7 @@ from tests.agents.ground import WAIT_SECONDS_MAX, Ground
 
 from banksman import Event, Host, Outcome, Session, Turn
 from banksman.core.outcome import Kind
-from banksman.run.questions import Question
+from banksman.run.sessions.questions import Question
 
 
 class Case:

@@ -315,12 +315,6 @@ def test_the_order_of_names_and_blanks_do_not_matter() -> None:
             b'"callback_id":"h","input":{"hook_event_name":"Stop","a":1}}}',
             Requested("r", Wants.HOOK, "hook_callback", "h", {"hook_event_name": "Stop", "a": 1}),
         ),
-        # Without its event it is the beginning of one that was too large.
-        (
-            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
-            b'"callback_id":"h","input":{"a":1}}}',
-            Requested("r", Wants.UNKNOWN, "hook_callback"),
-        ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback","callback_id":1}}',
             Requested("r", Wants.UNKNOWN, "hook_callback"),

@@ -282,6 +282,34 @@ def test_a_fork_of_what_is_not_there_any_more_begins_with_nothing() -> None:
     assert costs(talk) == {"a": 1.0}
 
 
+@pytest.mark.parametrize("how", ["conversation", "fork_of"])
+def test_one_that_was_begun_elsewhere_and_is_not_known_fails_who_wanted_to_go_on_with_it(how: str) -> None:
+    first = Session(config=TELLING, spent=None, is_adopted=True)
+    talk = Talk(
+        state=replace(first, conversation="theirs") if how == "conversation" else replace(first, fork_of="theirs")
+    )
+    talk.ask(A)
+    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.die(code=1, stderr="forgotten")
+    # They are not answered out of an empty one.
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert "'theirs'" in str(talk.outcomes["a"].error)
+    assert of(HoldConversation, talk.effects) == [HoldConversation(None)]
+    # Who asks now knows that, and begins anew.
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None)]
+
+
+def test_once_the_agent_has_shown_that_it_knows_it_it_is_one_like_any_other() -> None:
+    talk = Talk(state=Session(config=TELLING, conversation="talk", spent=None, is_adopted=True))
+    talk.serve(A)
+    talk.die(code=1)
+    talk.ask(B)
+    talk.tell(ProcessStarted(0.0, 2, 77))
+    effects = talk.die(code=1, stderr="forgotten")
+    assert of(StartProcess, effects) == [StartProcess(3, None)]
+    assert talk.kinds == {"a": Kind.DONE}
+
+
 def test_a_conversation_that_another_session_drives_ends_the_process_and_fails_the_turn() -> None:
     talk = Talk(TELLING)
     talk.ask(A)

@@ -13,8 +13,8 @@ import os
 import sys
 
 import banksman
-from banksman.run import faults
-from banksman.run.spawner import spawner
+from banksman.run.child import faults
+from banksman.run.child.spawner import spawner
 
 # A leader with a child that left its group and ignores TERM: ending it takes every rung.
 STUBBORN = (

@@ -21,8 +21,8 @@ from typing import Any
 from tests.real.count import marked
 
 from banksman import Command, Finished, Host
-from banksman.run import inherited
-from banksman.run.spawner import spawner
+from banksman.run.child import inherited
+from banksman.run.child.spawner import spawner
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What has no handshake (the death of a process that is no child of ours) is looked for again and again, for so long.

@@ -38,8 +38,8 @@ from tests.real.helpers import (
 import banksman
 from banksman import Command, Ended, Finished, Host
 from banksman.core.ladder import Timings
-from banksman.run.launch import prepare
-from banksman.run.options import Options
+from banksman.run.child.launch import prepare
+from banksman.run.commands.options import Options
 
 # A leader that ignores TERM, with a child that has left its session and ignores TERM too: whatever ends this is a KILL
 # that reached beyond the group.

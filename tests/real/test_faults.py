@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-RUN = HERE.parents[1] / "src" / "banksman" / "run"
+RUN = HERE.parents[1] / "src" / "banksman" / "run" / "child"
 SCENARIOS = ("plain", "limits", "tree")
 ROLES = ("host", "zygote", "keeper")
 # What the kernel says when it has no room, by call; the rest get the one that can always happen.
@@ -154,4 +154,4 @@ def test_no_system_call_goes_round_the_seam(name: str) -> None:
     }
     calls = {attribute for attribute in used if not attribute.isupper() and not attribute.startswith(("P_", "CLD_"))}
     beside = calls - HARMLESS - CHILD_ONLY.get(pathlib.Path(name).name, set()) - {"socket"}
-    assert not beside, f"{name} calls {sorted(beside)} and not through banksman.run.system"
+    assert not beside, f"{name} calls {sorted(beside)} and not through banksman.run.child.system"

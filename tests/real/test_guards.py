@@ -32,12 +32,12 @@ from tests.real.helpers import (
 from banksman import Ended, Host
 from banksman.core import ladder
 from banksman.core.facts import BytesRead, Exited, KeeperActed, ProcessFact, Started, TreeEnded
-from banksman.run import process as process_module
-from banksman.run.keeper import wire
-from banksman.run.keeper.keeper import KILLING, Keeper
-from banksman.run.launch import prepare
-from banksman.run.process import Process
-from banksman.run.spawner import socketpair
+from banksman.run.child import process as process_module
+from banksman.run.child.keeper import wire
+from banksman.run.child.keeper.keeper import KILLING, Keeper
+from banksman.run.child.launch import prepare
+from banksman.run.child.process import Process
+from banksman.run.child.spawner import socketpair
 
 # Two that left the leader's session; all three ignore TERM.
 STUBBORN = """
@@ -77,7 +77,7 @@ def test_an_order_that_cannot_be_handed_to_the_spare_keeper_costs_neither_it_nor
     every start that is under way with it; the command is to be served by a keeper forked for it."""
     code = """
 import errno
-from banksman.run.spawner import spawner
+from banksman.run.child.spawner import spawner
 spawner.plan_text = f"zygote:send_fds:1:{getattr(errno, WORDS[0])}:"
 before = zygote_pid()
 print([asyncio.run(banksman.execute(child(f"sys.exit({code})", MARKER))).code for code in (3, 4, 5)])
@@ -95,8 +95,8 @@ def test_a_fork_in_another_thread_in_the_middle_of_a_start_holds_none_of_our_fds
     """
     code = """
 import fcntl, warnings
-from banksman.run import system
-from banksman.run.spawner import spawner
+from banksman.run.child import system
+from banksman.run.child.spawner import spawner
 
 warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 held, hold = os.pipe()
@@ -218,7 +218,7 @@ def test_a_keeper_that_dies_while_it_starts_the_command_does_not_invite_a_blind_
     Once for certain before the keeper has said that it started (it fails right after), and as a command would do it.
     """
     code = """
-from banksman.run.spawner import spawner
+from banksman.run.child.spawner import spawner
 
 async def attempt(*argv):
     try:
@@ -261,7 +261,7 @@ def test_the_tree_of_a_lost_keeper_has_its_whole_time_though_an_older_orphan_can
     python.write_text(f"""#!{sys.executable} -IS
 import sys
 sys.path.append(sys.argv[3].rsplit("/banksman/", 1)[0])
-from banksman.run.keeper import zygote
+from banksman.run.child.keeper import zygote
 zygote.SWEEP_SECONDS_MAX = 1.0
 zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
 """)

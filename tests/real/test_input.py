@@ -22,7 +22,7 @@ from tests.real.helpers import alive, child, frozen, run_program, start, wait_sa
 
 import banksman
 from banksman import Ended, Host, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.run.system import PASSED_FDS_MAX
+from banksman.run.child.system import PASSED_FDS_MAX
 
 
 def assert_says_who_and_how(error: banksman.BanksmanError, kind: type[banksman.BanksmanError]) -> None:

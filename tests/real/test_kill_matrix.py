@@ -31,10 +31,10 @@ from tests.real.hosts import Sight, look
 
 import banksman
 from banksman import Command, Ended, Finished
-from banksman.run import inherited
-from banksman.run.command import State
+from banksman.run.child import inherited
+from banksman.run.child.spawner import spawner
+from banksman.run.commands.command import State
 from banksman.run.host import Host, default_host
-from banksman.run.spawner import spawner
 
 if TYPE_CHECKING:
     from tests.real.shapes import Leaves, Role

@@ -22,8 +22,8 @@ from tests.real.helpers import REPOSITORY, alive, child, program, run_program, s
 import banksman
 from banksman import Host
 from banksman.run import host as host_module
-from banksman.run.process import Process
-from banksman.run.spawner import socketpair
+from banksman.run.child.process import Process
+from banksman.run.child.spawner import socketpair
 
 # A kernel that answers ENOSYS to close_range(), as those before 5.9 do and as some sandboxes do.
 NO_CLOSE_RANGE = """
@@ -213,7 +213,7 @@ def test_without_close_range_a_command_starts_as_quickly_as_ever(marker: str) ->
     """Without it, closing "all fds from 4 on" is two thousand million calls of close(): minutes for each keeper."""
     code = """
 forbid_close_range()
-from banksman.run.spawner import spawner
+from banksman.run.child.spawner import spawner
 
 async def main():
     try:
@@ -245,7 +245,7 @@ for module, names in ((os, ("memfd_create", "pidfd_open")), (signal, ["pidfd_sen
     python.chmod(0o700)
     code = """
 sys.executable, python = WORDS[0], sys.executable
-from banksman.run import system
+from banksman.run.child import system
 assert not any(hasattr(os, name) for name in ("memfd_create", "pidfd_open"))
 STUBBORN = "be_deaf(); fork() or os.setsid(); say('ready'); stay()"
 

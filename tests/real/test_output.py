@@ -30,8 +30,8 @@ from tests.real.helpers import (
 
 import banksman
 from banksman import Ended, Host
-from banksman.run.output import OUTPUT_BYTES_MAX
-from banksman.run.pipes import READ_BYTES_MAX
+from banksman.run.child.pipes import READ_BYTES_MAX
+from banksman.run.commands.output import OUTPUT_BYTES_MAX
 
 # Numbered lines, so that a byte that is missing, repeated or out of place is seen: how many bytes, to which fd, and how
 # often each line.
@@ -127,8 +127,8 @@ async def test_single_bytes_are_kept_like_any_other_output(marker: str) -> None:
 
 async def test_the_file_has_a_bound_too_and_what_is_beyond_both_is_counted(marker: str, spill_folder: Path) -> None:
     """Beyond the file's bound a reader is told how much it missed; nothing is invented and nothing repeated."""
-    from banksman.run.launch import prepare
-    from banksman.run.options import Options
+    from banksman.run.child.launch import prepare
+    from banksman.run.commands.options import Options
 
     size, in_file, kept = 10_000, 3000, 1000
     async with Host() as host:

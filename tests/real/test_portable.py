@@ -9,8 +9,8 @@ import pytest
 from tests.real.count import marked
 
 import banksman
-from banksman.run import command
-from banksman.run.portable import PortableProcess
+from banksman.run.child.portable import PortableProcess
+from banksman.run.commands import command
 
 # Prints "up" once a child stands beside it: in its group, or in a session of its own ("far"); "deaf" ignores TERM.
 TREE = """

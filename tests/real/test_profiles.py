@@ -8,7 +8,8 @@ import pytest
 
 from banksman.core.ladder import Timings
 from banksman.errors import UsageError
-from banksman.run import environment, profiles
+from banksman.run.child import environment
+from banksman.run.sessions import profiles
 
 SMALLEST = 'command = ["x"]\ndialect = "claude"\n'
 

@@ -37,7 +37,7 @@ from tests.real.helpers import (
 import banksman
 from banksman import Ended, Host
 from banksman.core import ladder
-from banksman.run.keeper.tree import descendants, open_member, read_stat
+from banksman.run.child.keeper.tree import descendants, open_member, read_stat
 
 
 # -- wrappers and daemons --------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from tests.sessions.helpers import Case, answers, opened, requesting, requests, 
 
 from banksman import Hook, Host, Kind, Session, Tool, UsageError
 from banksman.core.questioning import CALLBACKS_MAX
-from banksman.run import hooks as run_hooks
-from banksman.run import tools as run_tools
+from banksman.run.sessions import hooks as run_hooks
+from banksman.run.sessions import tools as run_tools
 from banksman.testing import fake_agent
 
 INPUT = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}

@@ -13,8 +13,8 @@ import pytest
 
 from banksman.core.schema import VALUE_DEPTH_MAX
 from banksman.errors import UsageError
-from banksman.run import hooks
-from banksman.run.hooks import (
+from banksman.run.sessions import hooks
+from banksman.run.sessions.hooks import (
     AGENT_GRACE_SECONDS,
     ENDING_SECONDS_MAX,
     EVENTS,

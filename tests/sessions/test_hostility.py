@@ -14,7 +14,7 @@ from banksman import BugError, Kind, Question, UsageError
 from banksman.core import event as kinds
 from banksman.core import session as core
 from banksman.core.session_facts import AskWithdrawn
-from banksman.run.sessions import SESSIONS_KEPT_MAX
+from banksman.run.sessions.registry import SESSIONS_KEPT_MAX
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from tests.sessions.helpers import Case, bodies, exists, opened, touch
 
 from banksman import BACKGROUND, INTERACTIVE, Host, Kind, Turn, UsageError
 from banksman.core import event as kinds
-from banksman.run import pool
-from banksman.run.agent import AgentProcess
+from banksman.run.sessions import pool
+from banksman.run.sessions.agent import AgentProcess
 
 IDLE = {"idle_seconds": 0.2}
 

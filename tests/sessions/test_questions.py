@@ -25,7 +25,7 @@ from tests.sessions.helpers import (
 from banksman import Answer, Kind, Question, Session, UsageError
 from banksman.core import event as kinds
 from banksman.core.questioning import QUESTIONS_MAX
-from banksman.run import questions
+from banksman.run.sessions import questions
 
 ASK = '@@ask Bash {"command":"ls"}\n@@say went on'
 ELICITATION = {

@@ -16,8 +16,8 @@ from banksman import AgentError, By, Kind
 from banksman.core import event as kinds
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.run import driver as driver_module
-from banksman.run import oversize
+from banksman.run.sessions import driver as driver_module
+from banksman.run.sessions import oversize
 from banksman.testing import checks
 
 LARGE = "x" * 200_000

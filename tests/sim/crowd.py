@@ -17,8 +17,8 @@ from banksman.core import event as kinds
 from banksman.core.outcome import Kind
 from banksman.core.session_facts import StartProcess
 from banksman.errors import AgentError
-from banksman.run.agent import AgentEvent, Failed, Gone, OnEvent, Output, Spawn
-from banksman.run.pool import START_SECONDS_MAX, Pool
+from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent, Output, Spawn
+from banksman.run.sessions.pool import START_SECONDS_MAX, Pool
 from banksman.testing import sim
 from banksman.testing.world import Manner, Phase, Play, World, WorldLog, WorldProcess
 

@@ -1,4 +1,4 @@
-"""What every `AgentProcess` promises, sentence by sentence of `banksman.run.agent`: the real one, and the one of tests.
+"""What every `AgentProcess` promises, sentence by sentence: the real one, and the one of tests.
 
 A subclass says how its processes are started and in which loop they live. The agents inside speak just enough of
 Claude's dialect to answer a handshake.
@@ -13,7 +13,7 @@ from typing import ClassVar
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.facts import Exited, Started
 from banksman.core.meaning import Replied
-from banksman.run.agent import (
+from banksman.run.sessions.agent import (
     AgentEvent,
     AgentProcess,
     Failed,

@@ -10,8 +10,8 @@ from typing import Any
 from tests.sim.scene import MOMENT, TERSE, Scene, explored
 
 from banksman.core.outcome import Kind
-from banksman.run import driver
-from banksman.run.questions import Answer, Question
+from banksman.run.sessions import driver
+from banksman.run.sessions.questions import Answer, Question
 from banksman.testing import sim
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog
 

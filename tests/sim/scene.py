@@ -20,10 +20,10 @@ from banksman.core.session_facts import Timer
 from banksman.core.state import Config, ProcessPhase, Stdin
 from banksman.core.state import Session as State
 from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
-from banksman.run.agent import Spawn
-from banksman.run.pool import Pool
-from banksman.run.questions import OnQuestion
-from banksman.run.session import Session, Turn
+from banksman.run.sessions.agent import Spawn
+from banksman.run.sessions.pool import Pool
+from banksman.run.sessions.questions import OnQuestion
+from banksman.run.sessions.session import Session, Turn
 from banksman.testing import sim
 from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
 

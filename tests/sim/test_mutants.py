@@ -15,11 +15,11 @@ pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 from tests.sim.scenarios import CASES  # noqa: E402
 
 from banksman.core.session_facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
-from banksman.run.agent import AgentEvent, WriteBroke  # noqa: E402
-from banksman.run.driver import Driver  # noqa: E402
-from banksman.run.following import Readers  # noqa: E402
-from banksman.run.promises import Promises  # noqa: E402
-from banksman.run.questions import Questions  # noqa: E402
+from banksman.run.sessions.agent import AgentEvent, WriteBroke  # noqa: E402
+from banksman.run.sessions.driver import Driver  # noqa: E402
+from banksman.run.sessions.following import Readers  # noqa: E402
+from banksman.run.sessions.promises import Promises  # noqa: E402
+from banksman.run.sessions.questions import Questions  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
 Patch = Callable[[type, str, Callable[..., Any]], None]

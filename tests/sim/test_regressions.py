@@ -21,7 +21,7 @@ from tests.sim.scene import Scene  # noqa: E402
 from banksman.core import event as kinds  # noqa: E402
 from banksman.core.outcome import Kind  # noqa: E402
 from banksman.errors import StoreError, UsageError  # noqa: E402
-from banksman.run.following import PAGE_SECONDS_MAX  # noqa: E402
+from banksman.run.sessions.following import PAGE_SECONDS_MAX  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Play, WorldLog  # noqa: E402
 

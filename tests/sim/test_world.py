@@ -13,8 +13,8 @@ import pytest
 from banksman.core.ladder import Timings
 from banksman.core.session_facts import StartProcess
 from banksman.errors import NotOwner, StoreError
-from banksman.run.agent import AgentProcess, OnEvent, Output, RealAgent
-from banksman.run.launch import prepare
+from banksman.run.child.launch import prepare
+from banksman.run.sessions.agent import AgentProcess, OnEvent, Output, RealAgent
 from banksman.store.log import Log
 from banksman.testing import fake_agent, sim
 from banksman.testing.world import Fault, Manner, World, WorldLog

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from banksman.cli import OWN_FAILURE
 from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.run.spawner import warm_up
+from banksman.run.child.spawner import warm_up
 
 if TYPE_CHECKING:
-    from banksman.run.finished import Finished
-    from banksman.run.launch import Launch
-    from banksman.run.options import Options
-    from banksman.run.output import Output
+    from banksman.run.child.launch import Launch
+    from banksman.run.commands.finished import Finished
+    from banksman.run.commands.options import Options
+    from banksman.run.commands.output import Output
 
 TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 124, 126, 127, 128
 
@@ -96,9 +96,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
-    from banksman.run.launch import prepare  # noqa: PLC0415
-    from banksman.run.options import Options  # noqa: PLC0415
-    from banksman.run.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX  # noqa: PLC0415
+    from banksman.run.child.launch import prepare  # noqa: PLC0415
+    from banksman.run.commands.options import Options  # noqa: PLC0415
+    from banksman.run.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX  # noqa: PLC0415
 
     command: list[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:

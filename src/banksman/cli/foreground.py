@@ -9,11 +9,11 @@ import signal
 
 from banksman.cli.through import Through
 from banksman.errors import MachineError
-from banksman.run.command import Command
-from banksman.run.finished import Ended, Finished
+from banksman.run.child.launch import Launch
+from banksman.run.commands.command import Command
+from banksman.run.commands.finished import Ended, Finished
+from banksman.run.commands.options import Options
 from banksman.run.host import Host
-from banksman.run.launch import Launch
-from banksman.run.options import Options
 
 # What a terminal, a service manager or a parent sends to end us.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

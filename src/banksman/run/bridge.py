@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from banksman.errors import BanksmanError, Closed, MachineError, UsageError
-from banksman.run.options import check_seconds, endless_beyond
+from banksman.run.commands.options import check_seconds, endless_beyond
 
 log = logging.getLogger("banksman")
 

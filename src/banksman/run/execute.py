@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from banksman.errors import UsageError
-from banksman.run.finished import Finished
+from banksman.run.child.launch import Argv, prepare
+from banksman.run.commands.finished import Finished
+from banksman.run.commands.options import OnOutput, Options, Stdin
+from banksman.run.commands.output import OUTPUT_BYTES_MAX
 from banksman.run.host import default_host
-from banksman.run.launch import Argv, prepare
-from banksman.run.options import OnOutput, Options, Stdin
-from banksman.run.output import OUTPUT_BYTES_MAX
 
 
 async def execute(

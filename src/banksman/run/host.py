@@ -21,18 +21,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast, overload
 
 from banksman.errors import Closed, UsageError
-from banksman.run.command import Command
-from banksman.run.finished import Ended, Finished
-from banksman.run.launch import Argv, Launch, prepare
-from banksman.run.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
-from banksman.run.output import OUTPUT_BYTES_MAX
+from banksman.run.child.launch import Argv, Launch, prepare
+from banksman.run.commands.command import Command
+from banksman.run.commands.finished import Ended, Finished
+from banksman.run.commands.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
+from banksman.run.commands.output import OUTPUT_BYTES_MAX
 from banksman.run.waiters import Waiters
 
 if TYPE_CHECKING:
-    from banksman.run.questions import OnQuestion
-    from banksman.run.session import Session
-    from banksman.run.sessions import Sessions
-    from banksman.run.tools import Tool
+    from banksman.run.sessions.questions import OnQuestion
+    from banksman.run.sessions.registry import Sessions
+    from banksman.run.sessions.session import Session
+    from banksman.run.sessions.tools import Tool
     from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
@@ -141,7 +141,8 @@ class Host:
 
         `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
         conversation of the agent's own, to go on with: `NotOwner` if another session of this store has it. `fork`: to
-        begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see `run/numbers.py`.
+        begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see
+        `run/sessions/numbers.py`.
 
         Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
@@ -151,7 +152,7 @@ class Host:
         once, and what a process is started with from its next turn on.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
-        from banksman.run.opening import Opening  # noqa: PLC0415
+        from banksman.run.sessions.opening import Opening  # noqa: PLC0415
 
         self._bind()
         if self._is_closing or self._is_draining:
@@ -201,8 +202,8 @@ class Host:
 
     def _own_sessions(self) -> Sessions:
         if self._sessions is None:
-            from banksman.run.pool import Pool, starts_at_once  # noqa: PLC0415
-            from banksman.run.sessions import Sessions  # noqa: PLC0415
+            from banksman.run.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
+            from banksman.run.sessions.registry import Sessions  # noqa: PLC0415
 
             assert self._open_store is not None
             processes_max, starts_max = self._limits

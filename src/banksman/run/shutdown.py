@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from banksman.run.spawner import spawner
+from banksman.run.child.spawner import spawner
 
 
 def shutdown() -> bool:

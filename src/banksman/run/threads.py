@@ -27,18 +27,18 @@ from banksman.core.event import Event
 from banksman.core.outcome import Outcome, Receipt
 from banksman.errors import UsageError
 from banksman.run.bridge import Bridge, Manner, close_all, is_in_a_loop_thread
-from banksman.run.command import Command as AsyncCommand
-from banksman.run.command import State
+from banksman.run.child.launch import Argv
+from banksman.run.commands.command import Command as AsyncCommand
+from banksman.run.commands.command import State
+from banksman.run.commands.finished import Ended, Finished
 from banksman.run.execute import execute as async_execute
 from banksman.run.faces import Face, Holding, Reader, blocking, blocking_as, looking
-from banksman.run.finished import Ended, Finished
 from banksman.run.host import Host as AsyncHost
 from banksman.run.host import How
-from banksman.run.launch import Argv
-from banksman.run.questions import OnQuestion
-from banksman.run.session import Prompt
-from banksman.run.session import Session as AsyncSession
-from banksman.run.turn import Turn as AsyncTurn
+from banksman.run.sessions.questions import OnQuestion
+from banksman.run.sessions.session import Prompt
+from banksman.run.sessions.session import Session as AsyncSession
+from banksman.run.sessions.turn import Turn as AsyncTurn
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from banksman.core.session_facts import StartProcess
 from banksman.errors import AgentError
-from banksman.run.agent import OnEvent
+from banksman.run.sessions.agent import OnEvent
 from banksman.testing.world_agent import Ack, Play, Stage, answer_to
 from banksman.testing.world_process import Manner, Phase, WorldProcess
 from banksman.testing.world_store import Fault, WorldLog

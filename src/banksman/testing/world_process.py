@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from banksman.core.facts import Exited, Started, Survivor, Swept
 from banksman.errors import AgentError, BanksmanError, CommandError
-from banksman.run.agent import AgentEvent, Failed, Gone, OnEvent, Output, OutputEnded, WriteBroke, Written
+from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent, Output, OutputEnded, WriteBroke, Written
 from banksman.testing.sim_loop import SimLoop, current
 from banksman.testing.world_agent import Agent, Exit, Pause, Play
 

@@ -1,0 +1,1 @@
+"""Plain programs: run to their end, or in the background."""

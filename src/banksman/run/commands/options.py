@@ -1,0 +1,84 @@
+"""How a command is run: checked at birth, so that a bad number is the caller's error and never a strange end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from banksman.core.ladder import Timings
+from banksman.errors import UsageError
+from banksman.run.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
+
+OnOutput = Callable[[str, bytes], None]
+SECONDS_MAX = 1e8
+Stdin = bytes | Literal["pipe", "inherit"] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`timeout` and `idle_timeout` None: no limit. `stdin` None: /dev/null; bytes: written, then closed."""
+
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    grace: float = 5.0
+    linger: float = 0.3
+    drain: float = 2.0
+    stdin: Stdin = None
+    output_bytes_max: int = OUTPUT_BYTES_MAX
+    output_total_max: int | None = None
+    spill_bytes_max: int = SPILL_BYTES_MAX
+    on_output: OnOutput | None = None
+    # For agents: the first rung is the end of its stdin, for so long; and its stdout is somebody else's to keep.
+    eof: float | None = None
+    keeps_stdout: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "idle_timeout"):
+            value = getattr(self, name)
+            if value is not None:
+                check_seconds(name, value)
+                object.__setattr__(self, name, endless_beyond(value))
+        for name in ("grace", "linger", "drain"):
+            value = getattr(self, name)
+            check_seconds(name, value)
+            if value > SECONDS_MAX:
+                raise UsageError(f"{name} cannot be {value!r}", hint="every wait of the stop ladder has an end")
+        _check_count("output_bytes_max", self.output_bytes_max)
+        if self.output_total_max is not None:
+            _check_count("output_total_max", self.output_total_max)
+        stdin: Any = self.stdin
+        if isinstance(stdin, bytearray):
+            object.__setattr__(self, "stdin", bytes(stdin))
+        elif not (stdin is None or isinstance(stdin, bytes) or stdin in ("pipe", "inherit")):
+            raise UsageError(
+                f"stdin cannot be {stdin!r:.60}", hint='None, bytes, "pipe" or "inherit"; encode text to bytes'
+            )
+        on_output: Any = self.on_output
+        if on_output is not None and not callable(on_output):
+            raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
+        if inspect.iscoroutinefunction(on_output):
+            raise UsageError("on_output cannot be async", hint="a plain function; hand the data to a queue from there")
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(grace=self.grace, linger=self.linger, drain=self.drain, eof=self.eof)
+
+
+def endless_beyond(seconds: float | None) -> float | None:
+    """Years from now is never; timers of some loops do not count that far."""
+    return None if seconds is None or seconds > SECONDS_MAX else seconds
+
+
+def check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+    # Also true for NaN, which is not 0 or more. Written without float(), which overflows on a very large int.
+    if not value >= 0:
+        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{name} cannot be {value!r}", hint="a whole number of bytes, 0 or more")

@@ -1,0 +1,166 @@
+"""The agent's process as a driver sees it: whole frames in, bytes out, and an end.
+
+It is a command like any other, on the one stop ladder, with its first rung: the end of its stdin. `AgentProcess` is the
+seam at which tests put a process of their own: whatever passes the same conformance tests may stand here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from banksman.core.facts import BytesRead, Exited, ProcessFact, Started, Stream, StreamEnded, Survivor, Swept
+from banksman.core.ladder import Timings
+from banksman.core.session_facts import StartProcess
+from banksman.errors import AgentError, BanksmanError
+from banksman.run.child.launch import Launch
+from banksman.run.child.pipes import Writing
+from banksman.run.commands.command import Command
+from banksman.run.commands.finished import Ended
+from banksman.run.commands.options import Options
+
+# An agent's stderr is not its answer: its two ends are kept, to say why it failed.
+STDERR_BYTES_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nothing runs, and nothing will."""
+
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes of its stdout."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEnded:
+    """Nothing more will come from its stdout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The pipe has taken the frame whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBroke:
+    """The frame was not taken, or only a part of it."""
+
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nothing of its tree is left but the survivors, and everything it wrote was told."""
+
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+    drained: bool = True
+    stderr: str = ""
+
+
+AgentEvent = Started | Failed | Output | OutputEnded | Written | WriteBroke | Exited | Gone
+OnEvent = Callable[[AgentEvent], None]
+
+
+class AgentProcess(Protocol):
+    """Told by `OnEvent`: `Started` or `Failed` first; then the others as they come; `Gone` last, and once.
+
+    One frame at a time: a write is answered before the next is given. After `stop` nothing is written.
+    """
+
+    def write(self, data: bytes) -> None: ...
+    def stop(self) -> None: ...
+    def pause(self) -> None:
+        """Stop reading, so that the pipe pushes back on the agent."""
+        ...
+
+    def resume(self) -> None: ...
+    def look_now(self) -> None:
+        """Tell what has happened already."""
+        ...
+
+    def abandon(self) -> None:
+        """The loop is closed: nothing more is told."""
+        ...
+
+
+Spawn = Callable[[StartProcess, OnEvent], AgentProcess]
+
+
+class RealAgent:
+    """An `AgentProcess` that is one."""
+
+    def __init__(self, launch: Launch, timings: Timings, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        options = Options(
+            stdin="pipe",
+            grace=timings.grace,
+            linger=timings.linger,
+            drain=timings.drain,
+            eof=timings.eof,
+            keeps_stdout=False,
+            output_bytes_max=STDERR_BYTES_MAX,
+            spill_bytes_max=0,
+        )
+        self._command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end, on_fact=self._on_fact)
+        self._command.widen_stdout()
+
+    def __repr__(self) -> str:
+        return f"<RealAgent {self._command}>"
+
+    def write(self, data: bytes) -> None:
+        writing = self._command.put_nowait(data)
+        if writing.done.done():
+            self._on_done(writing)
+        else:
+            writing.done.add_done_callback(lambda _: self._on_done(writing))
+
+    def _on_done(self, writing: Writing) -> None:
+        error = writing.done.exception()
+        if error is None:
+            self._on_event(Written())
+        elif not self._command.is_over:
+            assert isinstance(error, BanksmanError)
+            self._on_event(WriteBroke(AgentError("the agent does not take its stdin any more", hint=str(error))))
+
+    def stop(self) -> None:
+        self._command.stop_nowait(Ended.STOPPED)
+
+    def pause(self) -> None:
+        self._command.pause_reading()
+
+    def resume(self) -> None:
+        self._command.resume_reading()
+
+    def look_now(self) -> None:
+        self._command.look_now()
+
+    def abandon(self) -> None:
+        self._command.abandon()
+
+    def _on_fact(self, fact: ProcessFact) -> None:
+        match fact:
+            case BytesRead(stream=Stream.STDOUT, data=data):
+                self._on_event(Output(data))
+            case StreamEnded(stream=Stream.STDOUT):
+                self._on_event(OutputEnded())
+            case Started() | Exited():
+                self._on_event(fact)
+            case _:
+                pass
+
+    def _on_end(self, command: Command) -> None:
+        try:
+            done = command.result()
+        except BanksmanError as exc:
+            self._on_event(Failed(exc))
+            return
+        self._on_event(Gone(done.swept, done.survivors, done.drained, done.stderr.text))

@@ -1,0 +1,549 @@
+"""The door of a session: `dispatch(fact)`, one fact at a time, to the end, without suspending.
+
+It owns the state, the process, the timers and the frames; nobody else reads the pipe or writes to it. It decides
+nothing: a fact goes into the pure core, the effects that come out are performed in order. A fact that is born while
+they are performed waits until they are done. Other threads come in by the loop's `call_soon_threadsafe` only.
+
+A bug of ours (an assert, an exception that nobody thought of) fails this one session, loudly, with the recorder's
+facts; its process is ended, its callers are answered, and no other session notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import assert_never
+
+from banksman.core import session as core
+from banksman.core.facts import Exited, Started
+from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
+from banksman.core.meaning import Noise
+from banksman.core.outcome import Outcome
+from banksman.core.session_facts import (
+    Accept,
+    Append,
+    AppendFailed,
+    AskHuman,
+    AskToSave,
+    BeIdle,
+    BeReady,
+    CallBack,
+    CancelTimer,
+    CloseCallback,
+    CloseQuestion,
+    Committed,
+    ConversationTaken,
+    Effect,
+    EndHold,
+    EvictAsked,
+    Fact,
+    Finish,
+    FramesRead,
+    FrameWritten,
+    GiveReceipt,
+    GrantHold,
+    HoldConversation,
+    ProcessExited,
+    ProcessFailed,
+    ProcessGone,
+    ProcessStarted,
+    Reject,
+    Resolve,
+    SettingTaken,
+    StartProcess,
+    StartTimer,
+    StopProcess,
+    Subject,
+    TimerFired,
+    WriteFailed,
+    WriteFrame,
+)
+from banksman.core.state import ProcessPhase, Session
+from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
+from banksman.run.sessions.agent import (
+    AgentEvent,
+    AgentProcess,
+    Failed,
+    Gone,
+    Output,
+    OutputEnded,
+    Spawn,
+    WriteBroke,
+    Written,
+)
+from banksman.run.sessions.counters import Counters
+from banksman.run.sessions.oversize import Oversize
+from banksman.run.sessions.pool import Pool
+from banksman.run.sessions.recorder import Recorder
+from banksman.store.log import Log
+
+log = logging.getLogger("banksman")
+
+_data_of = itemgetter(2)
+# What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
+# is dropped.
+UNCOMMITTED_BYTES_MAX = 8 << 20
+# The end of its stdout is nearly always the beginning of an agent's exit. One that lives on after this can neither
+# answer nor be interrupted.
+MUTE_SECONDS_MAX = 1.0
+
+
+# The effects that are words to callers.
+Told = (
+    Accept
+    | Reject
+    | Resolve
+    | GiveReceipt
+    | GrantHold
+    | EndHold
+    | AskHuman
+    | CloseQuestion
+    | CallBack
+    | CloseCallback
+    | SettingTaken
+    | AskToSave
+)
+
+
+class Listener:
+    """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
+
+    def accept(self, turn: str) -> None: ...
+    def reject(self, turn: str, error: BanksmanError) -> None: ...
+    def resolve(self, turn: str, outcome: Outcome) -> None: ...
+    def give_receipt(self, effect: GiveReceipt) -> None: ...
+    def grant_hold(self, hold: str) -> None: ...
+    def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
+    def ask_human(self, effect: AskHuman) -> None: ...
+    def close_question(self, question: str) -> None: ...
+    def call_back(self, effect: CallBack) -> None: ...
+    def close_callback(self, request: str) -> None: ...
+    def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
+    def ask_to_save(self, prompt: str) -> None: ...
+    def fail(self, error: BanksmanError) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Driver:
+    """One session's. For its own loop only; `spawn` starts the agent, `listener` is told what became of what."""
+
+    def __init__(
+        self,
+        id: str,
+        state: Session,
+        *,
+        store: Log,
+        spawn: Spawn,
+        listener: Listener,
+        pool: Pool | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self.id = id
+        self.state = state
+        self.counters = Counters()
+        self.pid: int | None = None
+        self.recorder = Recorder()
+        self.last_in: float | None = None
+        self.last_out: float | None = None
+        self.timers: dict[Subject, asyncio.TimerHandle] = {}
+        self.error: BaseException | None = None
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._facts: deque[Fact] = deque()
+        self._is_dispatching = False
+        self.spawn = spawn
+        self._pool = Pool() if pool is None else pool
+        self._process: AgentProcess | None = None
+        self.frame_bytes_max = frame_bytes_max
+        self._framing = Framing(frame_bytes_max=frame_bytes_max)
+        self._oversize = Oversize()
+        self._store = store
+        # Before it is claimed: a conversation that another one drives is a reason not to begin at all.
+        self._conversation: str | None = None
+        self._lease(state.conversation)
+        try:
+            self._epoch = store.claim(id)
+        except BanksmanError:
+            self._lease(None)  # Nobody will ever close what was not opened.
+            raise
+        # The seq of the last append; and which run of appends is meant: after a failure those still on their way belong
+        # to a run that is over, and what is said of them is not said to the core.
+        self._appended = state.head
+        self._run: int = 0
+        self._uncommitted_bytes = 0
+        self._is_paused = False
+        # Appends that the log has not answered, and the start of a process that waits for that.
+        self._unanswered = 0
+        self._postponed: StartProcess | None = None
+        self._is_in_pool = False
+        self._mute: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Driver {self.id} {self.state.mode.name} process={self.state.process.phase.name} pid={self.pid}>"
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    # -- the door ----------------------------------------------------------------------------------------------------
+    def dispatch(self, fact: Fact) -> None:
+        """Take one fact, and whatever is born of it, to the end."""
+        assert not self._is_dispatching, "re-entry: a fact that is born of an effect is told, not dispatched"
+        if self.error is not None:
+            return
+        self._facts.append(fact)
+        self._is_dispatching = True
+        try:
+            while self._facts:
+                fact = self._facts.popleft()
+                self.recorder.note(self.state, fact)
+                self.state, effects = core.step(self.state, fact)
+                for effect in effects:
+                    self._perform(effect)
+        except Exception as exc:
+            self._fail(exc)
+        except BaseException as exc:
+            # Ctrl-C in the middle of it: what was to be done may be half done, and nobody could say which half.
+            self._fail(exc)
+            raise
+        finally:
+            self._is_dispatching = False
+
+    def tell(self, fact: Fact) -> None:
+        """What the world says, now or while an effect is performed: then it waits until all are."""
+        if self._is_dispatching:
+            self._facts.append(fact)
+        else:
+            self.dispatch(fact)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Append():
+                self._append(effect)
+            case WriteFrame(data=data):
+                assert self._process is not None
+                self.counters.frames_out += 1
+                self.counters.bytes_out += len(data)
+                self.last_out = self.now()
+                self._process.write(data)
+            case StartTimer(at=at, subject=subject):
+                self._cancel_timer(subject)
+                self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
+            case CancelTimer(subject=subject):
+                self._cancel_timer(subject)
+            case StartProcess():
+                self._postponed = effect
+                self._start_if_answered()
+            case BeReady():
+                self._pool.has_started(self)
+            case BeIdle():
+                self._pool.look()
+            case HoldConversation(conversation=conversation):
+                self._hold_conversation(conversation)
+            case StopProcess():
+                self._stop_process()
+            case Finish():
+                self._finish()
+            case _:
+                self._answer(effect)
+
+    def _answer(self, effect: Told) -> None:
+        match effect:
+            case Accept(turn=turn):
+                self._listener.accept(turn)
+            case Reject(turn=turn, error=error):
+                self._listener.reject(turn, error)
+            case Resolve(turn=turn, outcome=outcome):
+                self._listener.resolve(turn, outcome)
+            case GiveReceipt():
+                self._listener.give_receipt(effect)
+            case GrantHold(hold=hold):
+                self._listener.grant_hold(hold)
+            case EndHold(hold=hold, error=error):
+                self._listener.end_hold(hold, error)
+            case AskHuman():
+                self._listener.ask_human(effect)
+            case CloseQuestion(question=question):
+                self._listener.close_question(question)
+            case CallBack():
+                self._listener.call_back(effect)
+            case CloseCallback(request=request):
+                self._listener.close_callback(request)
+            case SettingTaken(change=change, error=error):
+                self._listener.take_setting(change, error)
+            case AskToSave(prompt=prompt):
+                self._listener.ask_to_save(prompt)
+            case _:
+                assert_never(effect)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+    def _append(self, effect: Append) -> None:
+        entries = effect.entries
+        size = sum(map(len, map(_data_of, entries)))
+        self._uncommitted_bytes += size
+        if self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX and not self._is_paused and self._process is not None:
+            self._is_paused = True
+            self._process.pause()
+        expected = self._appended
+        self._unanswered += 1
+        self._appended += len(entries)
+        done = partial(self._on_answer, self._run, self._appended, size)
+        self._store.append(self.id, self._epoch, expected, time.time(), entries, done)
+
+    def _on_answer(self, run: int, seq: int, size: int, error: StoreError | NotOwner | None) -> None:
+        self._unanswered -= 1
+        self._uncommitted_bytes -= size
+        self._take_answer(run, seq, error)
+        self._start_if_answered()
+        if self._is_paused and self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2:
+            self._let_read()
+
+    def _take_answer(self, run: int, seq: int, error: StoreError | NotOwner | None) -> None:
+        if run != self._run:
+            return
+        if error is None:
+            self.tell(Committed(self.now(), seq))
+            return
+        self._run += 1
+        self._appended = self.state.committed
+        log.error("! session %s: the log cannot be written: %s", self.id, error)
+        self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
+
+    def _let_read(self) -> None:
+        if self._is_paused and self._process is not None:
+            self._is_paused = False
+            self._process.resume()
+
+    # -- the conversation --------------------------------------------------------------------------------------------
+    def _hold_conversation(self, conversation: str | None) -> None:
+        try:
+            self._lease(conversation)
+        except NotOwner as exc:
+            self.tell(ConversationTaken(self.now(), self.state.process.number, exc, self._conversation))
+
+    def _lease(self, conversation: str | None) -> None:
+        """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
+        So the log has one, for all of its sessions."""
+        if conversation == self._conversation:
+            return
+        if conversation is not None:
+            self._store.lease(self._lease_name(conversation), self.id)
+        if self._conversation is not None:
+            self._store.release(self._lease_name(self._conversation), self.id)
+        self._conversation = conversation
+
+    def _lease_name(self, conversation: str) -> str:
+        return f"{self.state.config.dialect.name}:{conversation}"
+
+    # -- the pool ----------------------------------------------------------------------------------------------------
+    @property
+    def urgency(self) -> int:
+        return max((waiting.priority for waiting in self.state.queue), default=0)
+
+    @property
+    def idle_since(self) -> float | None:
+        return self.state.idle_since
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state.process.phase is ProcessPhase.STOPPING
+
+    @property
+    def waits_to_start(self) -> bool:
+        """A process was wanted, and nothing of it is there."""
+        return self._postponed is not None
+
+    @property
+    def waits_for_place(self) -> bool:
+        return self._is_in_pool and self.waits_to_start
+
+    def evict(self) -> None:
+        self.tell(EvictAsked(self.now()))
+
+    def start_now(self) -> None:
+        """The pool has a place."""
+        effect, self._postponed = self._postponed, None
+        assert effect is not None
+        try:
+            self._start_process(effect)
+        except Exception as exc:
+            self._fail(exc)  # We may be outside the door here, and a bug is a bug.
+
+    # -- the process -------------------------------------------------------------------------------------------------
+    def _start_if_answered(self) -> None:
+        """A start claims the session anew, and a log may refuse whatever it has not answered by then: it would be our
+        own last words that are refused. So they are waited for; then the start waits for its place."""
+        if self._postponed is not None and not self._unanswered and not self._is_in_pool:
+            self._is_in_pool = True
+            self._pool.want(self)
+
+    def _stop_process(self) -> None:
+        if self._postponed is not None:
+            number = self._postponed.process
+            self._forget_start()
+            self.tell(ProcessGone(self.now(), number))
+            return
+        assert self._process is not None
+        self._let_read()
+        self._process.stop()
+
+    def _forget_start(self) -> None:
+        """It waits for the log, or for its place in the pool."""
+        self._postponed = None
+        if self._is_in_pool:
+            self._is_in_pool = False
+            self._pool.withdraw(self)
+
+    def _start_process(self, effect: StartProcess) -> None:
+        assert self._process is None
+        number = effect.process
+        self._framing = Framing(frame_bytes_max=self.frame_bytes_max)
+        self._is_paused = False
+        self.counters.processes += 1
+        try:
+            # A new process is a new writer's generation: what an older one still has to say is refused. It is raised,
+            # not taken: whoever claimed the session in the meantime has it.
+            self._epoch = self._store.claim(self.id, self._epoch)
+            # It may have waited, and a setting may have been changed since.
+            effect = replace(effect, settings=self.state.settings)
+            self._process = self.spawn(effect, partial(self._on_event, number))
+        except BanksmanError as exc:
+            self._leave_pool()
+            self.tell(ProcessFailed(self.now(), number, exc))
+
+    def _leave_pool(self) -> None:
+        if self._is_in_pool:
+            self._is_in_pool = False
+            self._pool.has_left(self)
+
+    def _on_event(self, number: int, event: AgentEvent) -> None:
+        at = self.now()
+        match event:
+            case Output(data=data):
+                self.last_in = at
+                self.counters.bytes_in += len(data)
+                self._on_lines(number, self._framing.feed(data))
+            case Written():
+                self.tell(FrameWritten(at, number))
+            case Started(pid=pid):
+                self.pid = pid
+                self.tell(ProcessStarted(at, number, pid))
+            case OutputEnded():
+                self._on_lines(number, self._framing.end())
+                if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
+                    self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
+            case WriteBroke(error=error):
+                self.tell(WriteFailed(at, number, error))
+            case Exited(code=code, signal=signal):
+                self._hear()
+                self.tell(ProcessExited(at, number, code, signal))
+            case Failed(error=error):
+                self._forget_process()
+                self.tell(ProcessFailed(at, number, error))
+            case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr):
+                self._forget_process()
+                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr))
+            case _:
+                assert_never(event)
+
+    def _on_mute(self, number: int) -> None:
+        if self._process is not None:
+            self._process.look_now()
+        if self._mute is not None:
+            self._mute = None
+            error = AgentError("the agent closed its stdout and did not exit", hint="nothing more can be heard of it")
+            self.tell(WriteFailed(self.now(), number, error))
+
+    def _hear(self) -> None:
+        """It is not mute: it exits."""
+        if self._mute is not None:
+            self._mute.cancel()
+            self._mute = None
+
+    def _forget_process(self) -> None:
+        self._hear()
+        self._process = None
+        self.pid = None
+        self._leave_pool()
+        if self.error is not None:
+            self._finish()
+
+    def _on_lines(self, number: int, lines: list[bytes] | Mixed) -> None:
+        """The path of every token. What is not plain is rare, and goes the long way."""
+        read = self.state.config.dialect.read
+        try:
+            if isinstance(lines, Mixed):
+                plain, meanings = self._oversize.take(lines, self.state.config.dialect, self.counters)
+            else:
+                plain = lines
+                meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
+        except Exception as exc:
+            self._fail(
+                exc
+            )  # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside yet.
+            return
+        if plain:
+            self.counters.frames_in += len(plain)
+            self.counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
+            self.tell(FramesRead(self.now(), number, plain, meanings))
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+    def _cancel_timer(self, subject: Subject) -> None:
+        timer = self.timers.pop(subject, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_timer(self, subject: Subject) -> None:
+        # The timer may have run late, behind a busy loop, while the answer was waiting to be read. What has happened
+        # comes before what is concluded from its absence.
+        timer = self.timers.get(subject)
+        if self._process is not None:
+            self._process.look_now()
+        # It may have been cancelled by that, or set anew: then it is not this one that is due.
+        if timer is not None and self.timers.get(subject) is timer:
+            del self.timers[subject]
+            self.dispatch(TimerFired(self.now(), subject))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def _finish(self) -> None:
+        for subject in list(self.timers):
+            self._cancel_timer(subject)
+        self._oversize.close()
+        with suppress(StoreError):  # A log that is closed, or cannot be written, has let go of it by itself.
+            self._lease(None)
+        self._listener.finish()
+
+    def _fail(self, exc: BaseException) -> None:
+        """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended. It is
+        closed when that is gone, and not before: see `_forget_process`."""
+        log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
+        self.error = exc
+        self._facts.clear()
+        if self._postponed is not None:
+            self._forget_start()
+        for subject in list(self.timers):
+            self._cancel_timer(subject)
+        self._listener.fail(self.bug())
+        if self._process is not None:
+            self._let_read()
+            self._process.stop()
+        else:
+            self._leave_pool()  # It had its place, and no process came of it.
+            self._finish()
+
+    def abandon(self) -> None:
+        """The loop is closed. Nobody will ever hear of this session again; the keeper ends its process."""
+        if self._process is not None:
+            self._process.abandon()
+
+    def bug(self) -> BugError:
+        return BugError(f"session {self.id} failed by a bug of ours: {self.error!r}", hint="please report it")

@@ -1,0 +1,228 @@
+"""How a session is opened: the profile, the caller's wishes, and what they make of a process. Checked at once, so that
+a wrong word is an error of the call and not of the first turn. The numbers among the wishes are in numbers.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import shlex
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from banksman.core import rules
+from banksman.core.dialects import claude_writing
+from banksman.core.session_facts import StartProcess
+from banksman.core.state import Session
+from banksman.errors import UsageError
+from banksman.run.child import environment
+from banksman.run.child.launch import Launch, prepare
+from banksman.run.sessions import numbers, profiles
+from banksman.run.sessions.agent import OnEvent, RealAgent
+from banksman.run.sessions.hooks import Hooks
+from banksman.run.sessions.tools import Tool, ToolServer
+
+# The server that the caller's own tools are behind; the agent calls them `mcp__banksman__NAME`.
+TOOLS_SERVER = "banksman"
+
+
+class Opening:
+    """What is needed to start the agent's process, again and again, always as it was asked for."""
+
+    def __init__(
+        self,
+        agent: str,
+        *,
+        cwd: str | os.PathLike[str] | None,
+        command: str | Sequence[str] | None,
+        args: Sequence[str],
+        env: Mapping[str, str] | None,
+        inherit_env: bool,
+        model: str | None,
+        permission_mode: str | None,
+        system_prompt: str | None,
+        mcp_servers: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None,
+        resume: str | None,
+        forks: bool,
+        hooks: Mapping[str, Any] | None,
+        tools: Sequence[Tool],
+        rules_wanted: Mapping[str, str] | None,
+    ) -> None:
+        self.profile = profiles.load(agent)
+        self._resume = _conversation(resume)
+        self.forks = forks
+        if forks and resume is None:
+            raise UsageError("there is nothing to fork", hint="resume= names the conversation")
+        # A relative folder means the one of the call, also for a process that is started later.
+        self._cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
+        self._command = _command(command, self.profile)
+        self._wishes: dict[str, Any] = {
+            "model": model,
+            "permission_mode": permission_mode,
+            "system_prompt": system_prompt,
+        }
+        self._args = _words("args", args)
+        self._env = env
+        self._inherit_env = inherit_env
+        self._hooks, self._tools = hooks or {}, tuple(tools)
+        self.hooks = Hooks(self._hooks)
+        self.server = ToolServer(self._tools, name=TOOLS_SERVER)
+        self._check_capabilities(hooks=bool(hooks), tools=bool(tools), mcp_servers=bool(mcp_servers))
+        self._mcp_config = _mcp_config(mcp_servers)
+        found = numbers.read(self.profile, options or {})
+        self.frame_bytes_max = found.frame_bytes_max
+        self._timings = found.timings
+        self.config = found.config(
+            rules=rules.parse(rules_wanted),
+            hooks=self.hooks.registrations(),
+            servers=(TOOLS_SERVER,) if tools else (),
+        )
+        self._prepare(StartProcess(0, self._resume, forks))
+        self.fingerprint = self._fingerprint()
+
+    @property
+    def resumes(self) -> str | None:
+        """The conversation to go on with."""
+        return None if self.forks else self._resume
+
+    def settings_unlike(self, other: Opening) -> list[str]:
+        """Those that can be changed while it lives, and are wished for otherwise than in the other."""
+        return [name for name in ("model", "permission_mode") if self._wishes[name] != other._wishes[name]]
+
+    def forked(self, conversation: str) -> Opening:
+        """The same, for another session that begins as a copy of this conversation."""
+        other = copy.copy(self)
+        other._resume, other.forks = conversation, True
+        # Each has its own, to call and to close.
+        other.hooks = Hooks(self._hooks)
+        other.server = ToolServer(self._tools, name=TOOLS_SERVER)
+        other._mcp_config = None if self._mcp_config is None else _Private(self._mcp_config.text)
+        return other
+
+    def close(self) -> None:
+        """No process will be started with it any more."""
+        if self._mcp_config is not None:
+            self._mcp_config.close()
+
+    def state(self) -> Session:
+        if self._resume is None:
+            return Session(config=self.config)
+        conversation, fork_of = (None, self._resume) if self.forks else (self._resume, None)
+        # What it has cost until now nobody has told us, nor whether there is such a conversation at all.
+        return Session(config=self.config, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
+
+    def spawn(self, effect: StartProcess, on_event: OnEvent) -> RealAgent:
+        return RealAgent(self._prepare(effect), self._timings, on_event)
+
+    def _prepare(self, effect: StartProcess) -> Launch:
+        argv = self._argv(
+            resume=effect.conversation,
+            forks=effect.forks,
+            mcp_config=None if self._mcp_config is None else self._mcp_config.path,
+            **{**self._wishes, **dict(effect.settings)},
+        )
+        return prepare(
+            argv,
+            cwd=self._cwd,
+            env=self._env,
+            inherit_env=self._inherit_env,
+            scrub=self.profile.scrub,
+            pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
+        )
+
+    def _argv(self, **wishes: Any) -> list[str]:
+        return self.profile.dialect.argv(self._command, args=self._args, **wishes)
+
+    def _fingerprint(self) -> str:
+        """What every process is started with, and told at its start, in one word: another word is another process. Not
+        the conversation, which changes by itself, nor the number of an fd, which is an accident."""
+        env = environment.build(self._env, inherit=self._inherit_env, scrub=self.profile.scrub)
+        servers = None if self._mcp_config is None else self._mcp_config.text
+        told = (self.config.hooks, self.config.servers, servers)
+        seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)
+        return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
+
+    def _check_capabilities(self, **wanted: bool) -> None:
+        for name, is_wanted in wanted.items():
+            if is_wanted and name not in self.profile.capabilities:
+                raise UsageError(f"{self.profile.title} has no {name}", hint="leave them out", agent=self.profile.name)
+
+
+class _Private:
+    """Text that a process can read by a path, and nobody else: its file has no name. It may hold keys, and words of a
+    command line are there for every user of the machine to see."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        with tempfile.TemporaryFile() as file:
+            file.write(text.encode())
+            file.flush()
+            self.fd = os.dup(file.fileno())
+        # Also for whoever made it and then failed to open the session.
+        self.close = weakref.finalize(self, os.close, self.fd)
+        # By this path it is opened anew each time, and so read from its beginning.
+        self.path = f"/dev/fd/{self.fd}"
+
+
+def _mcp_config(servers: Any) -> _Private | None:
+    hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
+    if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
+        raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
+    items = cast(Sequence[Any], servers)
+    names: set[str] = {TOOLS_SERVER}
+    for server in items:
+        if not _is_server(server) or server["name"] in names:
+            raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
+        names.add(server["name"])
+    return _Private(claude_writing.mcp_config(items)) if items else None
+
+
+def _is_server(server: Any) -> bool:
+    if not isinstance(server, Mapping):
+        return False
+    members = cast(Mapping[str, Any], server)
+    needed = ("name", "command") if "command" in members else ("name", "type", "url")
+    words, *pairs = (members.get(name, ()) for name in ("args", "env", "headers"))
+    if not all(isinstance(each, list | tuple) for each in (words, *pairs)):
+        return False
+    texts = (*(members.get(name) or None for name in needed), *words)
+    return all(isinstance(text, str) for text in texts) and all(_is_pair(pair) for each in pairs for pair in each)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, Mapping) and all(isinstance(cast(Any, pair).get(name), str) for name in ("name", "value"))
+
+
+def _conversation(resume: Any) -> str | None:
+    if resume is not None and (not isinstance(resume, str) or not resume):
+        raise UsageError(f"resume cannot be {resume!r:.60}", hint="the agent's own name for a conversation")
+    return resume
+
+
+def _command(command: Any, profile: profiles.Profile) -> list[str]:
+    if command is None:
+        return list(profile.command)
+    if isinstance(command, str):
+        try:
+            command = shlex.split(command)
+        except ValueError as exc:
+            raise UsageError(f"command cannot be {command!r}: {exc}", hint="a list of words says it exactly") from exc
+    words = _words("command", command)
+    if not words:
+        raise UsageError("command is empty", hint="its first word is the program")
+    return words
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, str | bytes):
+        raise UsageError(f"{name} must be a list of words, not {value!r:.60}")
+    words: list[str] = []
+    for word in value:
+        if not isinstance(word, str | os.PathLike):
+            raise UsageError(f"{name} holds {word!r:.60}", hint="text")
+        words.append(os.fsdecode(word))  # pyright: ignore[reportUnknownArgumentType]
+    return words

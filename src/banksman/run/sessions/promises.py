@@ -1,0 +1,179 @@
+"""What callers wait for: that an ask is accepted, that a turn ends, a receipt, a hold. The driver keeps each, once.
+
+A caller that goes away leaves its promise behind; that it is kept then is not worth a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from banksman.core.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session_facts import AskHuman, CallBack, GiveReceipt
+from banksman.errors import BanksmanError, Refused
+from banksman.run.sessions.callbacks import Callbacks
+from banksman.run.sessions.driver import Listener
+from banksman.run.sessions.questions import Questions
+from banksman.run.sessions.turn import Turn
+
+
+class Promises(Listener):
+    """Of one session. `finished` is done when nothing more will happen in it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.finished: asyncio.Future[None] = self.loop.create_future()
+        # Set by the session, which makes them when there is a driver to answer to.
+        self.questions: Questions | None = None
+        self.callbacks: Callbacks | None = None
+        self.save: Callable[[str], None] | None = None
+        self._turns: dict[str, Turn] = {}
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
+        self._granting: dict[str, asyncio.Future[None]] = {}
+        self._changing: dict[str, asyncio.Future[None]] = {}
+        # What is read for somebody who was promised it: waited for at the end, because the host closes the log then.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- made --------------------------------------------------------------------------------------------------------
+    def expect_turn(self, turn: Turn) -> asyncio.Future[None]:
+        """Its acceptance; its outcome is the turn's own."""
+        self._turns[turn.id] = turn
+        accepted = self._accepting[turn.id] = self.loop.create_future()
+        return accepted
+
+    def expect_receipt(self, interrupt: str, turn: Turn | str) -> asyncio.Future[Receipt]:
+        receipt: asyncio.Future[Receipt] = self.loop.create_future()
+        self._receipts[interrupt] = receipt, turn if isinstance(turn, Turn) else self._turns.get(turn)
+        return receipt
+
+    def expect_hold(self, hold: str) -> asyncio.Future[None]:
+        granted = self._granting[hold] = self.loop.create_future()
+        return granted
+
+    def expect_change(self, change: str) -> asyncio.Future[None]:
+        taken = self._changing[change] = self.loop.create_future()
+        return taken
+
+    def has_hold(self, hold: str | None) -> bool:
+        return hold in self._granting
+
+    def forget_hold(self, hold: str) -> None:
+        self._granting.pop(hold, None)
+
+    async def wait_read(self) -> None:
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    # -- kept --------------------------------------------------------------------------------------------------------
+    def accept(self, turn: str) -> None:
+        _set(self._accepting.pop(turn))
+
+    def reject(self, turn: str, error: BanksmanError) -> None:
+        self._turns.pop(turn)
+        self._accepting.pop(turn).set_exception(error)
+
+    def resolve(self, turn: str, outcome: Outcome) -> None:
+        resolved = self._turns.pop(turn)
+        if outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
+            self._own(resolved.complete(outcome))
+        else:
+            resolved.resolve(outcome)
+
+    def give_receipt(self, effect: GiveReceipt) -> None:
+        receipt, turn = self._receipts.pop(effect.interrupt)
+        if turn is None or effect.receipt.by in (By.WITHDRAWN, By.ALREADY_OVER):
+            _set(receipt, effect.receipt)
+        else:
+            self._own(self._complete(turn, receipt, effect.receipt))
+
+    async def _complete(self, turn: Turn, receipt: asyncio.Future[Receipt], given: Receipt) -> None:
+        kept: str | None = None
+        try:
+            kept = await turn.kept()
+        finally:
+            _set(receipt, replace(given, kept=kept))
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def grant_hold(self, hold: str) -> None:
+        granted = self._granting.get(hold)
+        if granted is not None:
+            _set(granted)
+
+    def end_hold(self, hold: str, error: BanksmanError | None) -> None:
+        granted = self._granting.pop(hold, None)
+        if granted is not None and not granted.done():
+            granted.set_exception(error or Refused("the hold ended before it was granted"))
+
+    def ask_human(self, effect: AskHuman) -> None:
+        assert self.questions is not None
+        self.questions.ask(effect)
+
+    def close_question(self, question: str) -> None:
+        assert self.questions is not None
+        self.questions.close(question)
+
+    def call_back(self, effect: CallBack) -> None:
+        assert self.callbacks is not None
+        self.callbacks.call(effect)
+
+    def close_callback(self, request: str) -> None:
+        assert self.callbacks is not None
+        self.callbacks.close(request)
+
+    def take_setting(self, change: str, error: BanksmanError | None) -> None:
+        taken = self._changing.pop(change)
+        if error is None:
+            _set(taken)
+        elif not taken.done():
+            taken.set_exception(error)
+
+    def ask_to_save(self, prompt: str) -> None:
+        assert self.save is not None
+        # Not here, inside the door: it is an ask like any other, and comes in by the door.
+        self.loop.call_soon(self.save, prompt)
+
+    # -- broken ------------------------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Nothing more will happen."""
+        self._end_callbacks()
+        _set(self.finished)
+
+    def _end_callbacks(self) -> None:
+        if self.questions is not None:
+            self.questions.end()
+        if self.callbacks is not None:
+            self.callbacks.end()
+
+    def fail(self, error: BanksmanError) -> None:
+        """A bug of ours: whoever still waits for something is told so, and will not be told anything else."""
+        self._end_callbacks()
+        receipts = [receipt for receipt, _ in self._receipts.values()]
+        for future in (*self._accepting.values(), *self._granting.values(), *self._changing.values(), *receipts):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        for id, turn in list(self._turns.items()):
+            if id not in self._accepting:
+                turn.resolve(Outcome(kind=Outcome.FAILED, error=error, durable=False))
+        self._turns.clear()
+        self._accepting.clear()
+        self._granting.clear()
+        self._changing.clear()
+        self._receipts.clear()
+
+
+def _set(future: asyncio.Future[Any], value: Any = None) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def ignore(future: asyncio.Future[Any]) -> None:
+    """Nobody will collect what becomes of it, and that is not worth a warning."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())

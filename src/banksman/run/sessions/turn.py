@@ -1,0 +1,117 @@
+"""A turn's face for asyncio: its state, its outcome, what the agent says in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from banksman.core import event as kinds
+from banksman.core.event import Event
+from banksman.core.outcome import Outcome, Receipt
+from banksman.core.turn import Phase
+from banksman.errors import StoreError
+
+if TYPE_CHECKING:
+    from banksman.run.sessions.session import Session
+
+log = logging.getLogger("banksman")
+
+
+class Turn:
+    """An ask that was accepted: `async for update in turn` gives its updates, `await turn.outcome()` its outcome."""
+
+    def __init__(self, session: Session, id: str, after: int) -> None:
+        self.id = id
+        self.session = session
+        # How many callers have it: those that came with the same key share it.
+        self.takers = 0
+        self._after = after
+        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._kept: asyncio.Future[str | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.id} {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """queued, starting, running, interrupting or ended."""
+        if self._outcome.done():
+            return Phase.ENDED
+        return self.session.state_of(self.id)
+
+    async def outcome(self) -> Outcome:
+        """How it ended; never raises for an ending. Cancelling this only stops waiting."""
+        return await asyncio.shield(self._outcome)
+
+    async def interrupt(self) -> Receipt:
+        """Ask this turn to stop; the receipt tells what became of it. Cancelling this only stops waiting."""
+        return await self.session.interrupt(self)
+
+    async def said(self) -> str | None:
+        """What the agent has said in this turn so far."""
+        # Frame by frame, as the pages come: a long turn must not hold up the loop.
+        transcript = self.session.dialect.transcript()
+        async with aclosing(self._events(waits=False)) as events:
+            async for event in events:
+                if event.kind == kinds.UPDATE:
+                    transcript.add(event.data)
+        return transcript.text()
+
+    async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
+        """What the agent says in this turn, from its beginning, as ACP session updates, text as it comes; ends with the
+        turn."""
+        projector = self.session.dialect.projector()
+        async with aclosing(self._events(waits=True)) as events:
+            async for event in events:
+                if event.kind == kinds.UPDATE:
+                    for update in projector.project(event.data):
+                        yield update
+
+    async def _events(self, *, waits: bool) -> AsyncGenerator[Event]:
+        """The events of this turn: its own, and those of the turn it was collected or steered into."""
+        tag = self.id
+        # Once it has its outcome nothing more comes, also if retention took the event that says so. Closed by name: a
+        # generator that is left to the collector is closed by a task that nobody owns.
+        async with aclosing(self.session.events(self._after, waits=waits, until=self._outcome)) as events:
+            async for event in events:
+                if event.kind == kinds.TURN_STARTED:
+                    if self.id in (event.body.get("joined") or ()):
+                        tag = event.turn or tag
+                    elif event.turn == self.id:
+                        tag = event.body.get("into") or self.id
+                if event.turn in (tag, self.id):
+                    yield event
+                    if event.kind == kinds.TURN_ENDED and event.turn == self.id:
+                        return
+
+    # -- for the session ---------------------------------------------------------------------------------------------
+    def resolve(self, outcome: Outcome) -> None:
+        assert not self._outcome.done(), f"turn {self.id} has two outcomes"
+        self._outcome.set_result(outcome)
+
+    async def complete(self, outcome: Outcome) -> None:
+        """The agent gave no final answer: what it had said until then is in the log."""
+        text: str | None = None
+        try:
+            text = await self.kept()
+        finally:
+            self.resolve(replace(outcome, text=text))
+
+    async def kept(self) -> str | None:
+        """What it had said, if it can be read: the ending is known all the same, and is what was waited for. Read once,
+        for the outcome and every receipt."""
+        if self._kept is not None:
+            return await asyncio.shield(self._kept)
+        self._kept = asyncio.get_running_loop().create_future()
+        text: str | None = None
+        try:
+            text = await self.said()
+        except StoreError as exc:
+            log.warning("! turn %s: what it had said cannot be read: %s", self.id, exc)
+        finally:
+            self._kept.set_result(text)
+        return text
