@@ -508,10 +508,9 @@ def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) 
         check(id in world.durable.ended, "G7", f"{id} has its outcome before it is durable")
     text = outcome.text
     if outcome.kind is Kind.DONE:
-        is_missing = text is None and (scenario.budget.get("missing", 0) or "settled,over" in scenario.manners.ends)
         # What the agent did by itself is looked for where the turn ends: see `_check_end`.
         is_its_own = text is not None and (text == toy.OWN or text[:-4] in _answers_to(scenario, id))
-        check(is_missing or is_its_own, "G4", f"{id} is done with the answer {text!r}")
+        check(is_its_own, "G4", f"{id} is done with the answer {text!r}")
     elif outcome.kind in (Kind.INTERRUPTED, Kind.PREEMPTED) and scenario.acknowledges:
         check(text is None or text[-1] in "!?", "G4", f"{id} had finished with {text!r} and is called {outcome.kind}")
 

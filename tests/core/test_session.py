@@ -355,6 +355,20 @@ def test_a_prompt_that_is_settled_without_a_result_fails_and_not_before_the_resu
     assert ("a", Kind.FAILED) in _outcomes(never.effects)
 
 
+def test_so_does_one_whose_agent_begins_something_else_instead() -> None:
+    talk = Talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.hear(b"taken a0000", b"init a0000", b"settled a0000", b"own")
+    assert list(_outcomes(talk.effects)) == [("a", Kind.FAILED)]
+    # A boundary that it did give is believed, whatever it begins then.
+    said = Talk()
+    said.ask(ask("a", NORMAL))
+    said.begin()
+    said.hear(b"taken a0000", b"init a0000", b"over a0000 a0000", b"own")
+    assert list(_outcomes(said.effects)) == [("a", Kind.DONE)]
+
+
 def test_a_process_that_dies_before_the_first_byte_is_counted_apart_from_preemptions() -> None:
     often = Turn(id="a", ask=ask("a", NORMAL), priority=NORMAL, phase=Phase.STARTING, attempt=9)
     talk = Talk()

@@ -16,8 +16,7 @@ from banksman import AgentError, By, Kind
 from banksman.core import event as kinds
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.run.sessions import driver as driver_module
-from banksman.run.sessions import oversize
+from banksman.run.sessions import oversize, tenure
 from banksman.testing import checks
 
 LARGE = "x" * 200_000
@@ -218,7 +217,7 @@ async def test_both_pipes_full_at_once_is_no_deadlock(tmp_path: Path) -> None:
 async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "UNCOMMITTED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(tenure, "UNCOMMITTED_BYTES_MAX", 20_000)
     paused: list[bool] = []
     async with opened(tmp_path) as case:
         driver: Any = case.session._driver  # pyright: ignore[reportPrivateUsage]
@@ -232,7 +231,7 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
         assert (await case.answer("@@flood 5000 1000\n@@say done")).text == "done"
         assert any(paused)
         assert not driver._is_paused
-        assert driver._uncommitted_bytes == 0
+        assert driver._tenure._uncommitted_bytes == 0
         assert (await case.answer("next")).text == "next"
         events = await case.events()
         deltas = sum(b"content_block_delta" in event.data for event in events)
@@ -242,7 +241,7 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
 async def test_a_turn_is_interrupted_also_while_reading_is_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "UNCOMMITTED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(tenure, "UNCOMMITTED_BYTES_MAX", 20_000)
     async with opened(tmp_path) as case:
         turn = await case.ask("@@flood 1000000 1000")
         await case.wait_event(lambda e: b"content_block_delta" in e.data)
@@ -301,7 +300,7 @@ async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> Non
 
 def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oversize, "SPILLED_BYTES_MAX", 10)
-    spilled, counters = oversize.Oversize(), driver_module.Counters()
+    spilled, counters = oversize.Oversize(), Counters()
 
     def take(*pieces: bytes) -> dict[str, Any]:
         whole = b"".join(pieces)

@@ -10,7 +10,7 @@ from typing import Any
 from tests.sim.scene import MOMENT, TERSE, Scene, explored
 
 from banksman.core.outcome import Kind
-from banksman.run.sessions import driver
+from banksman.run.sessions import tenure
 from banksman.run.sessions.questions import Answer, Question
 from banksman.testing import sim
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog
@@ -376,7 +376,7 @@ async def frames_are_taken_at_once() -> None:
 @case(steps_max=5000)
 async def the_log_is_slower_than_the_agent() -> None:
     """The agent is not read on before the log has what it said."""
-    before, driver.UNCOMMITTED_BYTES_MAX = driver.UNCOMMITTED_BYTES_MAX, 2000
+    before, tenure.UNCOMMITTED_BYTES_MAX = tenure.UNCOMMITTED_BYTES_MAX, 2000
     try:
         words = tuple(f"{number}" * 500 for number in range(9))
         scene = Scene({"a": Play(says=words)}, manners=[Manner()], log=WorldLog(commit_seconds=0.1))
@@ -390,7 +390,7 @@ async def the_log_is_slower_than_the_agent() -> None:
         assert any(was_paused)
         assert (await turn.outcome()).kind is Kind.DONE
     finally:
-        driver.UNCOMMITTED_BYTES_MAX = before
+        tenure.UNCOMMITTED_BYTES_MAX = before
 
 
 def starts_badly(name: str, *manners: Manner, kinds: set[Kind]) -> Scenario:

@@ -20,6 +20,7 @@ from banksman.run.sessions.driver import Driver  # noqa: E402
 from banksman.run.sessions.following import Readers  # noqa: E402
 from banksman.run.sessions.promises import Promises  # noqa: E402
 from banksman.run.sessions.questions import Questions  # noqa: E402
+from banksman.run.sessions.tenure import Tenure
 from banksman.testing import sim  # noqa: E402
 
 Patch = Callable[[type, str, Callable[..., Any]], None]
@@ -54,17 +55,17 @@ def a_fact_that_is_born_of_an_effect_is_dispatched_at_once(patch: Patch) -> None
 
 @mutant(*(f"append_{number}_fails" for number in range(1, 12)))
 def an_answer_of_an_older_run_is_told_to_the_core(patch: Patch) -> None:
-    plain: Any = Driver._on_answer  # pyright: ignore[reportPrivateUsage]
+    plain: Any = Tenure._on_answer  # pyright: ignore[reportPrivateUsage]
 
     def on_answer(self: Any, run: int, seq: int, size: int, error: Any) -> None:
         plain(self, self._run, seq, size, error)
 
-    patch(Driver, "_on_answer", on_answer)
+    patch(Tenure, "_on_answer", on_answer)
 
 
 @mutant(*(f"append_{number}_fails" for number in range(1, 12)))
 def after_a_failure_appends_go_on_where_they_were(patch: Patch) -> None:
-    plain: Any = Driver._on_answer  # pyright: ignore[reportPrivateUsage]
+    plain: Any = Tenure._on_answer  # pyright: ignore[reportPrivateUsage]
 
     def on_answer(self: Any, run: int, seq: int, size: int, error: Any) -> None:
         appended = self._appended
@@ -72,7 +73,7 @@ def after_a_failure_appends_go_on_where_they_were(patch: Patch) -> None:
         if error is not None:
             self._appended = appended
 
-    patch(Driver, "_on_answer", on_answer)
+    patch(Tenure, "_on_answer", on_answer)
 
 
 @mutant("two_callers_and_the_first_process", "the_drain_is_over_as_the_boundary_comes")

@@ -46,6 +46,8 @@ TASKS_MAX = 256
 # A prompt of this size may overflow a model by itself; and how many of those in a row are the conversation's fault.
 LARGE_PROMPT_CHARACTERS = 256 << 10
 OVERFLOWS_MAX = 2
+# Whether it went well is for the boundary to say. Without one nobody has.
+_UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
 
 
 def read_frames(work: Work, fact: FramesRead) -> None:
@@ -149,7 +151,7 @@ def _on_opened(work: Work, opened: TurnOpened) -> None:
     turn = work.state.turn
     if turn is not None and _seems_over(work, turn) and not set(opened.refs) & set(turn.refs):
         # It was done with our prompt, and has begun something else: whatever else would say so will not be waited for.
-        _end_ours(work, turn, turn.boundary or TurnOver())
+        _end_ours(work, turn, turn.boundary or _UNTOLD)
         turn = work.state.turn
     if opened.refs:
         work.set_process(naming=Naming.PRESENT)
@@ -371,9 +373,7 @@ def settle(work: Work, turn: Turn) -> None:
         work.set_process(naming=Naming.ABSENT)
     if turn.settled is None:
         work.set_process(settles=False)  # It says no such thing; the next turn does not wait for it.
-    # Whether it went well is for the boundary to say. Without one nobody has.
-    missing = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
-    _end_ours(work, turn, turn.boundary or missing)
+    _end_ours(work, turn, turn.boundary or _UNTOLD)
 
 
 def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:

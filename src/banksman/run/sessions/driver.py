@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from typing import assert_never
 
 from banksman.core import session as core
 from banksman.core.facts import Exited, Started
 from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
 from banksman.core.meaning import Noise
-from banksman.core.outcome import Outcome
 from banksman.core.session_facts import (
     Accept,
     Append,
@@ -78,56 +75,18 @@ from banksman.run.sessions.agent import (
     Written,
 )
 from banksman.run.sessions.counters import Counters
+from banksman.run.sessions.listener import Listener, Told
 from banksman.run.sessions.oversize import Oversize
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.recorder import Recorder
+from banksman.run.sessions.tenure import Tenure
 from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
-_data_of = itemgetter(2)
-# What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
-# is dropped.
-UNCOMMITTED_BYTES_MAX = 8 << 20
 # The end of its stdout is nearly always the beginning of an agent's exit. One that lives on after this can neither
 # answer nor be interrupted.
 MUTE_SECONDS_MAX = 1.0
-
-
-# The effects that are words to callers.
-Told = (
-    Accept
-    | Reject
-    | Resolve
-    | GiveReceipt
-    | GrantHold
-    | EndHold
-    | AskHuman
-    | CloseQuestion
-    | CallBack
-    | CloseCallback
-    | SettingTaken
-    | AskToSave
-)
-
-
-class Listener:
-    """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
-
-    def accept(self, turn: str) -> None: ...
-    def reject(self, turn: str, error: BanksmanError) -> None: ...
-    def resolve(self, turn: str, outcome: Outcome) -> None: ...
-    def give_receipt(self, effect: GiveReceipt) -> None: ...
-    def grant_hold(self, hold: str) -> None: ...
-    def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
-    def ask_human(self, effect: AskHuman) -> None: ...
-    def close_question(self, question: str) -> None: ...
-    def call_back(self, effect: CallBack) -> None: ...
-    def close_callback(self, request: str) -> None: ...
-    def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
-    def ask_to_save(self, prompt: str) -> None: ...
-    def fail(self, error: BanksmanError) -> None: ...
-    def finish(self) -> None: ...
 
 
 class Driver:
@@ -163,23 +122,9 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._oversize = Oversize()
-        self._store = store
-        # Before it is claimed: a conversation that another one drives is a reason not to begin at all.
-        self._conversation: str | None = None
-        self._lease(state.conversation)
-        try:
-            self._epoch = store.claim(id)
-        except BanksmanError:
-            self._lease(None)  # Nobody will ever close what was not opened.
-            raise
-        # The seq of the last append; and which run of appends is meant: after a failure those still on their way belong
-        # to a run that is over, and what is said of them is not said to the core.
-        self._appended = state.head
-        self._run: int = 0
-        self._uncommitted_bytes = 0
+        self._tenure = Tenure(store, id, state.config.dialect.name, state.head, state.conversation, self)
         self._is_paused = False
-        # Appends that the log has not answered, and the start of a process that waits for that.
-        self._unanswered = 0
+        # The start of a process that waits for the log, or for its place in the pool.
         self._postponed: StartProcess | None = None
         self._is_in_pool = False
         self._mute: asyncio.TimerHandle | None = None
@@ -189,7 +134,7 @@ class Driver:
 
     @property
     def epoch(self) -> int:
-        return self._epoch
+        return self._tenure.epoch
 
     def now(self) -> float:
         return self._loop.time()
@@ -287,62 +232,33 @@ class Driver:
 
     # -- the log -----------------------------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
-        entries = effect.entries
-        size = sum(map(len, map(_data_of, entries)))
-        self._uncommitted_bytes += size
-        if self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX and not self._is_paused and self._process is not None:
+        self._tenure.append(effect.entries)
+        if self._tenure.is_behind and not self._is_paused and self._process is not None:
             self._is_paused = True
             self._process.pause()
-        expected = self._appended
-        self._unanswered += 1
-        self._appended += len(entries)
-        done = partial(self._on_answer, self._run, self._appended, size)
-        self._store.append(self.id, self._epoch, expected, time.time(), entries, done)
 
-    def _on_answer(self, run: int, seq: int, size: int, error: StoreError | NotOwner | None) -> None:
-        self._unanswered -= 1
-        self._uncommitted_bytes -= size
-        self._take_answer(run, seq, error)
-        self._start_if_answered()
-        if self._is_paused and self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2:
-            self._let_read()
+    def on_committed(self, seq: int) -> None:
+        self.tell(Committed(self.now(), seq))
 
-    def _take_answer(self, run: int, seq: int, error: StoreError | NotOwner | None) -> None:
-        if run != self._run:
-            return
-        if error is None:
-            self.tell(Committed(self.now(), seq))
-            return
-        self._run += 1
-        self._appended = self.state.committed
+    def on_append_failed(self, error: StoreError | NotOwner) -> None:
         log.error("! session %s: the log cannot be written: %s", self.id, error)
         self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
+
+    def on_answered(self) -> None:
+        self._start_if_answered()
+        if self._is_paused and self._tenure.has_caught_up:
+            self._let_read()
 
     def _let_read(self) -> None:
         if self._is_paused and self._process is not None:
             self._is_paused = False
             self._process.resume()
 
-    # -- the conversation --------------------------------------------------------------------------------------------
     def _hold_conversation(self, conversation: str | None) -> None:
         try:
-            self._lease(conversation)
+            self._tenure.lease(conversation)
         except NotOwner as exc:
-            self.tell(ConversationTaken(self.now(), self.state.process.number, exc, self._conversation))
-
-    def _lease(self, conversation: str | None) -> None:
-        """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
-        So the log has one, for all of its sessions."""
-        if conversation == self._conversation:
-            return
-        if conversation is not None:
-            self._store.lease(self._lease_name(conversation), self.id)
-        if self._conversation is not None:
-            self._store.release(self._lease_name(self._conversation), self.id)
-        self._conversation = conversation
-
-    def _lease_name(self, conversation: str) -> str:
-        return f"{self.state.config.dialect.name}:{conversation}"
+            self.tell(ConversationTaken(self.now(), self.state.process.number, exc, self._tenure.conversation))
 
     # -- the pool ----------------------------------------------------------------------------------------------------
     @property
@@ -382,7 +298,7 @@ class Driver:
     def _start_if_answered(self) -> None:
         """A start claims the session anew, and a log may refuse whatever it has not answered by then: it would be our
         own last words that are refused. So they are waited for; then the start waits for its place."""
-        if self._postponed is not None and not self._unanswered and not self._is_in_pool:
+        if self._postponed is not None and self._tenure.is_answered and not self._is_in_pool:
             self._is_in_pool = True
             self._pool.want(self)
 
@@ -410,9 +326,7 @@ class Driver:
         self._is_paused = False
         self.counters.processes += 1
         try:
-            # A new process is a new writer's generation: what an older one still has to say is refused. It is raised,
-            # not taken: whoever claimed the session in the meantime has it.
-            self._epoch = self._store.claim(self.id, self._epoch)
+            self._tenure.raise_epoch()
             # It may have waited, and a setting may have been changed since.
             effect = replace(effect, settings=self.state.settings)
             self._process = self.spawn(effect, partial(self._on_event, number))
@@ -519,7 +433,7 @@ class Driver:
             self._cancel_timer(subject)
         self._oversize.close()
         with suppress(StoreError):  # A log that is closed, or cannot be written, has let go of it by itself.
-            self._lease(None)
+            self._tenure.lease(None)
         self._listener.finish()
 
     def _fail(self, exc: BaseException) -> None:

@@ -14,7 +14,7 @@ from banksman.core.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session_facts import AskHuman, CallBack, GiveReceipt
 from banksman.errors import BanksmanError, Refused
 from banksman.run.sessions.callbacks import Callbacks
-from banksman.run.sessions.driver import Listener
+from banksman.run.sessions.listener import Listener
 from banksman.run.sessions.questions import Questions
 from banksman.run.sessions.turn import Turn
 

@@ -1,0 +1,55 @@
+"""Who is told what became of asks, interrupts, holds, questions and settings: the words of a driver to callers."""
+
+from __future__ import annotations
+
+from banksman.core.outcome import Outcome
+from banksman.core.session_facts import (
+    Accept,
+    AskHuman,
+    AskToSave,
+    CallBack,
+    CloseCallback,
+    CloseQuestion,
+    EndHold,
+    GiveReceipt,
+    GrantHold,
+    Reject,
+    Resolve,
+    SettingTaken,
+)
+from banksman.errors import BanksmanError
+
+# The effects that are words to callers.
+Told = (
+    Accept
+    | Reject
+    | Resolve
+    | GiveReceipt
+    | GrantHold
+    | EndHold
+    | AskHuman
+    | CloseQuestion
+    | CallBack
+    | CloseCallback
+    | SettingTaken
+    | AskToSave
+)
+
+
+class Listener:
+    """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
+
+    def accept(self, turn: str) -> None: ...
+    def reject(self, turn: str, error: BanksmanError) -> None: ...
+    def resolve(self, turn: str, outcome: Outcome) -> None: ...
+    def give_receipt(self, effect: GiveReceipt) -> None: ...
+    def grant_hold(self, hold: str) -> None: ...
+    def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
+    def ask_human(self, effect: AskHuman) -> None: ...
+    def close_question(self, question: str) -> None: ...
+    def call_back(self, effect: CallBack) -> None: ...
+    def close_callback(self, request: str) -> None: ...
+    def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
+    def ask_to_save(self, prompt: str) -> None: ...
+    def fail(self, error: BanksmanError) -> None: ...
+    def finish(self) -> None: ...
