@@ -17,6 +17,7 @@ from banksman.core import event as kinds
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.run.sessions import oversize, tenure
+from banksman.run.sessions.counters import Counters
 from banksman.testing import checks
 
 LARGE = "x" * 200_000

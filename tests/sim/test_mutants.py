@@ -20,7 +20,7 @@ from banksman.run.sessions.driver import Driver  # noqa: E402
 from banksman.run.sessions.following import Readers  # noqa: E402
 from banksman.run.sessions.promises import Promises  # noqa: E402
 from banksman.run.sessions.questions import Questions  # noqa: E402
-from banksman.run.sessions.tenure import Tenure
+from banksman.run.sessions.tenure import Tenure  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
 Patch = Callable[[type, str, Callable[..., Any]], None]
