@@ -12,7 +12,7 @@ import pytest
 from tests.agents.case import Case, answer, done, exists
 from tests.agents.ground import WAIT_SECONDS_MAX, Ground, bash, messages, remove
 
-from banksman import Answer, Event, Host, Outcome, Question, Session, Tool
+from banksman import AgentError, Answer, Event, Host, Outcome, Question, Session, Tool
 from banksman.core import event as kinds
 from banksman.testing.fake_model import FakeModel
 
@@ -150,7 +150,7 @@ def test_a_schema_gives_a_value_and_the_conversation_goes_on(run: Callable[..., 
     run(feature)
 
 
-def test_settings_reach_the_agent_and_the_next_process(run: Callable[..., None]) -> None:
+def test_settings_reach_the_agent(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         session = await case.open()
         done(await answer(session, "@@text one"), "one")
@@ -159,7 +159,7 @@ def test_settings_reach_the_agent_and_the_next_process(run: Callable[..., None])
         done(await answer(session, "@@text two"), "two")
         assert "haiku" in case.ground.plays()[-1].body["model"] != first
         await session.set_permission_mode("plan")
-        with pytest.raises(Exception, match="bogus"):
+        with pytest.raises(AgentError, match="bogus"):
             await session.set_permission_mode("bogus")
 
     run(feature)

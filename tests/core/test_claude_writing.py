@@ -38,7 +38,9 @@ def test_frames_out_are_those_that_were_recorded() -> None:
     hooks = ours["request"].pop("hooks")
     assert handshake["request"].pop("hooks") is None
     assert ours == handshake
-    assert hooks == {"PreToolUse": [{"matcher": None, "hookCallbackIds": [claude_writing.RULES_HOOK]}]}
+    assert hooks == {
+        "PreToolUse": [{"matcher": None, "hookCallbackIds": [claude_writing.RULES_HOOK], "onFailure": "block"}]
+    }
     assert sent(CLAUDE.prompt(prompt["uuid"], prompt["message"]["content"])) == prompt
     interrupt = recorded["claude-B-interrupt-stream"][2]
     assert sent(CLAUDE.interrupt(interrupt["request_id"])) == interrupt
@@ -75,8 +77,8 @@ def test_what_a_process_is_told_at_its_start() -> None:
         "hooks": {
             # Ours first: what a rule forbids is forbidden whatever a hook says after it.
             "PreToolUse": [
-                {"matcher": None, "hookCallbackIds": [claude_writing.RULES_HOOK]},
-                {"matcher": "Bash", "hookCallbackIds": ["h1"], "timeout": 70.0},
+                {"matcher": None, "hookCallbackIds": [claude_writing.RULES_HOOK], "onFailure": "block"},
+                {"matcher": "Bash", "hookCallbackIds": ["h1"], "timeout": 70.0, "onFailure": "block"},
             ],
             "Stop": [{"matcher": None, "hookCallbackIds": ["h2"], "timeout": 5.0}],
         },

@@ -282,12 +282,20 @@ def test_such_a_denial_of_a_question_that_is_over_stops_nobody() -> None:
     talk.mean(asks())
     talk.tell(QuestionAnswered(0.0, "q", DENIED))
     assert talk.tell(QuestionAnswered(0.0, "q", STOPS)) == []
-    # And one of another turn does not stop the one that runs.
+
+
+def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_other() -> None:
+    """It is of a task in the background, which was begun in that turn and goes on."""
+    talk = running()
     talk.mean(asks("late"))
-    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert answers(talk.hear(b"over a0000 a0000", b"settled a0000")) == []
     talk.ask(ask("b", NORMAL))
     talk.opens("b0000")
-    assert talk.tell(QuestionAnswered(0.0, "late", STOPS)) == []
+    effects = talk.tell(QuestionAnswered(0.0, "late", STOPS))
+    assert answers(effects) == ["A late deny and stop: stop"]
+    assert talk.kinds == {"a": Kind.DONE}
+    talk.over("b0000")
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
 
 
 def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:

@@ -17,7 +17,8 @@ from banksman.run.sessions import tools as run_tools
 from banksman.testing import fake_agent
 
 INPUT = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}
-RULES = {"matcher": None, "hookCallbackIds": ["banksman-rules"]}
+GUARDS = {"onFailure": "block"}
+RULES = {"matcher": None, "hookCallbackIds": ["banksman-rules"], **GUARDS}
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
@@ -78,8 +79,8 @@ async def test_hooks_are_registered_at_the_start_of_each_process(tmp_path: Path)
         assert first["hooks"] == {
             "PreToolUse": [
                 RULES,
-                {"matcher": "Bash|Edit", "hookCallbackIds": ["hook-1"], "timeout": 10.0},
-                {"matcher": None, "hookCallbackIds": ["hook-2"], "timeout": 65.0},
+                {"matcher": "Bash|Edit", "hookCallbackIds": ["hook-1"], "timeout": 10.0, **GUARDS},
+                {"matcher": None, "hookCallbackIds": ["hook-2"], "timeout": 65.0, **GUARDS},
             ],
             "Stop": [{"matcher": None, "hookCallbackIds": ["hook-3"], "timeout": 65.0}],
         }

@@ -112,6 +112,17 @@ async def test_what_a_process_is_started_with_makes_it_another(tmp_path: Path, w
         assert len(case.processes) == 3
 
 
+async def test_another_tool_in_the_place_of_one_is_another_process(tmp_path: Path) -> None:
+    """The agent was told the names of the first, and would never hear of the second."""
+    one, two = (Tool(name, "Looks.", {"type": "object"}, look) for name in ("one", "two"))
+    async with crowd(tmp_path) as them:
+        case = await them.open("a", name="x", tools=[one])
+        await case.answer("one")
+        await them.open("a", name="x", tools=[two])
+        await case.answer("two")
+        assert len(case.processes) == 2
+
+
 async def test_another_folder_or_command_is_another_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
@@ -328,7 +339,7 @@ async def wait_old(them: Crowd, times: int = 1) -> None:
     for _ in range(times):
         control = await them.open(f"control-{len(them.cases)}", options=OLD)
         await control.answer("nothing")
-        assert await retired(control) == "stale"
+        assert await retired(control) == "old"
 
 
 async def is_kept(case: Case) -> bool:
@@ -339,7 +350,7 @@ async def test_an_old_process_is_replaced_and_its_conversation_goes_on(tmp_path:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=OLD)
         await case.answer("one")
-        assert await retired(case) == "stale"
+        assert await retired(case) == "old"
         assert prompts(case) == ["one"]
         assert await recalled(case) == ["one"]
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
@@ -370,7 +381,7 @@ async def test_what_runs_in_the_background_of_an_old_process_is_let_to_its_end(t
         await case.answer("two")
         assert len(case.processes) == 1
         touch(gate)
-        assert await retired(case) == "stale"
+        assert await retired(case) == "old"
 
 
 SAVE = {**OLD, "save_prompt": "save now"}
@@ -381,7 +392,7 @@ async def test_an_old_process_is_asked_to_save_before_it_is_replaced(tmp_path: P
         case = await them.open("a", options=SAVE)
         await case.answer("one")
         event = await case.wait_kind(kinds.PROCESS_RETIRED)
-        assert event.body == {"process": 1, "reason": "stale"}
+        assert event.body == {"process": 1, "reason": "old"}
         events = [before for before in await case.events() if before.seq < event.seq]
         queued = [before for before in events if before.kind == kinds.TURN_QUEUED]
         assert [before.body["prompt"] for before in queued] == ["one", "save now"]
@@ -421,7 +432,7 @@ async def test_a_process_that_is_kept_by_its_background_is_asked_to_save_once(tm
         assert await is_kept(case)
         assert [*map(_first_line, _said(case.processes[0]))] == ["one", "save now"]
         touch(gate)
-        assert await retired(case) == "stale"
+        assert await retired(case) == "old"
 
 
 # -- crashes ---------------------------------------------------------------------------------------------------------

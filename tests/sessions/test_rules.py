@@ -117,7 +117,9 @@ async def test_our_own_hook_is_registered_and_answers_before_the_agents_settings
         uses = "\n".join(ruling(tool) for tool in ("Bash", "Read", "Write", "Glob"))
         assert (await case.answer(f"{uses}\n@@say went on")).text == "went on"
         (initialize,) = requests(case, "initialize")
-        assert initialize["hooks"] == {"PreToolUse": [{"matcher": None, "hookCallbackIds": ["banksman-rules"]}]}
+        assert initialize["hooks"] == {
+            "PreToolUse": [{"matcher": None, "hookCallbackIds": ["banksman-rules"], "onFailure": "block"}]
+        }
         responses = [answer["response"] for answer in answers(case)]
         # No rule, no word.
         assert responses.pop() == {}

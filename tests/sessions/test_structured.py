@@ -37,10 +37,10 @@ async def test_the_answer_is_a_value_that_fits(tmp_path: Path) -> None:
         (gives({"n": "42"}), "n: must be a whole number"),
         (gives({}), "n: is missing"),
         (gives({"n": 1, "m": 2}), "m"),
-        (gives(None), "null"),
+        (gives(None), "gave no value"),
         (gives("42"), "must be an object, not '42'"),
         # It answers in words only.
-        ("@@say forty-two", "null"),
+        ("@@say forty-two", "gave no value"),
     ],
 )
 async def test_an_answer_that_does_not_fit_or_is_missing_is_a_failure_that_says_why(

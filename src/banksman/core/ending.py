@@ -95,7 +95,8 @@ def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
         if fault is not None:
             # It may have said so in words. Whoever asked for a value and got none did not get what was asked for.
             kind = Kind.FAILED
-            error = AgentError(f"the answer does not fit its schema: {fault}", turn=turn.id)
+            told = "the agent gave no value for the schema" if boundary.structured is None else fault
+            error = AgentError(f"the answer does not fit its schema: {told}", turn=turn.id)
     end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
 
 
@@ -127,8 +128,11 @@ def end(
         is_needed = timer is Timer.DRAIN and any(key == turn.key for _, key in work.state.process.unacknowledged)
         if turn.phase is not Phase.STARTING and not is_needed:
             work.cancel_timer(timer, turn.key)
-    questioning.close(work, turn.id)
     is_stopped = kind in (Kind.INTERRUPTED, Kind.PREEMPTED)
+    if by is By.BOUNDARY and not is_stopped and not boundary.is_aborted:
+        questioning.leave(work, turn.id)
+    else:
+        questioning.close(work, turn.id)
     outcome = Outcome(
         kind=kind,
         stop_reason=boundary.stop_reason,
@@ -157,7 +161,7 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
     assert turn.ask is not None
     state = work.state
     work.set(turn=None, clocks=())
-    if turn.ask.is_last:
+    if turn.ask.is_last and outcome.kind in (Kind.DONE, Kind.FAILED):
         work.set_process(stale=max(state.process.stale, Stale.WHEN_QUIET))
     if state.hold is not None and turn.ask.hold == state.hold.id:
         work.watch_hold()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from banksman.core import arbiter, clocks, ending, questioning, settings
+from banksman.core import arbiter, clocks, ending, questioning, resting, settings
 from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.clocks import Name
@@ -118,8 +118,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
                 work.set(resume_failures=0)
                 work.do(BeReady(process.number))
                 settings.tell_ready(work)
-                if work.state.config.recycle_seconds is not None:
-                    work.start_timer(work.state.config.recycle_seconds, Timer.AGE, str(process.number))
+                resting.grow_old(work)
             else:
                 work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
         return
@@ -245,8 +244,10 @@ def _on_over(work: Work, over: TurnOver) -> None:
     turn = state.turn
     if over.conversation is not None and not over.is_error:
         _know_conversation(work, over.conversation)
-    over = _counted(work, over)
-    _notice_overflow(work, over)
+    if not over.refs or over.refs != state.process.last_over:
+        work.set_process(last_over=over.refs)
+        over = _counted(work, over)
+        _notice_overflow(work, over)
     if turn is None or not _is_ours(work, over):
         _log_own_episode(work, over)
         return
@@ -282,6 +283,8 @@ def _counted(work: Work, over: TurnOver) -> TurnOver:
 def _notice_overflow(work: Work, over: TurnOver) -> None:
     """A conversation that no longer fits into the model fails each time. One large prompt may have been too much for
     it, and is not sent again; but where a small one is, or the next one too, the conversation is at its end."""
+    if work.state.process.has_overflowed:
+        return
     if not over.is_overflow:
         if not over.is_error:
             work.set(overflows=0)
@@ -344,6 +347,8 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
     turn = work.state.turn
     if turn is None or not turn.is_open or settled.ref not in turn.refs:
         return
+    if turn.settled is not None and settled.ref == turn.ref:
+        return  # Said before: what is due since then is not put off.
     turn = replace(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
     work.set_turn(turn)
     work.set_process(settles=True)

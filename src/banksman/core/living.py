@@ -107,14 +107,14 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     if process.is_resuming and (has_forgotten or has_spoken):
         failures = state.resume_failures + 1
         if has_forgotten or failures >= RESUME_FAILURES_MAX:
-            was_known = not state.is_adopted
             error = _lose_memory(work, error)
-            if was_known:
-                return
-        else:
-            # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
-            # stopped, has said nothing about it at all.
-            work.set(resume_failures=failures)
+            for waiting in work.state.queue if state.is_adopted else ():
+                if isinstance(waiting, Turn):
+                    asking.drop(work, waiting, Kind.FAILED, error)
+            return
+        # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
+        # stopped, has said nothing about it at all.
+        work.set(resume_failures=failures)
     # Each failing start costs the ask that it was made for, so there are never more starts than asks.
     chosen = granting.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
     if isinstance(chosen, Turn):

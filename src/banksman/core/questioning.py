@@ -7,6 +7,8 @@ not answered waits for ever.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from banksman.core import event as kinds
 from banksman.core import rules
 from banksman.core.decision import Decision
@@ -97,7 +99,10 @@ def expire(work: Work, id: str) -> None:
     if seconds is None:
         return  # The session was opened again, and questions wait now.
     message = f"nobody answered within {seconds:g} s"
-    allows = work.state.config.question_default == "allow"
+    question = next((question for question in work.state.questions if question.id == id), None)
+    # Nobody can say for somebody else what they would have entered.
+    is_permission = question is not None and question.asked.wants is Wants.PERMISSION
+    allows = work.state.config.question_default == "allow" and is_permission
     answer(work, id, Decision(allows=allows, message=message, by="expiry"))
 
 
@@ -107,6 +112,14 @@ def close(work: Work, *turns: str | None) -> None:
         if question.turn in turns:
             work.send(question.turn, work.state.config.dialect.refuse(question.id, "cancelled"))
             forget(work, question.id, "cancelled")
+
+
+def leave(work: Work, turn: str) -> None:
+    """A turn that came to its end by itself did not wait for these: they are of a task in its background, which goes
+    on, and still wants to know."""
+    if any(question.turn == turn for question in work.state.questions):
+        left = (replace(q, turn=None) if q.turn == turn else q for q in work.state.questions)
+        work.set(questions=tuple(left))
 
 
 def forget(work: Work, id: str, answer: str, **more: object) -> None:

@@ -28,7 +28,7 @@ def look(work: Work) -> None:
     state = work.state
     if _is_idle(state):
         if state.process.stale is not Stale.NO:
-            retire(work, "stale")
+            retire(work, "old" if state.process.stale is Stale.WHEN_QUIET else "stale")
         elif state.idle_since is None:
             count = state.idle_count + 1
             work.set(idle_since=work.at, idle_count=count)
@@ -84,8 +84,9 @@ def must_replace(state: Session, turn: Turn) -> str | None:
         return "stale"
     if process.stale is Stale.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
         return "old"
-    schema = None if turn.ask is None else turn.ask.schema
-    return None if process.schema == schema else "schema"
+    if turn.ask is None or turn.ask.is_last:
+        return None  # What it is to put down only this process knows, whatever its answers look like.
+    return None if process.schema == turn.ask.schema else "schema"
 
 
 def on_old(work: Work, subject: str) -> None:
@@ -103,6 +104,14 @@ def on_old(work: Work, subject: str) -> None:
             work.do(AskToSave(config.save_prompt))
         # If the queue is full, or that ask is dropped, it is asked again when as much time has passed once more.
         work.start_timer(config.recycle_seconds, Timer.AGE, subject)
+
+
+def grow_old(work: Work) -> None:
+    """Its age is counted from now."""
+    process = work.state.process
+    work.cancel_timer(Timer.AGE, str(process.number))
+    if process.phase is ProcessPhase.READY and work.state.config.recycle_seconds is not None:
+        work.start_timer(work.state.config.recycle_seconds, Timer.AGE, str(process.number))
 
 
 def drop_saving(work: Work) -> None:

@@ -15,7 +15,7 @@ from banksman.core.meaning import Replied
 from banksman.core.session_facts import Reconfigured, SettingAsked, SettingTaken, Timer
 from banksman.core.state import Change, Mode, ProcessPhase, Stale, Store
 from banksman.core.work import Work
-from banksman.errors import AgentError, Closed, QueueFull
+from banksman.errors import AgentError, BanksmanError, Closed, QueueFull
 
 # Changes that the agent has not answered.
 CHANGES_MAX = 16
@@ -30,6 +30,13 @@ def ask(work: Work, fact: SettingAsked) -> None:
         work.do(SettingTaken(fact.change, state.store_error))
     elif len(process.changes) >= CHANGES_MAX:
         work.do(SettingTaken(fact.change, QueueFull(f"{CHANGES_MAX} changes are waiting", hint="try again later")))
+    elif process.phase is ProcessPhase.STARTING and not process.is_there:
+        # It waits for its place, and is started with this; or it was started a moment ago, and is told when it listens.
+        _take(work, Change("", fact.change, fact.name, fact.value), by="start")
+        request = f"setting-{process.number}-{process.requests + 1}"
+        again = Change(request, "", fact.name, fact.value)
+        others = tuple(change for change in process.changes if change.name != fact.name)
+        work.set_process(requests=process.requests + 1, changes=(*others, again))
     elif process.phase in (ProcessPhase.READY, ProcessPhase.STARTING):
         request = f"setting-{process.number}-{process.requests + 1}"
         change = Change(request, fact.change, fact.name, fact.value)
@@ -59,11 +66,15 @@ def reconfigure(work: Work, fact: Reconfigured) -> None:
     work.set(config=fact.config)
     if fact.replaces:
         work.set_process(stale=Stale.NOW)
+        # What crashed was another.
+        work.cancel_timer(Timer.BACKOFF, str(work.state.process.number))
+        work.set(crashes=0, is_backing_off=False)
+    resting.grow_old(work)
     for change in work.state.process.changes:
         if change.name in fact.drops:
             # Whatever is answered to it, it is no longer what is wished for.
             _forget(work, change)
-            work.do(SettingTaken(change.id))
+            _told(work, change)
     for name in fact.drops:
         if name in dict(work.state.settings):
             work.set(settings=tuple(pair for pair in work.state.settings if pair[0] != name))
@@ -75,10 +86,16 @@ def on_reply(work: Work, reply: Replied) -> None:
     if change is None:
         return
     _forget(work, change)
-    if reply.error is None:
-        _take(work, change, by="reply")
-    else:
-        work.do(SettingTaken(change.id, AgentError(f"the agent refuses {change.name} {change.value!r}: {reply.error}")))
+    if reply.error is not None:
+        _told(work, change, AgentError(f"the agent refuses {change.name} {change.value!r}: {reply.error}"))
+        return
+    changes = work.state.process.changes
+    for older in changes:
+        # It answers in order, so it will not answer this one; and what came later is what is wished for.
+        if older.name == change.name and _age(older) < _age(change):
+            _forget(work, older)
+            _told(work, older)
+    _take(work, change, by="reply")
 
 
 def expire(work: Work, request: str) -> None:
@@ -96,7 +113,7 @@ def forget_all(work: Work) -> None:
         if work.state.mode is Mode.OPEN:
             _take(work, change, by="respawn")
         else:
-            work.do(SettingTaken(change.id, Closed("the session was closed before the agent had it")))
+            _told(work, change, Closed("the session was closed before the agent had it"))
 
 
 def _find(work: Work, request: str) -> Change | None:
@@ -112,4 +129,16 @@ def _take(work: Work, change: Change, *, by: str) -> None:
     kept = tuple(pair for pair in work.state.settings if pair[0] != change.name)
     work.state = replace(work.state, settings=(*kept, (change.name, change.value)))
     work.log(None, kinds.SESSION_SETTING, name=change.name, value=change.value, by=by)
-    work.after_commit(SettingTaken(change.id))
+    if change.id:
+        work.after_commit(SettingTaken(change.id))
+
+
+def _told(work: Work, change: Change, error: BanksmanError | None = None) -> None:
+    """Whoever waits for it, if anybody does."""
+    if change.id:
+        work.do(SettingTaken(change.id, error))
+
+
+def _age(change: Change) -> int:
+    """The number of its request: later ones are higher."""
+    return int(change.request.rpartition("-")[2])

@@ -104,7 +104,8 @@ class Naming(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that the agent was told to change, by this request; `id` names the promise to tell what came of it."""
+    """A setting that the agent was told to change, by this request; `id` names the promise to tell what came of it, and
+    is empty where nobody waits."""
 
     request: str
     id: str
@@ -126,6 +127,8 @@ class Process:
     settles: bool = True
     # It has announced a turn at least once: one that never does is taken at its boundary's word.
     announces: bool = False
+    # What the last boundary named: said once more, it is not counted again.
+    last_over: tuple[str, ...] = ()
     # Interrupts that it has not acknowledged, each with the key of the turn it was for.
     unacknowledged: tuple[tuple[str, str], ...] = ()
     requests: int = 0

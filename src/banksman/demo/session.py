@@ -132,6 +132,8 @@ class Conversation:
         self._turns: set[asyncio.Task[None]] = set()
         self._interrupts: set[asyncio.Task[object]] = set()
         self._question: asyncio.Future[str] | None = None
+        # Serialises the questions: there is one person, and one line at a time. Held while it is waited for.
+        self._asking = asyncio.Lock()
 
     async def run(self) -> None:
         print("Your turn. A line is an ask, while it works an urgent one; Ctrl-C interrupts, Ctrl-D ends.")
@@ -160,7 +162,11 @@ class Conversation:
         task.add_done_callback(self._turns.discard)
 
     async def decide(self, question: Question) -> str:
-        """A question of the agent's takes the next line."""
+        """A question of the agent's takes the next line; of several at once each in its turn."""
+        async with self._asking:
+            return await self._decide(question)
+
+    async def _decide(self, question: Question) -> str:
         self._screen.say("question", f"may it use {question.tool} with {dict(question.input)}? [y/N]")
         self._question = asyncio.get_running_loop().create_future()
         try:

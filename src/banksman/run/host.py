@@ -146,10 +146,11 @@ class Host:
 
         Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
-        "deny" or "ask", come before the agent's own settings.
+        "deny" or "ask", say what needs no question; "deny" and "ask" hold whatever the agent's own settings are.
 
         Under the `name` of a session that is open it is that session, opened anew: callbacks, rules and numbers hold at
-        once, and what a process is started with from its next turn on.
+        once (but for the ladder's and `frame_bytes_max`, which are a process's), and what a process is started with
+        from its next turn on.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
         from banksman.run.sessions.opening import Opening  # noqa: PLC0415

@@ -98,6 +98,7 @@ class _Frame(msgspec.Struct, gc=False):
     user_message_uuid: Any = None
     # system
     status: Any = None
+    compact_result: Any = None
     tasks: Any = None
     # command_lifecycle
     command_uuid: Any = None
@@ -244,6 +245,8 @@ def _system(frame: _Frame) -> Meaning | None:
             return ToolBegan((_COMPACTION,))
         case "compact_boundary":
             return ToolEnded((_COMPACTION,))
+        case "status" if frame.compact_result is not None:
+            return ToolEnded((_COMPACTION,))  # Also of one that failed, which has no boundary.
         case str(subtype) if subtype in _PROGRESS:
             return None
         case _:

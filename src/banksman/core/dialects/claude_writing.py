@@ -23,6 +23,10 @@ from banksman.errors import UsageError
 RULES_HOOK = "banksman-rules"
 # Where the agent can keep a permission, by our word for it.
 REMEMBER = {"session": "session", "local": "localSettings", "project": "projectSettings", "user": "userSettings"}
+# The hooks that the agent asks before it acts. One that fails, times out or is refused is to block what it was asked
+# about: without this word the agent goes on as if nobody had minded. Versions that do not know it ignore it.
+_GUARDS = frozenset(("PreToolUse", "PermissionRequest"))
+_GUARD = {"onFailure": "block"}
 _SETTINGS = {"model": ("set_model", "model"), "permission_mode": ("set_permission_mode", "mode")}
 
 
@@ -41,9 +45,12 @@ def control_error(request: str, error: str) -> bytes:
 
 
 def initialize(request: str, setup: Setup) -> bytes:
-    hooks: dict[str, list[dict[str, Any]]] = {"PreToolUse": [{"matcher": None, "hookCallbackIds": [RULES_HOOK]}]}
+    rules = {"matcher": None, "hookCallbackIds": [RULES_HOOK], **_GUARD}
+    hooks: dict[str, list[dict[str, Any]]] = {"PreToolUse": [rules]}
     for hook in setup.hooks:
         entry = {"matcher": hook.matcher, "hookCallbackIds": [hook.id], "timeout": hook.seconds}
+        if hook.event in _GUARDS:
+            entry |= _GUARD
         hooks.setdefault(hook.event, []).append(entry)
     body: dict[str, Any] = {"subtype": "initialize", "hooks": hooks}
     if setup.servers:

@@ -24,7 +24,14 @@ class Callbacks:
         self._driver = driver
         self.hooks = hooks
         self.server = server
+        # Those that were replaced, and may have something running that was cancelled and has not ended.
+        self._former: list[Hooks | ToolServer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def replace(self, hooks: Hooks, server: ToolServer) -> None:
+        if hooks is not self.hooks:
+            self._former += [self.hooks, self.server]
+        self.hooks, self.server = hooks, server
 
     def call(self, effect: CallBack) -> None:
         # A task, so that nothing of the caller's ever runs inside the door.
@@ -73,5 +80,4 @@ class Callbacks:
 
     async def wait_ended(self) -> None:
         """Until none runs any more, and not for ever: see `Calls`."""
-        await self.hooks.wait_ended()
-        await self.server.wait_ended()
+        await asyncio.gather(*(each.wait_ended() for each in (self.hooks, self.server, *self._former)))

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
+from banksman.core import arbiter
 from banksman.core import session as core
 from banksman.core.facts import Exited, Started
 from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
@@ -263,7 +264,8 @@ class Driver:
     # -- the pool ----------------------------------------------------------------------------------------------------
     @property
     def urgency(self) -> int:
-        return max((waiting.priority for waiting in self.state.queue), default=0)
+        seconds = self.state.config.ageing_seconds
+        return max((arbiter.standing(waiting, self.now(), seconds) for waiting in self.state.queue), default=0)
 
     @property
     def idle_since(self) -> float | None:

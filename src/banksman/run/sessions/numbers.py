@@ -57,6 +57,8 @@ def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
             ladder[LADDER[key]] = min(value, SECONDS_MAX)
         else:
             _check(key, value)
+            if key == "save_prompt" and value is not None:
+                profile.dialect.prompt("", value)  # What cannot be sent is refused now, and not when it is due.
             found[key] = value
     start = clocks.pop(Name.START, None)
     if start is not None:
@@ -81,6 +83,8 @@ def _check(key: str, value: Any) -> None:
         raise UsageError(f"there is no option {key!r}", hint=f"known are: {', '.join(sorted(KNOWN))}")
     elif value is not None or key not in OPTIONAL:
         check_seconds(key, value)
+        if key == "recycle_seconds" and value == 0:
+            raise UsageError("recycle_seconds cannot be 0", hint="None turns it off")
         if value is not None and value > SECONDS_MAX:
             hint = "None turns it off" if key in OPTIONAL else "every wait has an end"
             raise UsageError(f"{key} cannot be {value!r:.60}", hint=hint)

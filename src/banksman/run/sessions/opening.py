@@ -66,10 +66,12 @@ class Opening:
             "system_prompt": system_prompt,
         }
         self._args = _words("args", args)
-        self._env = env
+        # Copies: whatever the caller does to its own, the next process is started as this one.
+        self._env = None if env is None else dict(env)
         self._inherit_env = inherit_env
-        self._hooks, self._tools = hooks or {}, tuple(tools)
-        self.hooks = Hooks(self._hooks)
+        self.hooks = Hooks(hooks or {})
+        self._hooks: dict[str, Any] = dict(hooks or {})
+        self._tools = tuple(tools)
         self.server = ToolServer(self._tools, name=TOOLS_SERVER)
         self._check_capabilities(hooks=bool(hooks), tools=bool(tools), mcp_servers=bool(mcp_servers))
         self._mcp_config = _mcp_config(mcp_servers)
@@ -142,7 +144,8 @@ class Opening:
         the conversation, which changes by itself, nor the number of an fd, which is an accident."""
         env = environment.build(self._env, inherit=self._inherit_env, scrub=self.profile.scrub)
         servers = None if self._mcp_config is None else self._mcp_config.text
-        told = (self.config.hooks, self.config.servers, servers)
+        tools = [(tool.name, tool.description, tool.schema) for tool in self._tools]
+        told = (self.config.hooks, tools, servers)
         seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
 

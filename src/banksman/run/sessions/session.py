@@ -315,7 +315,7 @@ class Session:
 
     def call_these(self, hooks: Hooks, server: ToolServer) -> None:
         """What the process that runs was told of."""
-        self._callbacks.hooks, self._callbacks.server = hooks, server
+        self._callbacks.replace(hooks, server)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def status(self) -> Status:
