@@ -28,6 +28,7 @@ from tests.core.ledger import Ledger, Violation, check, fold
 from banksman.core import event as kinds
 from banksman.core import replay
 from banksman.core.arbiter import Hold
+from banksman.core.config import Config
 from banksman.core.decision import DENIED
 from banksman.core.event import Event
 from banksman.core.meaning import TurnOver
@@ -81,7 +82,7 @@ from banksman.core.session_facts import (
     WriteFailed,
     WriteFrame,
 )
-from banksman.core.state import Config, MaySteer, MayWrite, Mode, Process, ProcessPhase, Session, Store
+from banksman.core.state import MaySteer, MayWrite, Mode, Process, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Phase, Turn
 from banksman.errors import AgentError, StoreError
 

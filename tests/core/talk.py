@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from tests.core import toy
 
+from banksman.core.config import Config
 from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import PLAIN, Setup
 from banksman.core.meaning import Meaning, Requested, TurnOver
@@ -35,7 +36,7 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFrame,
 )
-from banksman.core.state import Config, ProcessPhase, Session
+from banksman.core.state import ProcessPhase, Session
 from banksman.core.turn import Ask
 
 

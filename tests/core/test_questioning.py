@@ -10,6 +10,7 @@ from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import INTERACTIVE, NORMAL
+from banksman.core.config import Config
 from banksman.core.decision import DENIED, Decision
 from banksman.core.meaning import Requested, RequestWithdrawn, Wants
 from banksman.core.outcome import By, Kind
@@ -29,7 +30,6 @@ from banksman.core.session_facts import (
     StopProcess,
     Timer,
 )
-from banksman.core.state import Config
 from banksman.core.turn import Ask
 
 ALLOWED = Decision(allows=True)

@@ -13,6 +13,7 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of
 
 from banksman.core import event as kinds
+from banksman.core.config import Config
 from banksman.core.event import Entry, Event, entry
 from banksman.core.meaning import Replied
 from banksman.core.outcome import Kind
@@ -32,7 +33,7 @@ from banksman.core.session_facts import (
     Timer,
     TimerFired,
 )
-from banksman.core.state import Config, Mode, Session
+from banksman.core.state import Mode, Session
 from banksman.core.turn import Phase, Turn
 from banksman.errors import StoreError
 

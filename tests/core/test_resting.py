@@ -11,6 +11,7 @@ from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import BACKGROUND, NORMAL
+from banksman.core.config import Config
 from banksman.core.decision import DENIED
 from banksman.core.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
 from banksman.core.outcome import Kind
@@ -37,7 +38,7 @@ from banksman.core.session_facts import (
     StopProcess,
     Timer,
 )
-from banksman.core.state import Config, ProcessPhase, Stale
+from banksman.core.state import ProcessPhase, Stale
 from banksman.errors import MachineError
 
 A, B, C = (ask(name, NORMAL) for name in "abc")

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from banksman.core import event as kinds
+from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import Event
 from banksman.core.outcome import Kind, Outcome, Receipt
 from banksman.core.replay import replay
 from banksman.core.session_facts import Timer
-from banksman.core.state import Config, ProcessPhase, Stdin
+from banksman.core.state import ProcessPhase, Stdin
 from banksman.core.state import Session as State
 from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
 from banksman.run.sessions.agent import Spawn

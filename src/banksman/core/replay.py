@@ -13,9 +13,10 @@ from typing import Any
 
 from banksman.core import arbiter
 from banksman.core import event as kinds
+from banksman.core.config import Config
 from banksman.core.event import Event
 from banksman.core.rules import Verdict
-from banksman.core.state import Config, Mode, Process, Session
+from banksman.core.state import Mode, Process, Session
 from banksman.core.turn import Ask, Phase, Turn, queued
 
 

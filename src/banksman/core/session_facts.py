@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from banksman.core.config import Config
 from banksman.core.decision import Decision
 from banksman.core.event import Entry
 from banksman.core.facts import Survivor, Swept
@@ -18,9 +19,6 @@ from banksman.core.meaning import Meaning, Requested
 from banksman.core.outcome import Outcome, Receipt
 from banksman.core.turn import Ask
 from banksman.errors import BanksmanError
-
-if TYPE_CHECKING:
-    from banksman.core.state import Config
 
 
 class Timer(enum.Enum):

@@ -4,60 +4,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from banksman.core.arbiter import Hold, Queue
 from banksman.core.clocks import Clocks
-from banksman.core.dialects.dialect import Dialect, Registration
+from banksman.core.config import Config
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
-from banksman.core.rules import Rules
 from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken
 from banksman.core.turn import Turn
 from banksman.errors import BanksmanError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """What does not change while the session lives. Seconds, unless it says otherwise."""
-
-    dialect: Dialect
-    drain_seconds: float = 5.0
-    # After a boundary, how long what confirms it may be missing.
-    settle_seconds: float = 0.5
-    start_seconds: float = 60.0
-    # How long a frame may wait to be taken by the agent. Tools that run for minutes do not read, so it is long.
-    write_seconds: float = 60.0
-    ageing_seconds: float = 300.0
-    hold_idle_seconds: float = 60.0
-    collect_seconds: float = 0.3
-    queue_max: int = 256
-    # When the queue is full: "refuse" the newcomer, or "drop" the last of the lowest class below it.
-    when_full: str = "refuse"
-    # How often one ask may be sent: one that gave way so often does not come back.
-    attempts_max: int = 1000
-    store_retry_seconds: float = 1.0
-    store_retry_seconds_max: float = 30.0
-    # How long a question waits for its answer, and what it is then; None: as long as it takes.
-    question_seconds: float | None = None
-    question_default: str = "deny"
-    # How long a change of a setting may go unanswered before the process is replaced by one that has it.
-    setting_seconds: float = 10.0
-    # How long a process that nobody needs is kept; None: until the session is closed.
-    idle_seconds: float | None = None
-    # At what age a process is replaced, and what it is asked before, so that nothing it knows is lost.
-    recycle_seconds: float | None = None
-    save_prompt: str | None = None
-    # How long after a second crash in a row no process is started; doubled with each further one.
-    backoff_seconds: float = 1.0
-    backoff_seconds_max: float = 60.0
-    # What the agent is told at its start, and which tools it may use: see rules.py.
-    hooks: tuple[Registration, ...] = ()
-    servers: tuple[str, ...] = ()
-    rules: Rules = ()
-    # The watchdogs of a turn, by name; None or missing: there is none.
-    clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
 
 
 class Mode(enum.Enum):

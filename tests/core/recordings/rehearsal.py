@@ -22,6 +22,7 @@ from tests.core.recordings.reading import Cut, Entry
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import NORMAL
+from banksman.core.config import Config
 from banksman.core.decision import Decision
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import Event
@@ -52,7 +53,7 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFrame,
 )
-from banksman.core.state import Config, ProcessPhase, Session
+from banksman.core.state import ProcessPhase, Session
 from banksman.core.turn import Ask
 
 # The process that the recording is of. Another one that the session wants after it never gets as far as to run.

@@ -17,9 +17,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from banksman.core.clocks import Name
+from banksman.core.config import Config
 from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.ladder import Timings
-from banksman.core.state import Config
 from banksman.errors import UsageError
 from banksman.run.commands.options import SECONDS_MAX, check_seconds
 from banksman.run.sessions.profiles import Profile
