@@ -294,7 +294,8 @@ def test_each_question_is_asked_once_and_closed_once() -> None:
         (event.turn, event.kind, event.body["question"][:8]) for event in rehearsed.events if event.kind in about
     ]
     names = ["747dabf4", "e36e0140", "b886e4d4", "040e0e13", "a4c96fa8", "fc432e66"]
-    expected = [(str(turn), kind, name) for turn, name in enumerate(names, 1) for kind in about]
+    turns = enumerate(names, 1)
+    expected: list[tuple[str | None, str, str]] = [(str(turn), kind, name) for turn, name in turns for kind in about]
     # For the last one stdin was closed: its turn went on without the answer, and ended before the process did.
     expected[-1] = (None, kinds.QUESTION_ANSWERED, names[-1])
     assert told_of == expected
