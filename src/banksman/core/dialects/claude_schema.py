@@ -30,11 +30,12 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _VALUES = frozenset(("const", "default"))
 # Lists in which nothing may stand twice.
 _CHOICES = frozenset(("enum", "required", "type"))
-# A pattern that means the same to both: characters, classes and groups, each with one quantifier at most.
+# A pattern that means the same to both: characters, classes and groups, each with one quantifier at most. Nothing in it
+# can be read in two ways, so there is nothing to go back to; and a possessive quantifier is wrong here before 3.11.5.
 _ESCAPED = r"\\[dDwWsSnrtfv/^$.*+?()\[\]{}|\\]"
 _ATOM = rf"[^\\()\[\]{{}}*+?|^$]|{_ESCAPED}|\[\^?(?:[^\\\[\]]|{_ESCAPED}|\\-)+\]|\)"
 _QUANTIFIED = rf"(?:{_ATOM})(?:(?:[*+?]|\{{\d+(?:,\d*)?\}})\??)?"
-_PLAIN_PATTERN = re.compile(rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?{{])|\\[bB](?![*+?{{]))*+")
+_PLAIN_PATTERN = re.compile(rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?{{])|\\[bB](?![*+?{{]))*")
 
 
 def told(schema: Any) -> Any:
