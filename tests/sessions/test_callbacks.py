@@ -269,6 +269,14 @@ async def test_what_cannot_be_hooks_is_refused_at_the_opening(hooks: Any) -> Non
         assert host.sessions() == []
 
 
+async def test_a_session_that_is_opened_again_and_again_keeps_nothing_of_what_it_called(tmp_path: Path) -> None:
+    async with Host() as host:
+        for _ in range(5):
+            session = await host.open("claude", command=fake_agent.command(), name="x", hooks={"Stop": quiet})
+            await (await session.ask("hi")).outcome()
+        assert host.session("x")._callbacks._former == []  # pyright: ignore[reportPrivateUsage]
+
+
 # -- tools -----------------------------------------------------------------------------------------------------------
 def shout(given: Mapping[str, Any]) -> str:
     return str(given["text"]).upper()

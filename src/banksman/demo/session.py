@@ -153,6 +153,8 @@ class Conversation:
         finally:
             loop.remove_reader(0)
             loop.remove_signal_handler(signal.SIGINT)
+            for task in (*self._turns, *self._interrupts):
+                task.cancel()
 
     async def _ask(self, line: str) -> None:
         assert self.session is not None

@@ -27,19 +27,24 @@ class Callbacks:
         # Those that were replaced, and may have something running that was cancelled and has not ended.
         self._former: list[Hooks | ToolServer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Every one that is not over, those of closed requests too: the loop alone would not keep them.
+        self._running: set[asyncio.Task[None]] = set()
 
     def replace(self, hooks: Hooks, server: ToolServer) -> None:
         if hooks is not self.hooks:
-            self._former += [self.hooks, self.server]
+            # Only those: a session may be opened again and again.
+            self._former = [each for each in (*self._former, self.hooks, self.server) if each.is_running]
         self.hooks, self.server = hooks, server
 
     def call(self, effect: CallBack) -> None:
         # A task, so that nothing of the caller's ever runs inside the door.
         task = asyncio.ensure_future(self._call(effect.process, effect.asked))
         self._tasks[effect.asked.request] = task
+        self._running.add(task)
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
             log.error("! a callback ended by %s", type(exc).__name__)
         # By the task and not by its name, which another one may have by now.

@@ -115,6 +115,10 @@ class Hooks:
             log.exception("! %s of %s failed", id, event)
             return _failed(event, f"the hook failed: {reason(exc)}")
 
+    @property
+    def is_running(self) -> bool:
+        return self._calls.is_running
+
     async def wait_ended(self) -> None:
         """Until no hook runs any more, but for the one that asks, and not for ever."""
         await self._calls.wait_ended()
@@ -163,6 +167,10 @@ class Calls:
         if task.cancelled():
             raise NoAnswer("was cancelled")
         return task.result()
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._running)
 
     def cancel(self, key: object) -> None:
         """Cancel the calls that were given this key."""

@@ -133,6 +133,10 @@ class ToolServer:
             case _:
                 return _error(known_id, UNKNOWN_METHOD, f"there is no method {method!r:.60}")
 
+    @property
+    def is_running(self) -> bool:
+        return self._calls.is_running
+
     async def wait_ended(self) -> None:
         """Until no tool runs any more, but for the one that asks, and not for ever."""
         await self._calls.wait_ended()
