@@ -57,6 +57,10 @@ class NotOwner(Refused):
     """Another writer has the session: a newer claim, or another host."""
 
 
+class NameTaken(Refused):
+    """Another session of the store has this name."""
+
+
 class Closed(Refused):
     """The session or its host is closed, or is being closed."""
 
@@ -66,7 +70,32 @@ class AgentError(BanksmanError):
 
 
 class StoreError(BanksmanError):
-    """The log could not be written: the disk, or the cluster."""
+    """The log could not be written, or not be read: the disk, or the cluster."""
+
+
+class StoreFull(StoreError):
+    """The disk is full, or the quota. What was not acknowledged is not there; it can be tried again."""
+
+
+class StoreReadOnly(StoreError):
+    """The file, its folder or its file system may not be written."""
+
+
+class StoreBusy(StoreError):
+    """Another process has held the file for longer than we wait."""
+
+
+class StoreDamaged(StoreError):
+    """What is in the file is not what was written there: a torn tail, a bad page, a foreign file."""
+
+
+class HistoryLost(StoreError):
+    """The cursor is of a history that the store does not have any more: a power cut took its end, or a backup was put
+    in its place. What was read after it is not there."""
+
+
+class StoreTooNew(StoreError):
+    """A newer Banksman has written the file."""
 
 
 class BugError(BanksmanError):

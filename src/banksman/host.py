@@ -2,49 +2,140 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qsl
 
 from banksman.errors import UsageError
 from banksman.run import host
 
 if TYPE_CHECKING:
+    from banksman.run.sessions.session import Session
     from banksman.store.log import Log
+
+HINT = '"sqlite:PATH" (a file that hosts may share), or "memory:"'
+# What may follow a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
+SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
 
 
 class Host(host.Host):
     """Owns sessions and commands of one loop: `async with Host() as host`, or call `close()`.
 
-    `store`: "memory:" keeps the log of sessions as long as this object lives. `processes_max`: so many agents'
-    processes at most; who was not needed for the longest time makes room, and resumes its conversation when it is asked
-    again. `starts_max`: so many of them start at once; None: one a core.
+    `store` keeps the log of sessions. "sqlite:PATH": a file, which several hosts may share; the default is
+    `banksman/store.db` in the user's state folder (`$XDG_STATE_HOME`, else `~/.local/state`). "memory:": nothing
+    outlives this object. A file's path may be followed by `?level=full`: what is acknowledged survives a power cut, at
+    the price of a sync for each commit; the default, `normal`, survives any death of processes. And by
+    `keep_bytes=` and `keep_seconds=`: how much of a session's events is kept, as far as it can be done without.
+
+    `secrets` are never written to the log. `processes_max`: so many agents' processes at most; who was not needed for
+    the longest time makes room, and resumes its conversation when it is asked again. `starts_max`: so many of them
+    start at once; None: one a core.
+
+    On entering it, or with the first session, what was open under hosts that have died is settled.
     """
 
     def __init__(
         self,
-        store: str = "memory:",
+        store: str | None = "memory:",
         *,
+        secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
     ) -> None:
-        _check(store)
+        opens, path = _engine(store)
+        if secrets:
+            from banksman.core.redaction import Redactor  # noqa: PLC0415
+
+            Redactor(secrets)  # What cannot be one is an error of this call.
         super().__init__(
-            _open,
+            opens,
+            # A file that is not there has nothing to settle, and whoever only runs commands is not to get one.
+            settles_at_start=path is not None and os.path.exists(path),
+            secrets=secrets,
             processes_max=processes_max,
             starts_max=starts_max,
             finished_max=finished_max,
             finished_seconds_max=finished_seconds_max,
         )
 
+    async def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
+        """Write a session's whole history to a new file, as NDJSON: see `import_session`."""
+        from banksman.store import transfer  # noqa: PLC0415
 
-def _check(store: Any) -> None:
-    if store != "memory:":
-        raise UsageError(f"there is no store {store!r}", hint='this version knows "memory:"')
+        await transfer.export_to(self._own_sessions().store, self._id(session), path)
+
+    async def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
+        """A session from such a file, under an id of its own; whole, or not at all."""
+        from banksman.store import transfer  # noqa: PLC0415
+
+        self._bind()
+        id = f"s-{os.urandom(8).hex()}"
+        await transfer.import_session(self._own_sessions().store, path, session=id, name=name)
+        return self.session(id)
+
+    async def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
+        """Write what was said both ways to a new file, without secrets, for a report of a bug: the fake agent replays
+        it. `text` False: without what was said in words, too."""
+        from banksman.store import bundle  # noqa: PLC0415
+
+        store = self._own_sessions().store
+        await bundle.bundle(store, self._id(session), path, secrets=self._secrets, text=text)
+
+    def _id(self, session: Session | str) -> str:
+        self._bind()
+        return self.session(session).id if isinstance(session, str) else session.id
 
 
-def _open() -> Log:
-    # Loaded with the first session, like the rest of what sessions need.
+def default_path() -> Path:
+    """Where sessions are kept if nobody says where."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # As the specification has it, a relative path there means nothing.
+    folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return folder / "banksman" / "store.db"
+
+
+def _engine(store: Any) -> tuple[Callable[[], Log], str | None]:
+    """What opens the log, and the path of its file if it has one."""
+    if store == "memory:":
+        return _open_memory, None
+    if store is None:
+        path, settings = str(default_path()), {}
+    elif isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
+        path, settings = _parse(store.removeprefix("sqlite:"))
+    else:
+        raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
+    return lambda: _open_sqlite(path, settings), path
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    path, *rest = SETTING.split(text, maxsplit=1)
+    settings: dict[str, Any] = {}
+    for name, value in parse_qsl(rest[-1], keep_blank_values=True) if rest else ():
+        match name:
+            case "level" if value in ("full", "normal"):
+                settings["level"] = value
+            case "keep_bytes" | "keep_seconds" if value.isdecimal() and int(value) > 0:
+                settings[{"keep_bytes": "bytes_max", "keep_seconds": "seconds_max"}[name]] = int(value)
+            case _:
+                hint = "level=full or level=normal; keep_bytes= and keep_seconds= with a whole number"
+                raise UsageError(f"a store cannot have {name}={value}", hint=hint)
+    # Of the folder that it was named in, wherever the program goes.
+    return os.path.abspath(os.path.expanduser(path)), settings
+
+
+# Loaded with the first session, like the rest of what sessions need.
+def _open_memory() -> Log:
     from banksman.store.memory import MemoryLog  # noqa: PLC0415
 
     return MemoryLog()
+
+
+def _open_sqlite(path: str, settings: dict[str, Any]) -> Log:
+    from banksman.store.sqlite import SqliteLog  # noqa: PLC0415
+
+    return cast("Log", SqliteLog(path, **settings))

@@ -10,8 +10,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import partial
+
 from banksman import host
 from banksman.run import threads
+from banksman.run.bridge import Manner
 from banksman.run.faces import Reader
 from banksman.run.threads import Command, Session, Turn, execute
 
@@ -26,19 +31,37 @@ class Host(threads.Host):
 
     def __init__(
         self,
-        store: str = "memory:",
+        store: str | None = "memory:",
         *,
+        secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
     ) -> None:
-        super().__init__(
-            host.Host(
-                store,
-                processes_max=processes_max,
-                starts_max=starts_max,
-                finished_max=finished_max,
-                finished_seconds_max=finished_seconds_max,
-            )
+        inner = host.Host(
+            store,
+            secrets=secrets,
+            processes_max=processes_max,
+            starts_max=starts_max,
+            finished_max=finished_max,
+            finished_seconds_max=finished_seconds_max,
         )
+        super().__init__(inner)
+        self._host = inner
+
+    def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
+        """Write a session's whole history to a new file, as NDJSON: see `import_session`."""
+        self._bridge.call(partial(self._host.export, _id(session), path), Manner.READS)
+
+    def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
+        """A session from such a file, under an id of its own; whole, or not at all."""
+        return Session(self._bridge, self._bridge.call(partial(self._host.import_session, path, name=name)))
+
+    def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
+        """Write what was said both ways to a new file, without secrets, for a report of a bug."""
+        self._bridge.call(partial(self._host.bundle, _id(session), path, text=text), Manner.READS)
+
+
+def _id(session: Session | str) -> str:
+    return session if isinstance(session, str) else session.id

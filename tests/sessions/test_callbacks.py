@@ -274,7 +274,7 @@ async def test_a_session_that_is_opened_again_and_again_keeps_nothing_of_what_it
         for _ in range(5):
             session = await host.open("claude", command=fake_agent.command(), name="x", hooks={"Stop": quiet})
             await (await session.ask("hi")).outcome()
-        assert host.session("x")._callbacks._former == []  # pyright: ignore[reportPrivateUsage]
+        assert host.session("x")._here.callbacks._former == []  # pyright: ignore[reportPrivateUsage]
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------

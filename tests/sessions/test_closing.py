@@ -52,7 +52,7 @@ async def test_a_session_can_be_closed_by_many_and_again(tmp_path: Path) -> None
 async def test_a_session_that_was_never_asked_closes_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.session.close()
-        assert await case.kinds() == [kinds.SESSION_CLOSED]
+        assert await case.kinds() == [kinds.SESSION_OPENED, kinds.SESSION_CLOSED]
         assert case.processes == []
 
 
@@ -241,9 +241,10 @@ async def test_a_name_is_one_session_while_it_is_open(tmp_path: Path) -> None:
         one = await host.open("claude", command=fake_agent.command(), name="it")
         assert await host.open("claude", command=fake_agent.command(), name="it") is one
         await one.close()
+        assert host.session("it") is not one
         two = await host.open("claude", command=fake_agent.command(), name="it")
-        assert host.session("it") is two
-        assert host.session(one.id) is one
-        assert host.sessions() == [one, two]
+        assert (two.id, one.is_closed, two.is_closed) == (one.id, True, False)
+        assert host.session("it") is host.session(one.id) is two
+        assert host.sessions() == [two]
         with pytest.raises(ValueError, match="no session"):
             host.session("other")

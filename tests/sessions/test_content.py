@@ -82,7 +82,7 @@ async def test_an_agent_without_images_is_sent_none(tmp_path: Path, monkeypatch:
         for how in ("enqueue", "steer", "collect"):
             with pytest.raises(UsageError, match="images"):
                 await case.session.ask([TEXT, IMAGE], on_busy=how)
-        assert await case.kinds() == []
+        assert await case.kinds() == ["session.opened"]
         turn = await case.session.ask([TEXT])
         assert (await case.outcome(turn)).kind is Kind.DONE
 
@@ -117,7 +117,7 @@ async def test_what_an_agent_cannot_do_is_refused_at_the_call(tmp_path: Path, mo
             await case.session.set_model("other")
         with pytest.raises(UsageError, match="permission_mode"):
             await case.session.set_permission_mode("plan")
-        assert await case.kinds() == []
+        assert await case.kinds() == ["session.opened"]
 
 
 @pytest.mark.parametrize(
@@ -146,5 +146,5 @@ async def test_what_cannot_be_content_is_refused_and_nothing_starts(tmp_path: Pa
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError):
             await case.session.ask(prompt)
-        assert await case.kinds() == []
+        assert await case.kinds() == ["session.opened"]
         assert case.processes == []

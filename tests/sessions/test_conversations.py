@@ -192,7 +192,7 @@ async def test_a_fork_is_opened_as_the_original_was_and_shares_nothing_with_it(t
         assert asked == ["Bash"]
         assert "--model=other" in argv(second, 1)
         assert await recalled(third) == ["one"]
-        callbacks = [case.session._callbacks for case in (first, second, third)]  # pyright: ignore[reportPrivateUsage]
+        callbacks = [case.session._here.callbacks for case in (first, second, third)]  # pyright: ignore[reportPrivateUsage]
         assert len({id(each.server) for each in callbacks}) == len({id(each.hooks) for each in callbacks}) == 3
 
 
@@ -254,7 +254,7 @@ async def test_what_cannot_be_forked_is_an_error_of_the_call(tmp_path: Path) -> 
         with pytest.raises(UsageError, match="nothing to fork"):
             await them.open("second", fork=True)
         await first.session.close()
-        with pytest.raises(UsageError, match="closed"):
+        with pytest.raises(UsageError, match="not open here"):
             await them.host.fork(first.session)
         assert them.alive() == []
 

@@ -171,4 +171,6 @@ async def test_the_status_says_what_is_going_on(tmp_path: Path) -> None:
         assert case.session.status().cost == pytest.approx(0.0001)
         await case.session.close()
         assert case.session.status().phase == "closed"
-        assert case.host.session("it") is case.session
+        status = case.host.session("it").status()
+        assert (status.id, status.phase, status.seq) == (case.session.id, "asleep", case.session.status().seq)
+        assert (await case.host.session("it").look()).phase == "closed"

@@ -309,25 +309,23 @@ async def test_a_turn_that_runs_keeps_the_hooks_that_its_process_was_told_of(tmp
         assert called == ["first", "second"]
 
 
-async def test_the_name_of_a_session_that_is_being_closed_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_under_the_name_of_a_closed_session_its_conversation_goes_on(tmp_path: Path, is_closed: bool) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("a", name="x")
         await first.answer("one")
+        conversation = first.session.status().conversation
         first.session.close_nowait()
+        if is_closed:
+            await first.session.wait_closed()
         second = await them.open("b", name="x")
-        assert second is not first
+        assert second.session is not first.session
+        assert second.session.id == first.session.id
+        assert second.session.status().conversation == conversation
         assert (await second.answer("two")).text == "two"
-
-
-async def test_the_name_of_a_closed_session_is_free(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as them:
-        first = await them.open("a", name="x")
-        await first.answer("one")
-        await first.session.close()
-        second = await them.open("b", name="x")
-        assert second is not first
-        assert (await second.answer("two")).text == "two"
+        assert f"--resume={conversation}" in second.processes[-1].argv
         assert them.host.session("x") is second.session
+        assert them.host.sessions() == [second.session]
 
 
 # -- old -------------------------------------------------------------------------------------------------------------

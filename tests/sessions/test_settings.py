@@ -245,4 +245,4 @@ async def test_what_cannot_be_a_setting_is_refused(tmp_path: Path, value: Any) -
         for name in ("set_model", "set_permission_mode"):
             with pytest.raises(UsageError):
                 await getattr(case.session, name)(value)
-        assert await case.kinds() == []
+        assert await case.kinds() == ["session.opened"]

@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from banksman.core import event as kinds
 from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import Event
 from banksman.core.outcome import Kind, Outcome, Receipt
+from banksman.core.past import Past
 from banksman.core.replay import replay
 from banksman.core.session_facts import Timer
 from banksman.core.state import ProcessPhase, Stdin
 from banksman.core.state import Session as State
 from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
 from banksman.run.sessions.agent import Spawn
+from banksman.run.sessions.life import Life
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.session import Session, Turn
+from banksman.run.sessions.tenure import lease_name
 from banksman.testing import sim
 from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
 
@@ -37,6 +40,16 @@ TERSE = Manner(is_terse=True)
 READY = Play()
 # A timer that is due so soon may fire before any step: see `sim`.
 MOMENT = 0.001
+R = TypeVar("R")
+
+
+def at_once(work: Coroutine[Any, Any, R]) -> R:
+    """What becomes of a coroutine that never suspends, in a place that cannot wait."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
 
 
 def budget(schedules: int) -> int:
@@ -65,15 +78,24 @@ class Scene:
         self.log = log or WorldLog()
         self.config = Config(dialect=CLAUDE, **config)
         self.first = State(config=self.config, conversation=conversation)
-        self.session = Session(
-            id,
-            self.first,
-            name=id,
-            agent="claude",
-            store=self.log,
-            spawn=self.world.spawn if spawn is None else spawn(self.world),
-            on_question=on_question,
-            pool=pool,
+        ends: asyncio.Future[None] = self.loop.create_future()
+        self.session = Session(id, name=id, agent="claude", dialect=CLAUDE, store=self.log, ends=ends)
+        epoch = at_once(self.log.claim(id, name=id, agent="claude"))
+        past = Past(session=self.first)
+        # Not waited for here: whether it was taken is told in `refusals`.
+        self.refusals: list[BanksmanError] = []
+        if conversation is not None:
+            self.log.lease(id, epoch, lease_name(CLAUDE.name, conversation), self._on_leased)
+        self.session.live(
+            Life(
+                id,
+                past,
+                epoch=epoch,
+                store=self.log,
+                spawn=self.world.spawn if spawn is None else spawn(self.world),
+                on_question=on_question,
+                pool=pool,
+            )
         )
         # By the caller's name: how its ask ended, or what was raised.
         self.outcomes: dict[str, Outcome] = {}
@@ -82,6 +104,10 @@ class Scene:
         self.turns: dict[str, Turn] = {}
         self.prompts: dict[str, str] = {}
         self.tasks: list[asyncio.Task[None]] = []
+
+    def _on_leased(self, error: BanksmanError | None) -> None:
+        if error is not None:
+            self.refusals.append(error)
 
     async def get_ready(self) -> None:
         """Start the agent by a first turn, in asyncio's own order: what is explored begins after it."""

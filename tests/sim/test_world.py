@@ -15,7 +15,7 @@ from banksman.core.session_facts import StartProcess
 from banksman.errors import NotOwner, StoreError
 from banksman.run.child.launch import prepare
 from banksman.run.sessions.agent import AgentProcess, OnEvent, Output, RealAgent
-from banksman.store.log import Log
+from banksman.store.log import Head, Log
 from banksman.testing import fake_agent, sim
 from banksman.testing.world import Fault, Manner, World, WorldLog
 
@@ -101,7 +101,7 @@ class TestWorldLogThatRefusesAtClaim(LogConformance):
 
 async def test_the_nth_append_fails_and_those_behind_it_and_then_it_goes_on() -> None:
     log = WorldLog(faults={2: Fault.FAILS})
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     for line in (b"a", b"b", b"c"):
         writer.append(line)
     assert await writer.answers.all() == [None, StoreError, NotOwner]
@@ -113,7 +113,7 @@ async def test_the_nth_append_fails_and_those_behind_it_and_then_it_goes_on() ->
 
 async def test_a_log_that_is_broken_fails_until_it_is_not() -> None:
     log = WorldLog()
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     log.is_broken = True
     writer.append(b"a")
     assert await writer.answers.all() == [StoreError]
@@ -130,7 +130,7 @@ async def test_a_log_that_is_broken_fails_until_it_is_not() -> None:
 
 async def test_another_writer_by_plan() -> None:
     log = WorldLog(faults={1: Fault.NOT_OWNER})
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     writer.append(b"a")
     assert await writer.answers.all() == [NotOwner]
     await log.close()
@@ -139,9 +139,66 @@ async def test_another_writer_by_plan() -> None:
 def test_a_slow_commit_takes_its_time() -> None:
     async def scenario() -> None:
         log = WorldLog(commit_seconds=2.0)
-        await Writer(log).commit(b"a")
+        await (await Writer.claim(log)).commit(b"a")
         assert sim.current().time() == 2.0
         log.commit_seconds = 0.0
         await log.close()
 
     sim.replay(scenario, "")
+
+
+async def test_so_many_claims_fail_and_leave_nothing() -> None:
+    log = WorldLog()
+    log.claims_failing = 2
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await log.claim("s")
+    assert log.sessions() == []
+    await (await Writer.claim(log)).commit(b"a")
+    await log.close()
+
+
+async def test_an_advance_fails_like_a_claim_in_its_place_and_with_it_what_follows() -> None:
+    log = WorldLog()
+    writer = await Writer.claim(log)
+    writer.append(b"a")
+    log.claims_failing = 1
+    writer.advance()
+    writer.append(b"b")
+    writer.append(b"c", epoch=writer.epoch - 1, seq=1)
+    assert await writer.answers.all() == [None, StoreError, NotOwner, NotOwner]
+    # It was told: it has the epoch that it had, and the next time it gets another.
+    writer.epoch -= 1
+    writer.advance()
+    writer.append(b"d", seq=1)
+    assert (await writer.answers.all())[4:] == [None, None]
+    assert log.head("s") == Head(epoch=2, seq=2, first=1)
+    await log.close()
+
+
+async def test_what_was_not_answered_at_a_claim_is_refused_with_its_snapshot() -> None:
+    log = WorldLog(refuses_at_claim=True)
+    old = await Writer.claim(log)
+    await old.commit(b"a", snapshot=b"at 1")
+    old.append(b"b")
+    old.advance()
+    old.append(b"c", snapshot=b"at 3")
+    old.append(snapshot=b"at 3, too")
+    new = await Writer.claim(log)
+    assert new.seq == 1
+    assert new.epoch > old.epoch
+    assert await old.answers.all() == [None, *[NotOwner] * 4]
+    assert await log.snapshot("s") == (1, b"at 1")
+    await new.commit(b"new")
+    assert [one.event.data for one in (await log.read_many(None)).events] == [b"a", b"new"]
+    await log.close()
+
+
+async def test_the_snapshot_and_many_sessions_cannot_be_read_either() -> None:
+    log = WorldLog()
+    await (await Writer.claim(log)).commit(b"a", snapshot=b"at 1")
+    log.is_unreadable = True
+    for wait in (log.snapshot("s"), log.read_many(None), log.wait_past_position("0.0")):
+        with pytest.raises(StoreError):
+            await wait
+    await log.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tracemalloc
 
 import pytest
 
 from banksman.core.event import UPDATE
 from banksman.errors import NotOwner, UsageError
-from banksman.store.log import Head, Log
-from banksman.store.memory import CHUNK_BYTES, ENTRY_BYTES, MemoryLog
+from banksman.store.log import Head, Log, Owner
+from banksman.store.memory import MemoryLog
+from banksman.store.memory_session import CHUNK_BYTES, ENTRY_BYTES
 
 # Before its import, or its asserts would fail without saying what they saw.
 pytest.register_assert_rewrite("tests.store.conformance")
@@ -23,6 +25,7 @@ from tests.store.conformance import (  # noqa: E402
     Writer,
     data,
     everything,
+    known,
     lines,
 )
 
@@ -37,7 +40,7 @@ class TestMemoryLog(LogConformance):
 
 async def test_nothing_is_committed_before_the_loop_has_its_turn() -> None:
     log = MemoryLog()
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     writer.append(b"a")
     assert log.head("s") == Head(epoch=1, seq=0, first=1)
     await log.close()
@@ -45,7 +48,7 @@ async def test_nothing_is_committed_before_the_loop_has_its_turn() -> None:
 
 async def test_one_pass_of_the_loop_commits_for_all_sessions() -> None:
     log = MemoryLog()
-    writers = [Writer(log, name) for name in "abc"]
+    writers = [await Writer.claim(log, name) for name in "abc"]
     for writer in writers * 2:
         writer.append(b"x")
     await asyncio.sleep(0)
@@ -55,10 +58,10 @@ async def test_one_pass_of_the_loop_commits_for_all_sessions() -> None:
 
 async def test_a_claim_finds_everything_that_was_accepted_before_it() -> None:
     log = MemoryLog()
-    old = Writer(log)
+    old = await Writer.claim(log)
     old.append(b"a", b"b")
     old.append(b"c")
-    new = Writer(log)
+    new = await Writer.claim(log)
     assert new.seq == 3
     assert await old.answers.all() == [None, None]
     await log.close()
@@ -66,19 +69,65 @@ async def test_a_claim_finds_everything_that_was_accepted_before_it() -> None:
 
 async def test_a_delete_takes_with_it_what_was_accepted_and_its_writer_is_told_that_it_was() -> None:
     log = MemoryLog()
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     wait = asyncio.ensure_future(log.wait_past("s", 0))
     await asyncio.sleep(0)
     writer.append(b"a")
-    log.delete("s")
+    await log.delete("s")
     assert await writer.answers.all() == [None]
     await wait
     await log.close()
 
 
+async def test_a_release_finds_everything_that_was_accepted_before_it() -> None:
+    log = MemoryLog()
+    writer = await Writer.claim(log)
+    writer.append(b"a", b"b", snapshot=b"at 2")
+    writer.release()
+    assert known(log)[4:7] == (2, 1, None)
+    assert await log.snapshot("s") == (2, b"at 2")
+    assert await writer.answers.all() == [None]
+    await log.close()
+
+
+async def test_whoever_has_a_session_has_it_here_and_has_no_address() -> None:
+    log = MemoryLog()
+    await log.claim("s")
+    assert known(log).owner == Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
+    await log.close()
+
+
+async def test_a_claim_skips_the_epoch_that_a_living_owner_may_still_advance_to() -> None:
+    log = MemoryLog()
+    assert [await log.claim("s"), await log.claim("s")] == [1, 3]
+    log.release("s", 3)
+    assert await log.claim("s") == 4
+    await log.delete("s")
+    assert await log.claim("s") == 6
+    await log.close()
+
+
+async def test_a_position_is_a_chunks_number_in_the_log_and_how_many_of_its_events_were_read() -> None:
+    log = MemoryLog()
+    one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+    assert (await log.read_many(None)).position == "0.0"
+    one.append(b"a", b"b")
+    two.append(b"c")
+    one.append(b"d")
+    await one.answers.all()
+    assert [placed.position for placed in (await log.read_many(None)).events] == ["1.1", "1.2", "2.1", "3.1"]
+    # Who wants only the first session's first events is still past all that was looked through.
+    assert (await log.read_many("0.0", 2, sessions=["one"])).position == "1.2"
+    assert (await log.read_many("0.0", 9, sessions=["two"])).position == "3.1"
+    for never_given in ("0.1", "3.2", "4.0", "01.1"):
+        with pytest.raises(UsageError):
+            await log.read_many(never_given)
+    await log.close()
+
+
 async def test_a_failure_inside_an_answer_is_not_ended_by_the_telling_of_an_older_one() -> None:
     log = MemoryLog()
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     await writer.commit(b"a", b"b")
     answers = Answers()
     again, fits = answers.done(), answers.done()
@@ -99,7 +148,7 @@ async def test_a_failure_inside_an_answer_is_not_ended_by_the_telling_of_an_olde
 
 async def test_a_reader_of_a_long_history_lets_others_run() -> None:
     log = MemoryLog()
-    await Writer(log).commit(b"a")
+    await (await Writer.claim(log)).commit(b"a")
     ran: list[bool] = []
     asyncio.get_running_loop().call_soon(ran.append, True)
     await log.read("s", 0)
@@ -109,17 +158,19 @@ async def test_a_reader_of_a_long_history_lets_others_run() -> None:
 
 async def test_a_wait_that_ended_has_left_nothing() -> None:
     log = MemoryLog()
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     empty = repr(log)
     assert empty == "<MemoryLog OPEN sessions=1 unanswered=0 waiting=0>"
     waits = [asyncio.ensure_future(log.wait_past(name, 0)) for name in ("s", "s", "unknown")]
+    waits += [asyncio.ensure_future(log.wait_past_position("0.0")) for _ in range(2)]
     await asyncio.sleep(0)
-    assert repr(log) == "<MemoryLog OPEN sessions=1 unanswered=0 waiting=3>"
-    waits[0].cancel()
-    waits[2].cancel()
-    await asyncio.wait([waits[0], waits[2]])
+    assert repr(log) == "<MemoryLog OPEN sessions=1 unanswered=0 waiting=5>"
+    for wait in (waits[0], waits[2], waits[3]):
+        wait.cancel()
+    await asyncio.wait([waits[0], waits[2], waits[3]])
     await writer.commit(b"a")
     await waits[1]
+    await waits[4]
     assert repr(log) == empty
     assert log._waiters == {}  # pyright: ignore[reportPrivateUsage]  Not even an empty place for the unknown session.
     await log.close()
@@ -131,7 +182,7 @@ def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs() -> None
 
     async def interrupted() -> MemoryLog:
         log = MemoryLog()
-        epoch = log.claim("s")
+        epoch = await log.claim("s")
 
         def interrupt(error: Refusal) -> None:
             raise KeyboardInterrupt
@@ -161,15 +212,15 @@ CHUNK = CHUNK_BYTES + 2 * (ENTRY_BYTES + 100)
 
 async def test_what_fits_is_kept_to_the_last_byte_and_one_more_drops_the_oldest_chunk() -> None:
     log = MemoryLog(bytes_max=4 * CHUNK)
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     for _ in range(4):
-        await writer.commit(b"x" * 100, b"y" * 100)
+        await writer.commit(b"x" * 100, b"y" * 100, snapshot=b"so far")
     assert log.head("s") == Head(epoch=1, seq=8, first=1)
     # Exactly one chunk's weight makes room for exactly one.
-    await writer.commit(b"x" * 150, b"y" * 50)
+    await writer.commit(b"x" * 150, b"y" * 50, snapshot=b"so far")
     assert log.head("s") == Head(epoch=1, seq=10, first=3)
     # One byte more than that makes it two.
-    await writer.commit(b"x" * 151, b"y" * 50)
+    await writer.commit(b"x" * 151, b"y" * 50, snapshot=b"so far")
     assert log.head("s") == Head(epoch=1, seq=12, first=7)
     page = await log.read("s", 1)
     assert page.gap == (2, 6)
@@ -179,23 +230,24 @@ async def test_what_fits_is_kept_to_the_last_byte_and_one_more_drops_the_oldest_
 
 async def test_the_newest_chunk_is_kept_whatever_it_weighs() -> None:
     log = MemoryLog(bytes_max=1)
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     writer.append(b"a")
-    writer.append(b"b", b"c" * 5000)
+    writer.append(b"b", b"c" * 5000, snapshot=b"so far")
     await writer.commit()
     assert log.head("s") == Head(epoch=1, seq=3, first=2)
     page = await log.read("s", 0, 1)
     assert page.gap == (1, 1)
     assert data(page.events) == [b"b"]
+    assert await log.trim("s", 100) == 2
     await log.close()
 
 
 async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None:
     """The list of chunks is shortened now and then: the search must find its way before, at and after that."""
     log = MemoryLog(bytes_max=5 * CHUNK)
-    writer = Writer(log)
+    writer = await Writer.claim(log)
     for number in range(40):
-        await writer.commit(b"%100d" % (2 * number + 1), b"%100d" % (2 * number + 2))
+        await writer.commit(b"%100d" % (2 * number + 1), b"%100d" % (2 * number + 2), snapshot=b"so far")
         head = log.head("s")
         assert head.first == max(1, 2 * number - 7)
         # Five chunks, and no more empty places than that.
@@ -204,6 +256,11 @@ async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None
             page = await log.read("s", after)
             assert [int(event.data) for event in page.events] == list(range(max(after + 1, head.first), head.seq + 1))
             assert page.gap == ((after + 1, head.first - 1) if after + 1 < head.first else None)
+        # By number the search must find its way too.
+        placed = (await log.read_many(None)).events
+        assert [one.event.seq for one in placed] == list(range(head.first, head.seq + 1))
+        for index, (position, _) in enumerate(placed):
+            assert (await log.read_many(position)).events == placed[index + 1 :]
     await log.close()
 
 
@@ -212,7 +269,7 @@ async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None
 async def test_no_size_of_entry_or_chunk_escapes_the_bound_on_memory(per_chunk: int, size: int) -> None:
     bytes_max = 1 << 20
     log = MemoryLog(bytes_max=bytes_max)
-    epoch, seq = log.claim("s"), 0
+    epoch, seq = await log.claim("s"), 0
     answers = Answers()
     tracemalloc.start()
     try:
@@ -221,7 +278,7 @@ async def test_no_size_of_entry_or_chunk_escapes_the_bound_on_memory(per_chunk: 
         for number in range(3 * bytes_max // (CHUNK_BYTES + per_chunk * (ENTRY_BYTES + size))):
             # Data and numbers of their own each time: what is shared would weigh nothing.
             entries = [("t-1", UPDATE, bytes(bytearray(size))) for _ in range(per_chunk)]
-            log.append("s", epoch, seq, AT + number, entries, _ignore)
+            log.append("s", epoch, seq, AT + number, entries, _ignore, b"so far")
             seq += per_chunk
             if number % 50 == 0:
                 await asyncio.sleep(0)

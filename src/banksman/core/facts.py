@@ -36,8 +36,11 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """`born`: by what it and its keeper can be known later, by another host: see `run/child/orphans.py`."""
+
     pid: int
     at: float
+    born: tuple[str, int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

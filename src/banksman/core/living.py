@@ -29,7 +29,7 @@ START_ATTEMPTS_MAX = 3
 
 
 def started(work: Work, fact: ProcessStarted) -> None:
-    work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid)
+    work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid, born=fact.born)
     work.set_process(is_there=True)
     process = work.state.process
     if process.phase is ProcessPhase.STARTING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from banksman.errors import BanksmanError
+from banksman.errors import AgentError, BanksmanError
 
 
 class Kind(enum.StrEnum):
@@ -65,6 +65,21 @@ class Outcome:
     error: BanksmanError | None = None
     clock: str | None = None
     durable: bool = True
+
+
+def outcome_of(body: Mapping[str, Any]) -> Outcome:
+    """What a `turn.ended` of the log says."""
+    error = body["error"]
+    return Outcome(
+        kind=Kind(body["outcome"]),
+        stop_reason=body["stop_reason"],
+        text=body["text"],
+        structured=body["structured"],
+        usage=body["usage"],
+        cost=body["cost"],
+        error=None if error is None else AgentError(error),
+        clock=body["clock"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

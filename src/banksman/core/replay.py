@@ -15,6 +15,7 @@ from banksman.core import arbiter
 from banksman.core import event as kinds
 from banksman.core.config import Config
 from banksman.core.event import Event
+from banksman.core.outcome import Kind
 from banksman.core.rules import Verdict
 from banksman.core.state import Mode, Process, Session
 from banksman.core.turn import Ask, Phase, Turn, queued
@@ -23,15 +24,17 @@ from banksman.core.turn import Ask, Phase, Turn, queued
 def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
     """The state after these events, as the one who wrote them had it. `after`: what the events before them made."""
     state = Session(config=config) if after is None else after
+    head = state.head
     for event in events:
-        assert event.seq == state.head + 1, f"event {event.seq} does not follow {state.head}"
-        state = replace(_fold(state, event), head=event.seq, committed=event.seq)
-    return state
+        assert event.seq == head + 1, f"event {event.seq} does not follow {head}"
+        head = event.seq
+        if not event.is_frame:
+            state = fold(state, event)
+    return replace(state, head=head, committed=head)
 
 
-def _fold(state: Session, event: Event) -> Session:
-    if event.is_frame:
-        return state
+def fold(state: Session, event: Event) -> Session:
+    """What one event of our own kinds makes of it; its place is not looked at."""
     turn = event.turn
     match event.kind:
         case kinds.TURN_QUEUED:
@@ -56,16 +59,22 @@ def _fold(state: Session, event: Event) -> Session:
             return state
         case kinds.TURN_ENDED:
             assert turn is not None
-            return replace(_end(state, turn), spent=event.body["spent"], cost=event.body["cost_in_all"])
+            body = event.body
+            # Who has answered knows its conversation.
+            is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
+            ended = _end(state, turn)
+            return replace(ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted)
         case kinds.QUEUE_CHANGED:
             assert turn is not None
             return replace(state, queue=arbiter.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
             return replace(state, process=Process(number=event.body["process"]))
+        case kinds.SESSION_OPENED:
+            return _open(state, event.body)
         case kinds.SESSION_CONVERSATION:
-            return replace(state, conversation=event.body["conversation"])
+            return replace(state, conversation=event.body["conversation"], is_adopted=False)
         case kinds.SESSION_CONTEXT_LOST:
-            return replace(state, conversation=None, fork_of=None, spent=0.0)
+            return replace(state, conversation=None, fork_of=None, spent=0.0, is_adopted=False)
         case kinds.SESSION_SETTING:
             name, value = event.body["name"], event.body["value"]
             kept = tuple(pair for pair in state.settings if pair[0] != name)
@@ -74,6 +83,15 @@ def _fold(state: Session, event: Event) -> Session:
             return replace(state, mode=Mode.CLOSED)
         case _:
             return state
+
+
+def _open(state: Session, body: dict[str, Any]) -> Session:
+    state = replace(state, mode=Mode.OPEN)
+    if body["resume"] is None:
+        return state
+    # Begun elsewhere: what it has cost until now nobody has told us, nor whether there is such a conversation at all.
+    conversation, fork_of = (None, body["resume"]) if body["fork"] else (body["resume"], None)
+    return replace(state, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
 
 
 def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:

@@ -24,6 +24,7 @@ from banksman.core.session_facts import (
     Asked,
     AskMoved,
     AskWithdrawn,
+    Begun,
     CallbackAnswered,
     CallerFact,
     CloseAsked,
@@ -123,6 +124,8 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
 
 def _from_caller(work: Work, fact: CallerFact) -> None:
     match fact:
+        case Begun():
+            pass  # Who is served next is looked at after every fact.
         case Asked(ask=ask):
             asking.ask(work, ask)
         case AskWithdrawn(turn=turn):

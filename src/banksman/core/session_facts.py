@@ -44,6 +44,13 @@ Subject = tuple[Timer, str]
 
 # -- from callers ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The session has an owner from now on. Who waits in it since before is served."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     at: float
     ask: Ask
@@ -169,9 +176,12 @@ class AppendFailed:
 # -- from the process ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
+    """`born`: by what it can be known later, by another host."""
+
     at: float
     process: int
     pid: int
+    born: tuple[str, int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +260,8 @@ class TimerFired:
 
 
 CallerFact = (
-    Asked
+    Begun
+    | Asked
     | AskWithdrawn
     | InterruptAsked
     | AskMoved

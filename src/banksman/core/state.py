@@ -18,10 +18,12 @@ from banksman.errors import BanksmanError
 
 
 class Mode(enum.Enum):
-    OPEN = enum.auto()
-    DRAINING = enum.auto()
-    CLOSING = enum.auto()
-    CLOSED = enum.auto()
+    """By these words it is in snapshots, too."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    CLOSED = "closed"
 
 
 class ProcessPhase(enum.Enum):

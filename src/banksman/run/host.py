@@ -69,12 +69,15 @@ class Host:
         self,
         store: Callable[[], Log] | None = None,
         *,
+        settles_at_start: bool = False,
+        secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
     ) -> None:
-        """`store` makes the log, when the first session needs it; None: there will be no sessions.
+        """`store` makes the log, when the first session needs it; None: there will be no sessions. `settles_at_start`:
+        it is needed at once, for what hosts that died may have left in it. `secrets` are never written to it.
 
         `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
         resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
@@ -83,6 +86,8 @@ class Host:
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
                 raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint="a whole number, 1 or more, or None")
         self._open_store = store
+        self._settles_at_start = settles_at_start
+        self._secrets = secrets
         self._limits = processes_max, starts_max
         self._sessions: Sessions | None = None
         self._finished_max = finished_max
@@ -102,6 +107,8 @@ class Host:
 
     async def __aenter__(self) -> Self:
         self._bind()
+        if self._settles_at_start:
+            await self._own_sessions().settle()
         return self
 
     async def __aexit__(
@@ -110,7 +117,7 @@ class Host:
         await self.close()
 
     def __repr__(self) -> str:
-        sessions = sum(not session.is_closed for session in self.sessions())
+        sessions = sum(not session.is_closed for session in self._our_sessions())
         commands = f"{len(self._running)} running, {len(self._ended)} ended"
         return f"<Host {sessions} sessions, {commands}{', closing' * self._is_closing}>"
 
@@ -148,9 +155,11 @@ class Host:
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
         "deny" or "ask", say what needs no question; "deny" and "ask" hold whatever the agent's own settings are.
 
-        Under the `name` of a session that is open it is that session, opened anew: callbacks, rules and numbers hold at
-        once (but for the ladder's and `frame_bytes_max`, which are a process's), and what a process is started with
-        from its next turn on.
+        Names are unique in a store. Under the `name` of a session that is open here it is that session, opened anew:
+        callbacks, rules and numbers hold at once (but for the ladder's and `frame_bytes_max`, which are a process's),
+        and what a process is started with from its next turn on. Under the name of any other session of the store it
+        is that one, claimed and taken over: the conversation goes on, who waits in it is served, and a turn that was
+        open when its host died has the outcome UNKNOWN. `NotOwner`: a live host elsewhere has it.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
         from banksman.run.sessions.opening import Opening  # noqa: PLC0415
@@ -176,7 +185,13 @@ class Host:
             tools=tools,
             rules_wanted=rules,
         )
-        return self._own_sessions().open(opening, name=name, on_question=on_question)
+        sessions = self._own_sessions()
+        try:
+            await sessions.settle()
+            return await sessions.open(opening, name=name, on_question=on_question)
+        except BaseException:
+            opening.close()
+            raise
 
     async def fork(
         self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
@@ -191,25 +206,40 @@ class Host:
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it opens nothing more", hint="open another Host")
         id = session if isinstance(session, str) else session.id
-        return self._own_sessions().fork(self.session(id), name, on_question)
+        return await self._own_sessions().fork(self.session(id), name, on_question)
 
     def session(self, id_or_name: str) -> Session:
-        """A session by its id or its name; of several that had the name, the one opened last."""
+        """Any session of the store, by its id or its name. To read it needs nothing more; the first ask claims it:
+        `NotOwner` if a live host elsewhere has it."""
+        self._bind()
         return self._own_sessions().find(id_or_name)
 
     def sessions(self) -> list[Session]:
-        """Every session that is open, and those that were closed and are still kept, oldest first."""
-        return [] if self._sessions is None else self._sessions.all()
+        """Every session of the store, whoever has it, oldest first."""
+        self._bind()
+        return self._own_sessions().all()
+
+    async def delete(self, session: Session | str) -> None:
+        """Forget a session for good, with all its history; one that is open here is closed first. `NotOwner` if a live
+        host elsewhere has it."""
+        self._bind()
+        id = session if isinstance(session, str) else session.id
+        await self._own_sessions().delete(self.session(id))
+
+    def _our_sessions(self) -> list[Session]:
+        return [] if self._sessions is None else self._sessions.ours()
 
     def _own_sessions(self) -> Sessions:
         if self._sessions is None:
+            from banksman.core.redaction import Redactor  # noqa: PLC0415
             from banksman.run.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
             from banksman.run.sessions.registry import Sessions  # noqa: PLC0415
 
             assert self._open_store is not None
             processes_max, starts_max = self._limits
             pool = Pool(processes_max=processes_max, starts_max=starts_max or starts_at_once())
-            self._sessions = Sessions(self._open_store(), pool)
+            redactor = Redactor(self._secrets) if self._secrets else None
+            self._sessions = Sessions(self._open_store(), pool, redactor)
         return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:
@@ -222,7 +252,7 @@ class Host:
             check_seconds("timeout", timeout)
         self._is_draining = True
         loop = asyncio.get_running_loop()
-        for session in self.sessions():
+        for session in self._our_sessions():
             session.drain_nowait()
         seconds = endless_beyond(timeout)
         if seconds is not None:
@@ -234,7 +264,7 @@ class Host:
 
     async def _finish_and_close(self) -> None:
         try:
-            for session in self.sessions():
+            for session in self._our_sessions():
                 await session.wait_closed()
             while self._running:
                 await self._endings.wait()
@@ -245,7 +275,7 @@ class Host:
 
     def _stop_all(self) -> None:
         self._is_closing = True
-        for session in self.sessions():
+        for session in self._our_sessions():
             session.close_nowait()
         for command in list(self._running.values()):
             command.stop_nowait(Ended.HOST_CLOSED)
@@ -392,10 +422,11 @@ class Host:
 
     async def _drain(self) -> None:
         self._stop_all()
-        await asyncio.gather(*(session.wait_closed() for session in self.sessions()))
+        await asyncio.gather(*(session.wait_closed() for session in self._our_sessions()))
         while self._running:
             await self._endings.wait()
         if self._sessions is not None:
+            await self._sessions.close()
             # Cancelled here, it is closed by whoever closes next: a log may be closed again.
             await self._sessions.store.close()
 
@@ -405,7 +436,7 @@ class Host:
         if loop is not None and loop.is_closed():
             self._is_closing = True
             self.dismiss_guard()
-            for session in self.sessions():
+            for session in self._our_sessions():
                 session.abandon()
             # One by one: hosts of several threads may notice this at the same time.
             with contextlib.suppress(KeyError):

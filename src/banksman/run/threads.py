@@ -179,7 +179,14 @@ class Session(Face[AsyncSession]):
     answer = blocking(AsyncSession.answer)
     set_model = blocking(AsyncSession.set_model)
     set_permission_mode = blocking(AsyncSession.set_permission_mode)
+    def turn(self, id: str) -> Turn:
+        """A turn by its id, whoever asked for it and wherever it is."""
+        work = functools.partial(self._inner.turn, id)
+        return Turn(self._bridge, self._bridge.call(work, Manner.READS))
+
     status = looking(AsyncSession.status)
+    look = blocking(AsyncSession.look, Manner.READS)
+    rename = blocking(AsyncSession.rename)
     close = blocking(AsyncSession.close)
     close_nowait = looking(AsyncSession.close_nowait, Manner.ACTS)
     wait_closed = blocking(AsyncSession.wait_closed, Manner.READS)
@@ -227,7 +234,7 @@ class Command(Face[AsyncCommand]):
 
 def _close_unused(session: AsyncSession) -> None:
     """Whoever opened it has gone before it had it. One that was open already is somebody else's, too."""
-    if not session.status().seq:
+    if session.openings == 1 and not session.status().queue:
         session.close_nowait()
 
 
@@ -268,11 +275,11 @@ class Host(Face[AsyncHost]):
 
     # -- sessions ----------------------------------------------------------------------------------------------------
     def session(self, id_or_name: str) -> Session:
-        """A session by its id or its name; of several that had the name, the one opened last."""
+        """Any session of the store, by its id or its name. The first ask claims it."""
         return Session(self._bridge, self._bridge.look(functools.partial(self._inner.session, id_or_name)))
 
     def sessions(self) -> list[Session]:
-        """Every session that is open, and those that were closed and are still kept, oldest first."""
+        """Every session of the store, whoever has it, oldest first."""
         return [Session(self._bridge, found) for found in self._bridge.look(self._inner.sessions)]
 
     open = blocking_as(Session, AsyncHost.open, undo=_close_unused)
@@ -284,6 +291,11 @@ class Host(Face[AsyncHost]):
         id = session if isinstance(session, str) else session.id
         work = functools.partial(self._inner.fork, id, name=name, on_question=on_question)
         return Session(self._bridge, self._bridge.call(work, undo=_close_unused))
+
+    def delete(self, session: Session | str) -> None:
+        """Forget a session for good, with all its history; one that is open here is closed first."""
+        id = session if isinstance(session, str) else session.id
+        self._bridge.call(functools.partial(self._inner.delete, id))
 
     # -- commands ----------------------------------------------------------------------------------------------------
     @overload

@@ -1,26 +1,37 @@
 """The protocol of the log: what every engine promises, and all that the rest of the package knows of any.
 
-A log holds, for each session, its events in order. A session has one writer at a time: `claim` raises the epoch, and an
-append under an older one is refused (`NotOwner`), whatever it holds. An append is whole or not at all, and says which
-seq it expects to follow: two writers that both believe to be the owner cannot both be right.
+A store holds sessions; a session holds its events, in order. A `Log` is one host's handle on a store, and several hosts
+may have one on the same store. A *session* is claimed, never the store: it has one owner at a time, and what the owner
+does is said under an epoch, its generation. `claim` raises the epoch, and an append under an older one is refused
+(`NotOwner`), whatever it holds. A session whose owner lives cannot be claimed by another host; one whose owner is dead
+can, and so can one that was released. A host may claim what it has: whoever of it wrote before is fenced off.
 
-`append` does not wait. The engine commits in groups and calls `done` later, never inside `append`: with None when the
-chunk is durable at the engine's level, or with the error that kept it out. For one session the answers come in the
-order of the appends; after one has failed, those behind it fail too, since their expected seq is wrong.
+An append is whole or not at all, and says which seq it expects to follow: two writers that both believe to be the owner
+cannot both be right. What changes with a session besides its events (its snapshot, its lease, its name) is changed in
+the same way, by somebody who says what it believes to be there; nothing can be overwritten by who read it earlier.
+
+`append`, `advance` and `lease` do not wait. The engine commits in groups and calls `done` later, never inside the call:
+with None when what was asked is durable at the engine's level, or with the error that kept it out. For one session the
+answers come in the order of the calls; after an append or an advance has failed, those behind it fail too until the
+writer was told, since they rest on it. On a lease rests nothing but what its writer makes of the answer. A writer waits
+for the answer to an advance before it asks for another.
 
 Readers take what is committed, then wait past the head. There is no other way to hear of an event, so there is no gap
-between what was stored and what comes next.
+between what was stored and what comes next. Reading needs no claim. There are two orders to read in: that of one
+session, by seq, and that of the whole store, by position, in which things were committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from banksman.core.event import Entry, Event, Project
 from banksman.errors import NotOwner, StoreError
 
 Done = Callable[[StoreError | NotOwner | None], None]
+# How the frames of a session are shown: one dialect for each.
+ProjectOf = Callable[[str], Project | None]
 
 # A page of events, at most, whatever the caller asks for: a reader must not hold a whole history in memory.
 READ_EVENTS_MAX = 1000
@@ -34,6 +45,45 @@ class Head(NamedTuple):
     first: int
 
 
+class Owner(NamedTuple):
+    """Who has a session: a host in the process `pid`, to be found at `address`. `is_alive`: as far as can be seen."""
+
+    pid: int
+    address: str
+    is_here: bool
+    is_alive: bool
+
+
+class Known(NamedTuple):
+    """A session, as a listing shows it. `changed`: the time of its last event, or of its creation."""
+
+    id: str
+    name: str | None
+    agent: str
+    epoch: int
+    seq: int
+    first: int
+    owner: Owner | None
+    created: float
+    changed: float
+
+
+class Snapshot(NamedTuple):
+    """What a session's events up to `seq` fold to, in words that only the core knows."""
+
+    seq: int
+    data: bytes
+
+
+class Chunk(NamedTuple):
+    """Events that were appended together: the first one's seq, and what they share."""
+
+    first: int
+    epoch: int
+    at: float
+    entries: Sequence[Entry]
+
+
 class Page(NamedTuple):
     """`events` follow `after`, but for the range `gap` (first, last) that retention took, if there is one."""
 
@@ -41,38 +91,82 @@ class Page(NamedTuple):
     gap: tuple[int, int] | None
 
 
+class Placed(NamedTuple):
+    """An event, and the position in the store's order that is right after it."""
+
+    position: str
+    event: Event
+
+
+class ManyPage(NamedTuple):
+    """Events of many sessions in the order of their commits. `position` is where to go on. `gaps`: of which sessions
+    retention has taken events that lay after the position asked for; all up to the one named are gone."""
+
+    events: Sequence[Placed]
+    position: str
+    gaps: Mapping[str, int]
+
+
 class Log(Protocol):
-    """One store. Every method belongs to the loop it was opened in.
+    """One host's handle on a store. Every method belongs to the loop it was opened in.
 
     `is_durable` False: it lasts as long as its host, and whoever forgets a session should delete its history.
     """
 
     is_durable: bool
 
-    def claim(self, session: str, held: int | None = None) -> int:
-        """Become the writer: the new epoch. What the writer before still appends is refused from here on.
+    # -- owning ------------------------------------------------------------------------------------------------------
+    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
+        """Become the writer: the new epoch. What a writer before still appends is refused from here on.
 
-        `held`: the epoch that we hold, to raise our own; `NotOwner` if somebody has claimed the session since.
+        A session that is not there is made, with this name and for this agent: `NameTaken`, naming the session in its
+        ids, if another has the name. One that is there keeps what it has. `NotOwner`, naming pid and address, if a
+        live host has it. No epoch is given twice for a session, not even if it was deleted in between.
         """
         ...
 
-    def lease(self, name: str, session: str) -> None:
-        """Let this session, and no other, have what this name stands for: a conversation of an agent's. `NotOwner`,
-        naming the holder, if another one has it. Whoever has it may take it again."""
+    def advance(self, session: str, epoch: int, done: Done) -> None:
+        """Raise our own epoch by one; the new one holds for what is called from here on. `NotOwner`, and for that too,
+        if somebody has claimed the session since."""
         ...
 
-    def release(self, name: str, session: str) -> None:
-        """Give it back. What another session has is let be."""
+    def release(self, session: str, epoch: int) -> None:
+        """Let go of it: anybody may claim it, and what is leased is given back. Behind all that was called before.
+        Under another epoch than the session's nothing happens."""
         ...
 
+    def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
+        """Let this session, and no other, have what this name stands for: a conversation of an agent's. What it had
+        before is given back; None: only that. `NotOwner`, naming the holder, if another session has it, whose owner
+        lives; what it had before is then still its own."""
+        ...
+
+    # -- writing -----------------------------------------------------------------------------------------------------
     def append(  # noqa: PLR0917
-        self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
+        self,
+        session: str,
+        epoch: int,
+        expected_seq: int,
+        at: float,
+        entries: Sequence[Entry],
+        done: Done,
+        snapshot: bytes | None = None,
     ) -> None:
-        """Write `entries` as the events after `expected_seq`, at wall time `at`. See the module."""
+        """Write `entries` as the events after `expected_seq`, at wall time `at`; `snapshot` is what all events up to
+        the last of these fold to, and replaces the one before in the same commit. See the module."""
         ...
 
+    async def restore(
+        self, session: str, *, name: str | None, agent: str, chunks: Callable[[], Iterable[Chunk]]
+    ) -> None:
+        """A session that was kept elsewhere, whole or not at all, and owned by nobody. `UsageError` if there is one of
+        this id, or if the chunks are not dense or have epochs that fall; `NameTaken`. `chunks` is called in a thread
+        of the engine's; what it raises is raised here."""
+        ...
+
+    # -- reading -----------------------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
-        """Where a session is. One that was never claimed: epoch 0, seq 0."""
+        """Where a session is. One that was never claimed: epoch 0, seq 0, first 1."""
         ...
 
     async def read(
@@ -82,18 +176,54 @@ class Log(Protocol):
         `Event.body`."""
         ...
 
+    async def snapshot(self, session: str) -> Snapshot | None:
+        """The last one that was appended, if any."""
+        ...
+
     async def wait_past(self, session: str, seq: int) -> None:
-        """Until an event after `seq` is committed. Cancelling it leaves nothing behind."""
+        """Until an event after `seq` is committed, by whichever host. Cancelling it leaves nothing behind."""
         ...
 
-    def sessions(self) -> list[str]:
-        """Every session that the log knows, oldest first."""
+    async def read_many(
+        self,
+        after: str | None,
+        limit: int = READ_EVENTS_MAX,
+        *,
+        sessions: Collection[str] | None = None,
+        project_of: ProjectOf | None = None,
+    ) -> ManyPage:
+        """The committed events after a position, in the order of the commits, at most `limit`; after None: from the
+        beginning. `sessions`: of these only. `UsageError` for what is no position of this store."""
         ...
 
-    def delete(self, session: str) -> None:
-        """Forget a session's history for good. Its writer, if any, is refused from here on."""
+    async def wait_past_position(self, position: str) -> None:
+        """Until something is committed after it, in whichever session. Cancelling it leaves nothing behind."""
+        ...
+
+    # -- the sessions of the store -----------------------------------------------------------------------------------
+    def sessions(self) -> list[Known]:
+        """Every session of the store, oldest first."""
+        ...
+
+    def find(self, id_or_name: str) -> Known | None:
+        """By its id, else by its name."""
+        ...
+
+    async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
+        """Give it another name, or none, if it has the one that is expected. `UsageError` if it has another, or there
+        is no such session; `NameTaken` if another session has the new one."""
+        ...
+
+    async def trim(self, session: str, before: int) -> int:
+        """Forget the events before a seq, as far as a chunk's border and the last snapshot allow: the first seq that is
+        still kept. An engine may also do so by itself, within the same bounds."""
+        ...
+
+    async def delete(self, session: str) -> None:
+        """Forget a session's history for good. Its writer, if it is ours, is refused from here on; `NotOwner` if a live
+        host elsewhere has it."""
         ...
 
     async def close(self) -> None:
-        """Commit what was appended, then let go. Appends are refused from the first moment."""
+        """Commit what was appended, release what is ours, then let go. Appends are refused from the first moment."""
         ...

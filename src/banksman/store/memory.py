@@ -1,28 +1,32 @@
 """The log in memory: for programs that need no history beyond their own life, and for tests.
 
-It promises what every engine does (`log.py`), and forgets: past `bytes_max` a session's oldest chunks are dropped, and
-a reader behind them is told the range. What follows is how it works, and what it decides where the protocol leaves it
-open.
+It promises what every engine does (`log.py`), and forgets: past `bytes_max` a session's oldest chunks are dropped, as
+far as its last snapshot allows, and a reader behind them is told the range. What follows is how it works, and what it
+decides where the protocol leaves it open.
 
-Every token of every agent comes through `append`, so an append costs what a chunk costs, not what its entries do: the
-entries are kept as they came, one tuple, and become events only when somebody reads them. A chunk lies in its session's
-list from the moment it is accepted, but readers see no further than `seq`, the committed head, which one flush per pass
-of the loop moves for all sessions. Between `seq` and `tail` lies what is accepted and not yet committed.
+It is a store with one handle, so whatever is owned is owned here, and nobody is ever kept from a claim. What a released
+session had leased is given back with it, and so no lease is ever held by a session that nobody has.
 
-All is decided in `append`, for nothing can go wrong later: what was accepted will be committed. The answer still comes
-from the flush. Under the right epoch an append is refused for one of two reasons: its expected seq is wrong, or it is
-behind one that was refused and of which the writer has not been told yet. The second matters where the seq of the one
-behind fits by accident; it ends with the telling, so that a writer that knows may go on from the head.
+Every token of every agent comes through `append`, so an append costs what a chunk costs, not what its entries do. What
+is accepted lies in its session at once (`memory_session.py`), and one flush per pass of the loop commits for all of
+them.
 
-`claim` and `delete` commit first what was accepted, then take effect: the new owner finds all of it, and its writer is
-told None. They call no `done`; answers come from the loop alone.
+All is decided in `append`, `advance` and `lease`, for nothing can go wrong later: what was accepted will be committed.
+The answer still comes from the flush. Under the right epoch an append is refused for one of two reasons: its expected
+seq is wrong, or it is behind a call that was refused and of which the writer has not been told yet. The second matters
+where the seq of the one behind fits by accident; it ends with the telling, so that a writer that knows may go on from
+the head.
+
+`claim`, `release`, `trim` and `delete` commit first what was accepted, then take effect: the new owner finds all of it,
+and its writer is told None. They call no `done`; answers come from the loop alone.
 
 No epoch is given twice for a session, not even if it was deleted in between: its old writer would be the owner again.
 One number for the whole log is enough for that, the highest epoch that was ever deleted: new sessions begin past it.
 
-After `close` all but `append` and `close` raise `StoreError`, reading too: an engine with a disk could not read either,
-and a program that works here must work there. Whoever waits past the head is told the same, and so is who waits on a
-session that is deleted: the event it waits for would belong to another history.
+After `close` everything raises `StoreError` or answers with it, reading too: an engine with a disk could not read
+either, and a program that works here must work there. Only `release` says nothing, since the close has done what it
+asks for. Whoever waits past the head is told the same, and so is who waits on a session that is deleted: the event it
+waits for would belong to another history.
 """
 
 from __future__ import annotations
@@ -30,24 +34,42 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from bisect import bisect_right
+import os
+import time
 from collections import deque
-from collections.abc import Sequence
-from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from banksman.core.event import Entry, Event, Project
-from banksman.errors import NotOwner, StoreError, UsageError
-from banksman.store.log import READ_EVENTS_MAX, Done, Head, Page
+from banksman.core.event import Entry, Project
+from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
+from banksman.store.log import (
+    READ_EVENTS_MAX,
+    Chunk,
+    Done,
+    Head,
+    Known,
+    ManyPage,
+    Owner,
+    Page,
+    ProjectOf,
+    Snapshot,
+)
+from banksman.store.memory_session import (
+    BEGINNING,
+    MemorySession,
+    Place,
+    checked,
+    place_of,
+    placed_after,
+    position_of,
+)
 
 # Of each session. A long day of one agent fits; a thousand sessions at their bound would not, and belong on a disk.
 SESSION_BYTES_MAX = 64 << 20
-# What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
-# allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
-# dropped may leave as many empty ones. Without them, empty entries would fill the memory and never the bound. The turn
-# and the kind weigh nothing: one string serves all entries of a turn.
-ENTRY_BYTES = 128
-CHUNK_BYTES = 320
+
+# Its result is the error to raise, so that none is lost with a future whose task was cancelled meanwhile.
+_Waiter: TypeAlias = "asyncio.Future[StoreError | None]"
+Point = TypeVar("Point", int, Place)
 
 log = logging.getLogger("banksman")
 
@@ -56,80 +78,15 @@ class _Phase(enum.Enum):
     OPEN, CLOSED = range(2)
 
 
-class _Chunk(NamedTuple):
-    first: int
-    epoch: int
-    at: float
-    entries: tuple[Entry, ...]
-    weight: int
-
-
-# Stands where a chunk was, until the list is shortened.
-_DROPPED = _Chunk(0, 0, 0.0, (), 0)
-_first = attrgetter("first")
-_data = itemgetter(2)
-
-
 class _Answer(NamedTuple):
     done: Done
     error: StoreError | NotOwner | None
-    session: _Session | None
-
-
-class _Session:
-    """One session's chunks, oldest first. `chunks[:dropped]` are gone; `seq` and `tail` are where chunks end."""
-
-    __slots__ = ("chunks", "dropped", "epoch", "failed", "name", "seq", "tail", "weight")
-
-    def __init__(self, name: str, epoch: int) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.seq = 0
-        self.tail = 0
-        self.chunks: list[_Chunk] = []
-        self.dropped = 0
-        self.weight = 0
-        # The first failure under this epoch of which the writer has not been told.
-        self.failed: _Answer | None = None
-
-    @property
-    def first(self) -> int:
-        return self.chunks[self.dropped].first if self.chunks else self.seq + 1
-
-    def drop(self, bytes_max: int) -> None:
-        """Drop the oldest chunks until the rest fits. The newest stays, whatever it weighs, or nobody could read it."""
-        while self.weight > bytes_max and self.dropped < len(self.chunks) - 1:
-            self.weight -= self.chunks[self.dropped].weight
-            self.chunks[self.dropped] = _DROPPED
-            self.dropped += 1
-        # To shorten a list at its front moves all the rest: only once half of it is gone, so that each chunk is moved
-        # about once.
-        if self.dropped * 2 > len(self.chunks):
-            del self.chunks[: self.dropped]
-            self.dropped = 0
-
-    def events(self, seq: int, last: int, project: Project | None) -> list[Event]:
-        """The events from `seq` to `last`, both kept and committed."""
-        assert self.first <= seq
-        assert last <= self.seq
-        events: list[Event] = []
-        # Never a dropped place: they are all before `dropped`, and the one there begins at or before `seq`.
-        place = bisect_right(self.chunks, seq, lo=self.dropped, key=_first) - 1
-        while seq <= last:
-            first, epoch, at, entries, _ = self.chunks[place]
-            wanted = entries[seq - first : last + 1 - first]
-            assert wanted, f"seq {seq} is not in the chunk at {first}"
-            events += [
-                Event(self.name, epoch, number, at, turn, kind, data, project)
-                for number, (turn, kind, data) in enumerate(wanted, seq)
-            ]
-            seq += len(wanted)
-            place += 1
-        return events
+    session: MemorySession | None
 
 
 class MemoryLog:
-    """A `Log` that keeps at most `bytes_max` of each session, and nothing beyond its own life. Opened inside a loop."""
+    """A `Log` that keeps at most `bytes_max` of each session besides what its last snapshot does not hold, and nothing
+    beyond its own life. Opened inside a loop."""
 
     is_durable: bool = False
 
@@ -139,74 +96,136 @@ class MemoryLog:
         self._loop = asyncio.get_running_loop()
         self._bytes_max = bytes_max
         self._phase = _Phase.OPEN
-        self._sessions: dict[str, _Session] = {}
-        # The sessions that have something to commit; each once, because it is added as its tail leaves its seq.
-        self._behind: list[_Session] = []
+        self._owner = Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
+        self._sessions: dict[str, MemorySession] = {}
+        # The sessions that have something to commit; a dict, for each once and in the order in which they came.
+        self._behind: dict[MemorySession, None] = {}
         self._answers: deque[_Answer] = deque()
         self._is_flush_due = False
-        # By session, and not in it: one may wait for a session that nobody has claimed yet. A future's result is the
-        # error to raise, so that none is lost with a future whose task was cancelled meanwhile.
-        self._waiters: dict[str, dict[asyncio.Future[StoreError | None], int]] = {}
+        # By session, and not in it: one may wait for a session that nobody has claimed yet.
+        self._waiters: dict[str, dict[_Waiter, int]] = {}
+        self._order_waiters: dict[_Waiter, Place] = {}
         self._epoch_deleted_max = 0
-        # What is leased, and by which session.
-        self._leases: dict[str, str] = {}
+        # What is leased, and by which session; each of them has one lease at most, and says so itself.
+        self._leases: dict[str, MemorySession] = {}
+        # The last chunk's number, and where the order of what is committed ends.
+        self._number = 0
+        self._end = BEGINNING
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiters.values()))
+        waiting = sum(map(len, self._waiters.values())) + len(self._order_waiters)
         return (
             f"<MemoryLog {self._phase.name} sessions={len(self._sessions)} unanswered={len(self._answers)} "
             f"waiting={waiting}>"
         )
 
-    def claim(self, session: str, held: int | None = None) -> int:
+    # -- owning ------------------------------------------------------------------------------------------------------
+    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
         self._check_open()
         self._commit()
         state = self._sessions.get(session)
-        if held is not None and (state is None or state.epoch != held):
-            raise NotOwner(f"the session {session} was claimed by another writer", session=session, epoch=held)
         if state is None:
-            state = self._sessions[session] = _Session(session, self._epoch_deleted_max)
-        state.epoch += 1
+            self._check_name(name, session)
+            state = MemorySession(session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time())
+            self._sessions[session] = state
+        state.epoch = _epoch_past(state) + 1
+        state.is_owned = True
         state.failed = None
+        self._give_back(state)
         return state.epoch
 
-    def lease(self, name: str, session: str) -> None:
-        self._check_open()
-        holder = self._leases.setdefault(name, session)
-        if holder != session:
-            raise NotOwner(f"{name} is in the hands of session {holder}", hint="close that one first", session=holder)
-
-    def release(self, name: str, session: str) -> None:
-        self._check_open()
-        if self._leases.get(name) == session:
-            del self._leases[name]
-
-    def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
-        self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
-    ) -> None:
+    def advance(self, session: str, epoch: int, done: Done) -> None:
         state = self._sessions.get(session)
-        error = self._refusal(state, session, epoch, expected_seq)
-        answer = _Answer(done, error, state)
+        error = self._refusal(state, session, epoch)
+        self._decided(state, epoch, error, done)
         if error is None:
             assert state is not None
-            if entries:
-                self._accept(state, at, entries)
-        elif state is not None and epoch == state.epoch and state.failed is None:
-            state.failed = answer
-        self._answer(answer)
+            state.epoch += 1
 
+    def release(self, session: str, epoch: int) -> None:
+        state = self._sessions.get(session)
+        if state is None or not state.is_owned or epoch != state.epoch:
+            return
+        self._commit()
+        self._give_back(state)
+        state.is_owned = False
+
+    def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
+        state = self._sessions.get(session)
+        error = self._refusal(state, session, epoch)
+        holder = state if name is None else self._leases.get(name, state)
+        if error is None and holder is not state:
+            assert holder is not None
+            assert holder.is_owned
+            error = NotOwner(
+                f"{name} is in the hands of session {holder.id}", hint="close that one first", session=holder.id
+            )
+        self._answer(_Answer(done, error, state))
+        if error is None:
+            assert state is not None
+            self._give_back(state)
+            if name is not None:
+                self._leases[name] = state
+                state.lease = name
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+    def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
+        self,
+        session: str,
+        epoch: int,
+        expected_seq: int,
+        at: float,
+        entries: Sequence[Entry],
+        done: Done,
+        snapshot: bytes | None = None,
+    ) -> None:
+        state = self._sessions.get(session)
+        error = self._refusal(state, session, epoch)
+        if error is None:
+            assert state is not None
+            if expected_seq == state.tail:
+                self._accept(state, at, entries, snapshot)
+            else:
+                error = NotOwner(
+                    "the session is not where its writer believes",
+                    hint="claim it anew",
+                    session=session,
+                    expected_seq=expected_seq,
+                    seq=state.tail,
+                )
+        self._decided(state, epoch, error, done)
+
+    async def restore(
+        self, session: str, *, name: str | None, agent: str, chunks: Callable[[], Iterable[Chunk]]
+    ) -> None:
+        """In the loop's own thread: what is restored into memory fits there, and nothing can come in between."""
+        self._check_open()
+        if session in self._sessions:
+            raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
+        self._check_name(name, session)
+        history = checked(session, chunks())
+        state = MemorySession(session, name=name, agent=agent, epoch=0, at=history[0].at)
+        state.seq = state.tail = history[0].first - 1
+        for chunk in history:
+            state.epoch = chunk.epoch
+            self._accept(state, chunk.at, chunk.entries, None)
+        # Past what was ever given here under this id, too.
+        state.epoch = max(state.epoch, self._epoch_deleted_max)
+        self._sessions[session] = state
+        self._commit()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
         self._check_open()
         state = self._sessions.get(session)
-        return Head(0, 0, 1) if state is None else Head(state.epoch, state.seq, state.first)
+        return Head(0, 0, 1) if state is None else state.head
 
     async def read(
         self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
     ) -> Page:
         if after < 0:
             raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
-        if limit < 1:
-            raise UsageError("a page holds an event or more", hint="limit is 1 or more", session=session, limit=limit)
+        limit = _checked_limit(limit)
         # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
         await asyncio.sleep(0)
         self._check_open()
@@ -214,8 +233,13 @@ class MemoryLog:
         if state is None or after >= state.seq:
             return Page((), None)
         seq = max(after + 1, state.first)
-        last = min(state.seq, seq + min(limit, READ_EVENTS_MAX) - 1)
+        last = min(state.seq, seq + limit - 1)
         return Page(state.events(seq, last, project), (after + 1, seq - 1) if after + 1 < seq else None)
+
+    async def snapshot(self, session: str) -> Snapshot | None:
+        self._check_open()
+        state = self._sessions.get(session)
+        return None if state is None else state.snapshot
 
     async def wait_past(self, session: str, seq: int) -> None:
         if seq < 0:
@@ -223,41 +247,90 @@ class MemoryLog:
         # From this look to the future's place among the waiters nothing else can run, so no commit falls between.
         if self.head(session).seq > seq:
             return
-        future: asyncio.Future[StoreError | None] = self._loop.create_future()
         waiters = self._waiters.setdefault(session, {})
-        waiters[future] = seq
         try:
-            error = await future
+            await self._wait(waiters, seq)
         finally:
-            waiters.pop(future, None)
             # Another set may be in its place by now, if this one was emptied by a delete.
             if not waiters and self._waiters.get(session) is waiters:
                 del self._waiters[session]
-        if error is not None:
-            raise error
 
-    def sessions(self) -> list[str]:
+    async def read_many(
+        self,
+        after: str | None,
+        limit: int = READ_EVENTS_MAX,
+        *,
+        sessions: Collection[str] | None = None,
+        project_of: ProjectOf | None = None,
+    ) -> ManyPage:
+        limit = _checked_limit(limit)
+        await asyncio.sleep(0)
         self._check_open()
-        return list(self._sessions)
+        place = place_of(after, self._end)
+        wanted = self._sessions if sessions is None else dict.fromkeys(sessions)
+        states = [state for id in wanted if (state := self._sessions.get(id)) is not None]
+        gaps = {state.id: state.first - 1 for state in states if state.last_dropped > place}
+        events = placed_after(states, place, limit, project_of)
+        if len(events) == limit:
+            return ManyPage(events, events[-1].position, gaps)
+        # All was looked through, and what is not wanted need not be again: a reader that waits past its position must
+        # not be let through by it.
+        return ManyPage(events, position_of(self._end), gaps)
 
-    def delete(self, session: str) -> None:
+    async def wait_past_position(self, position: str) -> None:
+        self._check_open()
+        place = place_of(position, self._end)
+        if self._end <= place:
+            await self._wait(self._order_waiters, place)
+
+    # -- the sessions of the store -----------------------------------------------------------------------------------
+    def sessions(self) -> list[Known]:
+        self._check_open()
+        return [state.known(self._owner) for state in self._sessions.values()]
+
+    def find(self, id_or_name: str) -> Known | None:
+        self._check_open()
+        state = self._sessions.get(id_or_name) or self._named(id_or_name)
+        return None if state is None else state.known(self._owner)
+
+    async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
+        self._check_open()
+        state = self._sessions.get(session)
+        if state is None:
+            raise UsageError("there is no such session", session=session)
+        if state.name != expected:
+            raise UsageError("the session has another name by now", session=session, name=state.name, expected=expected)
+        self._check_name(name, session)
+        state.name = name
+
+    async def trim(self, session: str, before: int) -> int:
         self._check_open()
         self._commit()
-        # Also of one that was never claimed: a lease is taken before that.
-        self._leases = {name: holder for name, holder in self._leases.items() if holder != session}
+        state = self._sessions.get(session)
+        if state is not None:
+            state.drop_before(before)
+        return self.head(session).first
+
+    async def delete(self, session: str) -> None:
+        self._check_open()
+        self._commit()
         state = self._sessions.pop(session, None)
         if state is None:
             return
-        self._epoch_deleted_max = max(self._epoch_deleted_max, state.epoch)
-        self._give_up(session, "the session was deleted")
+        self._give_back(state)
+        self._epoch_deleted_max = max(self._epoch_deleted_max, _epoch_past(state))
+        _give_up(self._waiters.pop(session, {}), StoreError("the session was deleted", session=session))
 
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
         if self._phase is _Phase.OPEN:
             self._commit()
             self._phase = _Phase.CLOSED
-            for session in list(self._waiters):
-                self._give_up(session, "the log is closed")
+            for session, waiters in self._waiters.items():
+                _give_up(waiters, StoreError("the log is closed", session=session))
+            _give_up(self._order_waiters, StoreError("the log is closed"))
+            self._waiters.clear()
+            self._leases.clear()
             self._sessions.clear()
         # Behind every answer that is due: when this one is given, all of them were.
         answered: asyncio.Future[None] = self._loop.create_future()
@@ -269,13 +342,20 @@ class MemoryLog:
         self._answer(_Answer(done, None, None))
         await answered
 
+    # -- deciding ----------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self._phase is _Phase.CLOSED:
             raise StoreError("the log is closed")
 
-    def _refusal(
-        self, state: _Session | None, session: str, epoch: int, expected_seq: int
-    ) -> StoreError | NotOwner | None:
+    def _named(self, name: str) -> MemorySession | None:
+        return next((state for state in self._sessions.values() if state.name == name), None)
+
+    def _check_name(self, name: str | None, session: str) -> None:
+        holder = None if name is None else self._named(name)
+        if holder is not None and holder.id != session:
+            raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder.id)
+
+    def _refusal(self, state: MemorySession | None, session: str, epoch: int) -> StoreError | NotOwner | None:
         if self._phase is _Phase.CLOSED:
             return StoreError("the log is closed", session=session)
         if state is None or epoch != state.epoch:
@@ -283,27 +363,37 @@ class MemoryLog:
             return NotOwner(
                 "another writer has the session", hint="claim it anew", session=session, epoch=epoch, current=current
             )
+        if not state.is_owned:
+            return NotOwner("the session was released", hint="claim it anew", session=session, epoch=epoch)
         if state.failed is not None:
-            return NotOwner("an append before this one was refused", session=session, epoch=epoch)
-        if expected_seq != state.tail:
-            return NotOwner(
-                "the session is not where its writer believes",
-                hint="claim it anew",
-                session=session,
-                expected_seq=expected_seq,
-                seq=state.tail,
-            )
+            return NotOwner("what was called before this was refused", session=session, epoch=epoch)
         return None
 
-    def _accept(self, state: _Session, at: float, entries: Sequence[Entry]) -> None:
-        kept = tuple(entries)  # The caller may go on using its list.
-        weight = sum(map(len, map(_data, kept))) + ENTRY_BYTES * len(kept) + CHUNK_BYTES
-        state.chunks.append(_Chunk(state.tail + 1, state.epoch, at, kept, weight))
-        if state.tail == state.seq:
-            self._behind.append(state)
-        state.tail += len(kept)
-        state.weight += weight
+    def _decided(
+        self, state: MemorySession | None, epoch: int, error: StoreError | NotOwner | None, done: Done
+    ) -> None:
+        answer = _Answer(done, error, state)
+        # Who is no owner, or no longer, does not fail the one who is.
+        if error is not None and state is not None and epoch == state.epoch and state.failed is None:
+            state.failed = answer
+        self._answer(answer)
 
+    def _accept(self, state: MemorySession, at: float, entries: Sequence[Entry], snapshot: bytes | None) -> None:
+        if entries:
+            self._number += 1
+            state.accept(self._number, at, entries)
+            self._behind[state] = None
+        if snapshot is not None:
+            state.accept_snapshot(snapshot)
+            self._behind[state] = None
+
+    def _give_back(self, state: MemorySession) -> None:
+        """What it has leased, if anything."""
+        if state.lease is not None:
+            del self._leases[state.lease]
+            state.lease = None
+
+    # -- answering ---------------------------------------------------------------------------------------------------
     def _answer(self, answer: _Answer) -> None:
         self._answers.append(answer)
         if not self._is_flush_due:
@@ -331,20 +421,51 @@ class MemoryLog:
             answer.done(answer.error)
         except Exception:
             # It is that writer's bug, and the others wait for their answers.
-            name = None if answer.session is None else answer.session.name
-            log.exception("! session=%s the callback of an append failed", name)
+            session = None if answer.session is None else answer.session.id
+            log.exception("! session=%s the callback of a writer failed", session)
 
     def _commit(self) -> None:
+        if not self._behind:
+            return
         for state in self._behind:
-            assert state.seq < state.tail
-            state.seq = state.tail
-            state.drop(self._bytes_max)
-            for future, seq in self._waiters.get(state.name, {}).items():
-                if seq < state.seq and not future.done():
-                    future.set_result(None)
+            state.commit()
+            state.drop_beyond(self._bytes_max)
+            self._end = max(self._end, state.end)
+            _let_through(self._waiters.get(state.id), state.seq)
         self._behind.clear()
+        _let_through(self._order_waiters, self._end)
 
-    def _give_up(self, session: str, why: str) -> None:
-        for future in self._waiters.pop(session, {}):
-            if not future.done():
-                future.set_result(StoreError(why, session=session))
+    async def _wait(self, waiters: dict[_Waiter, Point], point: Point) -> None:
+        future: _Waiter = self._loop.create_future()
+        waiters[future] = point
+        try:
+            error = await future
+        finally:
+            waiters.pop(future, None)
+        if error is not None:
+            raise error
+
+
+def _let_through(waiters: Mapping[_Waiter, Point] | None, end: Point) -> None:
+    """Those that wait past what is behind the end."""
+    for future, point in (waiters or {}).items():
+        if point < end and not future.done():
+            future.set_result(None)
+
+
+def _give_up(waiters: Mapping[_Waiter, Point], error: StoreError) -> None:
+    for future in waiters:
+        if not future.done():
+            future.set_result(error)
+
+
+def _epoch_past(state: MemorySession) -> int:
+    """The highest epoch that anybody may believe to have. An owner that is fenced off does not know it yet, and may
+    advance: what it says until it is told is under the epoch behind its own, which must be nobody's."""
+    return state.epoch + 1 if state.is_owned else state.epoch
+
+
+def _checked_limit(limit: int) -> int:
+    if limit < 1:
+        raise UsageError("a page holds an event or more", hint="limit is 1 or more", limit=limit)
+    return min(limit, READ_EVENTS_MAX)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from banksman.core.event import Entry, Project
 from banksman.errors import NotOwner, StoreError
-from banksman.store.log import READ_EVENTS_MAX, Done, Page
+from banksman.store.log import READ_EVENTS_MAX, Done, ManyPage, Page, ProjectOf, Snapshot
 from banksman.store.memory import SESSION_BYTES_MAX, MemoryLog
 from banksman.testing.sim_loop import SimLoop
 
@@ -28,7 +28,8 @@ class Fault(enum.Enum):
 
 class WorldLog(MemoryLog):
     """`faults`: what becomes of the n-th append, counted from 1 over all sessions. All of it can be changed while it
-    runs: `is_broken`: every append fails; `is_unreadable`: so does every read.
+    runs: `is_broken`: every append fails; `is_unreadable`: so does every read. `claims_failing`: so many of the next
+    claims fail, and of the calls by which an owner raises its own epoch.
 
     `commit_seconds`: a commit takes so long. `reads_late`: a reader gets its page a moment after it was read, as one
     from another thread would. `refuses_at_claim`: appends that were not answered when the session is claimed anew are
@@ -58,21 +59,37 @@ class WorldLog(MemoryLog):
         # Those that are committed and were not told yet, as of the last commit: they are no longer to be refused.
         self._committed: tuple[Any, ...] = ()
 
-    def claim(self, session: str, held: int | None = None) -> int:
-        if self.claims_failing:
-            self.claims_failing -= 1
+    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
+        if self._takes_failing_claim():
             raise StoreError("the world does not let it be claimed", session=session)
         if self.refuses_at_claim:
             self._refuse_unanswered(session)
-        return super().claim(session, held)
+        return await super().claim(session, name=name, agent=agent)
+
+    def advance(self, session: str, epoch: int, done: Done) -> None:
+        if not self._takes_failing_claim():
+            super().advance(session, epoch, done)
+            return
+
+        def fail(_: StoreError | NotOwner | None) -> None:
+            done(StoreError("the world does not let it advance", session=session))
+
+        self._refuse(session, epoch, fail)
 
     def append(  # noqa: PLR0917  The protocol's own signature.
-        self, session: str, epoch: int, expected_seq: int, at: float, entries: Sequence[Entry], done: Done
+        self,
+        session: str,
+        epoch: int,
+        expected_seq: int,
+        at: float,
+        entries: Sequence[Entry],
+        done: Done,
+        snapshot: bytes | None = None,
     ) -> None:
         self.appends += 1
         fault = Fault.FAILS if self.is_broken else self.faults.get(self.appends)
         if fault is None:
-            super().append(session, epoch, expected_seq, at, entries, done)
+            super().append(session, epoch, expected_seq, at, entries, done, snapshot)
             return
 
         def fail(error: StoreError | NotOwner | None) -> None:
@@ -80,8 +97,7 @@ class WorldLog(MemoryLog):
             number = self.appends if fault is Fault.FAILS else 0
             done(StoreError("the world does not write it", session=session, append=number) if number else error)
 
-        # No seq is negative, so it is refused, in its place among the answers, and with it what comes behind.
-        super().append(session, epoch, -1, at, entries, fail)
+        self._refuse(session, epoch, fail)
 
     async def read(
         self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
@@ -96,18 +112,46 @@ class WorldLog(MemoryLog):
         self._check_readable(session)
         await super().wait_past(session, seq)
 
-    def _check_readable(self, session: str) -> None:
+    async def snapshot(self, session: str) -> Snapshot | None:
+        self._check_readable(session)
+        return await super().snapshot(session)
+
+    async def read_many(
+        self,
+        after: str | None,
+        limit: int = READ_EVENTS_MAX,
+        *,
+        sessions: Collection[str] | None = None,
+        project_of: ProjectOf | None = None,
+    ) -> ManyPage:
+        self._check_readable(None)
+        page = await super().read_many(after, limit, sessions=sessions, project_of=project_of)
+        if self.reads_late:
+            await asyncio.sleep(0)
+        return page
+
+    async def wait_past_position(self, position: str) -> None:
+        self._check_readable(None)
+        await super().wait_past_position(position)
+
+    def _takes_failing_claim(self) -> bool:
+        self.claims_failing, is_failing = max(0, self.claims_failing - 1), self.claims_failing > 0
+        return is_failing
+
+    def _refuse(self, session: str, epoch: int, done: Done) -> None:
+        # No seq is negative, so it is refused, in its place among the answers, and with it what comes behind.
+        super().append(session, epoch, -1, 0.0, (), done)
+
+    def _check_readable(self, session: str | None) -> None:
         if self.is_unreadable:
             raise StoreError("the world does not read it", session=session)
 
     def _refuse_unanswered(self, session: str) -> None:
         state = self._sessions.get(session)
-        if state is None or state.seq == state.tail:
+        if state is None or state not in self._behind:
             return
-        while state.chunks and state.chunks[-1].first > state.seq:
-            state.weight -= state.chunks.pop().weight
-        state.tail = state.seq
-        self._behind.remove(state)
+        state.refuse_uncommitted()
+        del self._behind[state]
         error = NotOwner("another writer has claimed the session", session=session)
         for index, answer in enumerate(self._answers):
             if answer.session is state and answer.error is None and not any(answer is one for one in self._committed):

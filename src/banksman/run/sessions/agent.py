@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from banksman.core.facts import BytesRead, Exited, ProcessFact, Started, Stream, StreamEnded, Survivor, Swept
@@ -16,6 +16,7 @@ from banksman.core.ladder import Timings
 from banksman.core.session_facts import StartProcess
 from banksman.errors import AgentError, BanksmanError
 from banksman.run.child.launch import Launch
+from banksman.run.child.orphans import trace
 from banksman.run.child.pipes import Writing
 from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended
@@ -152,7 +153,9 @@ class RealAgent:
                 self._on_event(Output(data))
             case StreamEnded(stream=Stream.STDOUT):
                 self._on_event(OutputEnded())
-            case Started() | Exited():
+            case Started():
+                self._on_event(replace(fact, born=trace(fact.pid)))
+            case Exited():
                 self._on_event(fact)
             case _:
                 pass

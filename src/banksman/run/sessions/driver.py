@@ -11,9 +11,9 @@ facts; its process is ended, its callers are answered, and no other session noti
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -62,7 +62,10 @@ from banksman.core.session_facts import (
     WriteFailed,
     WriteFrame,
 )
+from banksman.core.past import Past
+from banksman.core.redaction import Redactor
 from banksman.core.state import ProcessPhase, Session
+from banksman.core.turn import Turn
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
 from banksman.run.sessions.agent import (
     AgentEvent,
@@ -90,22 +93,30 @@ log = logging.getLogger("banksman")
 MUTE_SECONDS_MAX = 1.0
 
 
+class Place(enum.Enum):
+    """In the pool: it has none, it waits for one, or it has one, with a process in it or not yet."""
+
+    NONE, WANTED, GIVEN = range(3)
+
+
 class Driver:
-    """One session's. For its own loop only; `spawn` starts the agent, `listener` is told what became of what."""
+    """One session's, from the moment it was claimed under this epoch. For its own loop only; `spawn` starts the agent,
+    `listener` is told what became of what."""
 
     def __init__(
         self,
         id: str,
-        state: Session,
+        past: Past,
         *,
+        epoch: int,
         store: Log,
         spawn: Spawn,
         listener: Listener,
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        redactor: Redactor | None = None,
     ) -> None:
         self.id = id
-        self.state = state
         self.counters = Counters()
         self.pid: int | None = None
         self.recorder = Recorder()
@@ -115,6 +126,7 @@ class Driver:
         self.error: BaseException | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
+        self.state: Session = _since(past.session, self.now())
         self._facts: deque[Fact] = deque()
         self._is_dispatching = False
         self.spawn = spawn
@@ -123,11 +135,11 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._oversize = Oversize()
-        self._tenure = Tenure(store, id, state.config.dialect.name, state.head, state.conversation, self)
+        self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
-        # The start of a process that waits for the log, or for its place in the pool.
+        # The start of a process that waits for its place in the pool, or for the log.
         self._postponed: StartProcess | None = None
-        self._is_in_pool = False
+        self._place = Place.NONE
         self._mute: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -188,7 +200,8 @@ class Driver:
                 self._cancel_timer(subject)
             case StartProcess():
                 self._postponed = effect
-                self._start_if_answered()
+                self._place = Place.WANTED
+                self._pool.want(self)
             case BeReady():
                 self._pool.has_started(self)
             case BeIdle():
@@ -246,7 +259,6 @@ class Driver:
         self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
 
     def on_answered(self) -> None:
-        self._start_if_answered()
         if self._is_paused and self._tenure.has_caught_up:
             self._let_read()
 
@@ -256,10 +268,12 @@ class Driver:
             self._process.resume()
 
     def _hold_conversation(self, conversation: str | None) -> None:
-        try:
-            self._tenure.lease(conversation)
-        except NotOwner as exc:
-            self.tell(ConversationTaken(self.now(), self.state.process.number, exc, self._tenure.conversation))
+        number = self.state.process.number
+
+        def on_taken(error: NotOwner) -> None:
+            self.tell(ConversationTaken(self.now(), number, error, self._tenure.conversation))
+
+        self._tenure.lease(conversation, on_taken)
 
     # -- the pool ----------------------------------------------------------------------------------------------------
     @property
@@ -282,27 +296,27 @@ class Driver:
 
     @property
     def waits_for_place(self) -> bool:
-        return self._is_in_pool and self.waits_to_start
+        return self._place is Place.WANTED
 
     def evict(self) -> None:
         self.tell(EvictAsked(self.now()))
 
     def start_now(self) -> None:
-        """The pool has a place."""
-        effect, self._postponed = self._postponed, None
+        """The pool has a place. Before a process is started we must know that the session is still ours."""
+        self._place = Place.GIVEN
+        effect = self._postponed
         assert effect is not None
+        self._tenure.advance(partial(self._on_advanced, effect))
+
+    # -- the process -------------------------------------------------------------------------------------------------
+    def _on_advanced(self, effect: StartProcess) -> None:
+        if self._postponed is not effect:
+            return  # Nobody wants it any more.
+        self._postponed = None
         try:
             self._start_process(effect)
         except Exception as exc:
-            self._fail(exc)  # We may be outside the door here, and a bug is a bug.
-
-    # -- the process -------------------------------------------------------------------------------------------------
-    def _start_if_answered(self) -> None:
-        """A start claims the session anew, and a log may refuse whatever it has not answered by then: it would be our
-        own last words that are refused. So they are waited for; then the start waits for its place."""
-        if self._postponed is not None and self._tenure.is_answered and not self._is_in_pool:
-            self._is_in_pool = True
-            self._pool.want(self)
+            self._fail(exc)  # We are outside the door here, and a bug is a bug.
 
     def _stop_process(self) -> None:
         if self._postponed is not None:
@@ -315,11 +329,13 @@ class Driver:
         self._process.stop()
 
     def _forget_start(self) -> None:
-        """It waits for the log, or for its place in the pool."""
+        """It waits for its place in the pool, or for the log."""
         self._postponed = None
-        if self._is_in_pool:
-            self._is_in_pool = False
+        if self._place is Place.WANTED:
+            self._place = Place.NONE
             self._pool.withdraw(self)
+        else:
+            self._leave_pool()
 
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
@@ -328,7 +344,6 @@ class Driver:
         self._is_paused = False
         self.counters.processes += 1
         try:
-            self._tenure.raise_epoch()
             # It may have waited, and a setting may have been changed since.
             effect = replace(effect, settings=self.state.settings)
             self._process = self.spawn(effect, partial(self._on_event, number))
@@ -337,8 +352,8 @@ class Driver:
             self.tell(ProcessFailed(self.now(), number, exc))
 
     def _leave_pool(self) -> None:
-        if self._is_in_pool:
-            self._is_in_pool = False
+        if self._place is Place.GIVEN:
+            self._place = Place.NONE
             self._pool.has_left(self)
 
     def _on_event(self, number: int, event: AgentEvent) -> None:
@@ -350,9 +365,9 @@ class Driver:
                 self._on_lines(number, self._framing.feed(data))
             case Written():
                 self.tell(FrameWritten(at, number))
-            case Started(pid=pid):
+            case Started(pid=pid, born=born):
                 self.pid = pid
-                self.tell(ProcessStarted(at, number, pid))
+                self.tell(ProcessStarted(at, number, pid, born))
             case OutputEnded():
                 self._on_lines(number, self._framing.end())
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
@@ -434,8 +449,7 @@ class Driver:
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._oversize.close()
-        with suppress(StoreError):  # A log that is closed, or cannot be written, has let go of it by itself.
-            self._tenure.lease(None)
+        self._tenure.release()
         self._listener.finish()
 
     def _fail(self, exc: BaseException) -> None:
@@ -463,3 +477,12 @@ class Driver:
 
     def bug(self) -> BugError:
         return BugError(f"session {self.id} failed by a bug of ours: {self.error!r}", hint="please report it")
+
+
+def _since(state: Session, now: float) -> Session:
+    """What the log says, as of now: how long somebody had waited under another clock is not known."""
+    queue = tuple(
+        replace(waiting, ask=replace(waiting.ask, at=now)) if isinstance(waiting, Turn) and waiting.ask else waiting
+        for waiting in state.queue
+    )
+    return replace(state, queue=queue)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from banksman.core import event as kinds
 from banksman.core.event import Event, Project
-from banksman.errors import UsageError
+from banksman.errors import HistoryLost, UsageError
 from banksman.run.waiters import Waiters
 from banksman.store.log import Log
 
@@ -25,10 +25,14 @@ PAGE_SECONDS_MAX = 1.0
 
 
 class Readers:
-    """Everybody who reads one session's log; `finished` is done when nothing more will be written to it."""
+    """Everybody who reads one session's log. Of one that is ours `finished` is done when nothing more will be written
+    to it; of another host's, or nobody's, when our log is closed: it ends where that host has closed it."""
 
-    def __init__(self, store: Log, session: str, finished: asyncio.Future[None], project: Project) -> None:
+    def __init__(
+        self, store: Log, session: str, finished: asyncio.Future[None], project: Project, *, is_ours: bool
+    ) -> None:
         self._store = store
+        self._is_ours = is_ours
         self._project = project
         self._session = session
         self._finished = finished
@@ -46,10 +50,12 @@ class Readers:
         self._finished_at = self._loop.time()
 
     async def events(
-        self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None
+        self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None, epoch: int | None = None
     ) -> AsyncGenerator[Event]:
-        """`waits`: also for what is not there yet, until the session is closed or `until` is done."""
+        """`waits`: also for what is not there yet, until the session is closed or `until` is done. `epoch`: under which
+        the event at `after` was written, as far as the reader knows."""
         seq = after
+        is_closed = await self._look_back(after, epoch)
         ends = (self._finished,) if until is None else (self._finished, until)
         reader = object()
         try:
@@ -65,16 +71,31 @@ class Readers:
                 for event in page.events:
                     yield event
                     seq = event.seq
+                    is_closed = event.kind == kinds.SESSION_CLOSED
                     if event.kind == kinds.SESSION_CLOSED and self._finished.done():
                         return  # There is nothing after it; and the log may be closed by now.
                 if page.events:
                     continue
-                if is_last:
+                if is_last or (is_closed and not self._is_ours):
                     return
                 await self._read(self._wait_past(seq, ends))
         finally:
             self._holding.pop(reader, None)
             self._pauses.wake()
+
+    async def _look_back(self, after: int, epoch: int | None) -> bool:
+        """Whether the event at which the reader stands closed the session. It must be the one that it was: an epoch is
+        never given twice, so another one there, or none at all, is another history."""
+        if not after or (epoch is None and self._is_ours):
+            return False
+        page = await self._read(self._store.read(self._session, after - 1, 1))
+        if page.gap is not None:
+            return False  # It is no longer kept; nobody can tell, and what follows is told as a gap.
+        found = page.events[0] if page.events else None
+        if epoch is not None and (found is None or found.epoch != epoch):
+            hint = "begin again from the first event (after=None)"
+            raise HistoryLost(f"the store has no event {epoch}.{after}", hint=hint, session=self._session)
+        return found is not None and found.kind == kinds.SESSION_CLOSED
 
     async def wait_left(self) -> None:
         """Until nobody is inside the store, or reads what it has of it; for the latter only a moment."""
@@ -110,12 +131,12 @@ class Readers:
                 more.exception()
 
 
-def seq_of(cursor: Any) -> int:
-    """The seq of a cursor: `epoch.seq`, a bare seq, or None for the beginning."""
+def place_of(cursor: Any) -> tuple[int | None, int]:
+    """The epoch, if it is said, and the seq of a cursor: `epoch.seq`, a bare seq, or None for the beginning."""
     if cursor is None:
-        return 0
+        return None, 0
     is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
-    text = str(cursor).rpartition(".")[2] if is_one else ""
     if not is_one or CURSOR.fullmatch(str(cursor)) is None:
         raise UsageError(f"not a cursor: {cursor!r:.60}", hint="the `cursor` of an event, or None for the beginning")
-    return int(text)
+    epoch, _, seq = str(cursor).rpartition(".")
+    return int(epoch) if epoch else None, int(seq)

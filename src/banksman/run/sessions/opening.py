@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from banksman.core import rules
 from banksman.core.dialects import claude_writing
+from banksman.core.event import storable
 from banksman.core.session_facts import StartProcess
-from banksman.core.state import Session
 from banksman.errors import UsageError
 from banksman.run.child import environment
 from banksman.run.child.launch import Launch, prepare
@@ -69,6 +69,7 @@ class Opening:
         # Copies: whatever the caller does to its own, the next process is started as this one.
         self._env = None if env is None else dict(env)
         self._inherit_env = inherit_env
+        self._options = dict(options or {})
         self.hooks = Hooks(hooks or {})
         self._hooks: dict[str, Any] = dict(hooks or {})
         self._tools = tuple(tools)
@@ -83,6 +84,7 @@ class Opening:
             hooks=self.hooks.registrations(),
             servers=(TOOLS_SERVER,) if tools else (),
         )
+        self._rules = dict(rules_wanted or {})
         self._prepare(StartProcess(0, self._resume, forks))
         self.fingerprint = self._fingerprint()
 
@@ -90,6 +92,30 @@ class Opening:
     def resumes(self) -> str | None:
         """The conversation to go on with."""
         return None if self.forks else self._resume
+
+    @property
+    def resume(self) -> str | None:
+        """The conversation that it was opened with, to go on with or to copy."""
+        return self._resume
+
+    def record(self) -> dict[str, Any]:
+        """How it was opened, in words that a log can keep. What may be a secret (the values of variables, the
+        configuration of servers) and what lives in this process only (hooks, tools) is named, and no more."""
+        servers = () if self._mcp_config is None else self._mcp_config.names
+        return {
+            "agent": self.profile.name,
+            "cwd": self._cwd,
+            "command": self._command,
+            "args": self._args,
+            "env": sorted(self._env or ()),
+            "inherit_env": self._inherit_env,
+            **self._wishes,
+            "options": storable(self._options),
+            "rules": self._rules,
+            "mcp_servers": list(servers),
+            "hooks": sorted(self._hooks),
+            "tools": [tool.name for tool in self._tools],
+        }
 
     def settings_unlike(self, other: Opening) -> list[str]:
         """Those that can be changed while it lives, and are wished for otherwise than in the other."""
@@ -102,20 +128,14 @@ class Opening:
         # Each has its own, to call and to close.
         other.hooks = Hooks(self._hooks)
         other.server = ToolServer(self._tools, name=TOOLS_SERVER)
-        other._mcp_config = None if self._mcp_config is None else _Private(self._mcp_config.text)
+        servers = self._mcp_config
+        other._mcp_config = None if servers is None else _Private(servers.text, servers.names)
         return other
 
     def close(self) -> None:
         """No process will be started with it any more."""
         if self._mcp_config is not None:
             self._mcp_config.close()
-
-    def state(self) -> Session:
-        if self._resume is None:
-            return Session(config=self.config)
-        conversation, fork_of = (None, self._resume) if self.forks else (self._resume, None)
-        # What it has cost until now nobody has told us, nor whether there is such a conversation at all.
-        return Session(config=self.config, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
 
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> RealAgent:
         return RealAgent(self._prepare(effect), self._timings, on_event)
@@ -159,8 +179,9 @@ class _Private:
     """Text that a process can read by a path, and nobody else: its file has no name. It may hold keys, and words of a
     command line are there for every user of the machine to see."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, names: Sequence[str]) -> None:
         self.text = text
+        self.names = names
         with tempfile.TemporaryFile() as file:
             file.write(text.encode())
             file.flush()
@@ -181,7 +202,7 @@ def _mcp_config(servers: Any) -> _Private | None:
         if not _is_server(server) or server["name"] in names:
             raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
         names.add(server["name"])
-    return _Private(claude_writing.mcp_config(items)) if items else None
+    return _Private(claude_writing.mcp_config(items), [server["name"] for server in items]) if items else None
 
 
 def _is_server(server: Any) -> bool:

@@ -44,6 +44,16 @@ class Promises(Listener):
         accepted = self._accepting[turn.id] = self.loop.create_future()
         return accepted
 
+    def find_turn(self, turn: Turn) -> tuple[Turn, asyncio.Future[None]]:
+        """One that was accepted by a host before this one, and that the log knows the end of."""
+        turn.watch()
+        accepted: asyncio.Future[None] = self.loop.create_future()
+        accepted.set_result(None)
+        return turn, accepted
+
+    def turn(self, id: str) -> Turn | None:
+        return None if id in self._accepting else self._turns.get(id)
+
     def expect_receipt(self, interrupt: str, turn: Turn | str) -> asyncio.Future[Receipt]:
         receipt: asyncio.Future[Receipt] = self.loop.create_future()
         self._receipts[interrupt] = receipt, turn if isinstance(turn, Turn) else self._turns.get(turn)

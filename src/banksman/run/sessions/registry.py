@@ -1,22 +1,42 @@
-"""The sessions of a host: opened, opened again, forked, found, forgotten. They share one log and one pool."""
+"""The sessions of a host: opened, opened again, forked, found, forgotten. They share one log and one pool.
+
+A session is in the store, and here is whoever of them this host has in its hands. To open one is to claim it and to
+take it over (recovery.py); a new one is one that has no past. Two callers that open the same one at the same time get
+the same: the second waits for the first.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
+from banksman.core.config import Config
+from banksman.core.event import SESSION_OPENED, SESSION_SETTING, entry
+from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
-from banksman.errors import UsageError
+from banksman.errors import BanksmanError, NameTaken, NotOwner, UsageError
+from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
+from banksman.run.sessions.life import Life
 from banksman.run.sessions.opening import Opening
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
+from banksman.run.sessions.recorded import opening_of
 from banksman.run.sessions.session import Session
-from banksman.store.log import Log
+from banksman.store.log import Known, Log
+
+log = logging.getLogger("banksman")
 
 # Closed sessions that can still be asked for. Each may hold its whole history in memory.
 SESSIONS_KEPT_MAX = 32
+# Sessions of dead hosts that are settled at a time.
+SETTLING_MAX = 16
 
 
 class Startup:
@@ -26,10 +46,10 @@ class Startup:
     and tools that are called are those that the running one was told of: its names for them mean others in the next.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, session: Session, opening: Opening) -> None:
+        self.session = session
         self.next = opening
         self.running: Opening | None = None
-        self.session: Session | None = None
 
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
         self.running = self.next
@@ -47,29 +67,61 @@ class Startup:
         return False
 
     def _call_its_own(self) -> None:
-        assert self.session is not None
         assert self.running is not None
         self.session.call_these(self.running.hooks, self.running.server)
 
 
 class Sessions:
-    """For one loop. It closes nothing: that is the host's, and so is the log."""
+    """For one loop. It closes nothing but its own readers: sessions are the host's to close, and so is the log."""
 
-    def __init__(self, store: Log, pool: Pool) -> None:
+    def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None) -> None:
         self.store = store
         self._pool = pool
-        # Oldest first; and how those that are open were opened.
+        self._redactor = redactor
+        # Those that we have, or had until they were closed, oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
         self._startups: dict[str, Startup] = {}
+        # Those that are just being opened, by name or id.
+        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling: asyncio.Task[None] | None = None
+        # Handles on sessions that are not ours, as long as somebody has one.
+        self._others: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
-    def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
-        """A new one; or, under the name of one that is open, that one, which from its next turn on is as asked for."""
-        known = None if name is None else self._named(name)
-        if known is not None:
-            return self._open_again(known, opening, on_question)
-        return self._add(opening, name, on_question)
+    # -- opening -----------------------------------------------------------------------------------------------------
+    async def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
+        """A new one; or, under the name of one that is known, that one: as it is, if it is open here, which from its
+        next turn on is as asked for; else it is claimed, and goes on where it was."""
+        if name is None:
+            return await self._add(opening, None, on_question)
+        async with self._alone(name):
+            while True:
+                known = self.store.find(name)
+                if known is None:
+                    try:
+                        return await self._add(opening, name, on_question)
+                    except NameTaken:
+                        continue  # Another host was faster: it is that one, then.
+                here = self._known.get(known.id)
+                if here is not None and here.is_open:
+                    return self._open_again(here, opening, on_question)
+                if here is not None and not here.is_closed:
+                    await here.wait_closed()  # It is on its way out: what it leaves is what is opened.
+                return await self._reopen(known, opening, on_question)
 
-    def _add(
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncGenerator[None]:
+        """One at a time for each name: who opens what is just being opened finds it open."""
+        while (other := self._opening.get(name)) is not None:
+            await asyncio.shield(other)
+        mine = self._opening[name] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._opening[name]
+            mine.set_result(None)
+
+    async def _add(
         self,
         opening: Opening,
         name: str | None,
@@ -77,27 +129,76 @@ class Sessions:
         settings: tuple[tuple[str, str], ...] = (),
     ) -> Session:
         id = f"s-{os.urandom(8).hex()}"
-        startup = Startup(opening)
-        startup.session = session = Session(
-            id,
-            replace(opening.state(), settings=settings),
-            name=name,
-            agent=opening.profile.name,
+        session = self._face(id, name, opening.profile)
+        epoch = await self.store.claim(id, name=name, agent=opening.profile.name)
+        try:
+            await self._begin(session, epoch, opening, on_question, resume=opening.resume, settings=settings)
+        except BaseException:
+            await self.store.delete(id)  # Nothing was said in it, and nobody has it.
+            raise
+        return session
+
+    async def _reopen(self, known: Known, opening: Opening, on_question: OnQuestion | None) -> Session:
+        if opening.profile.name != known.agent:
+            hint = "another name, or delete that one first"
+            raise UsageError(f"the session {known.name!r} is one with {known.agent}", hint=hint, session=known.id)
+        # Whoever has a handle on it has the one that is opened.
+        session = self._others.get(known.id) or self._face(known.id, known.name, opening.profile)
+        await self._take(session, opening, on_question)
+        return session
+
+    async def _take(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> None:
+        """Claim one that has a past."""
+        epoch = await self.store.claim(session.id)
+        try:
+            if opening.resume is not None:
+                past = await recovery.load(self.store, session.id, opening.config)
+                if opening.forks or past.session.conversation != opening.resume:
+                    raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
+            await self._begin(session, epoch, opening, on_question)
+        except BaseException:
+            self.store.release(session.id, epoch)
+            raise
+
+    async def _begin(
+        self,
+        session: Session,
+        epoch: int,
+        opening: Opening,
+        on_question: OnQuestion | None,
+        *,
+        resume: str | None = None,
+        settings: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        opened = entry(None, SESSION_OPENED, **opening.record(), resume=resume, fork=opening.forks)
+        then = [opened, *(entry(None, SESSION_SETTING, name=n, value=v, by="fork") for n, v in settings)]
+        entries = then if self._redactor is None else self._redactor.entries(then)
+        past = await recovery.take_over(
+            self.store, session.id, epoch, opening.config, entries, resumes=opening.resumes if resume else None
+        )
+        startup = Startup(session, opening)
+        life = Life(
+            session.id,
+            past,
+            epoch=epoch,
             store=self.store,
             spawn=startup.spawn,
             on_question=on_question,
-            capabilities=opening.profile.capabilities,
             pool=self._pool,
             frame_bytes_max=opening.frame_bytes_max,
+            redactor=self._redactor,
         )
-        self._known[id] = session
-        self._startups[id] = startup
-        session.when_closed(partial(self._close_startup, id))
-        self._forget()
-        return session
+        self._others.pop(session.id, None)
+        self._known[session.id] = session
+        self._startups[session.id] = startup
+        session.live(life)
+        session.when_closed(partial(self._close_startup, session.id, startup))
+        await self._forget()
 
-    def _close_startup(self, id: str) -> None:
-        self._startups.pop(id).next.close()
+    def _close_startup(self, id: str, startup: Startup) -> None:
+        startup.next.close()
+        if self._startups.get(id) is startup:
+            del self._startups[id]
 
     def _open_again(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> Session:
         startup = self._startups[session.id]
@@ -111,36 +212,142 @@ class Sessions:
         session.reconfigure(opening, replaces=startup.replace(opening), drops=drops, on_question=on_question)
         return session
 
-    def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
+    async def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
         """Another session that begins as a copy of this one's conversation, or of the one that this is to be a copy
         of."""
+        startup = self._startups.get(session.id)
+        if startup is None:
+            raise UsageError("a session that is not open here cannot be forked", hint="open it, or open(resume=…)")
         conversation = session.origin
         if conversation is None:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
-        if name is not None and self._named(name) is not None:
-            raise UsageError(f"there is a session {name!r} already", hint="another name")
-        startup = self._startups.get(session.id)
-        if startup is None:
-            raise UsageError("a session that is closed cannot be forked", hint="open(resume=…, fork=True)")
         forked = startup.next.forked(conversation)
-        return self._add(forked, name, on_question or session.on_question, settings=session.settings)
+        try:
+            return await self._add(forked, name, on_question or session.on_question, settings=session.settings)
+        except NameTaken as exc:
+            forked.close()
+            raise UsageError(f"there is a session {name!r} already", hint="another name") from exc
 
+    # -- finding -----------------------------------------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
-        """By its id or its name; of several that had the name, the one opened last."""
-        for session in reversed(self._known.values()):
-            if id_or_name in (session.id, session.name):
-                return session
-        raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
+        """Any session of the store, by its id or its name."""
+        known = self.store.find(id_or_name)
+        if known is None:
+            raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
+        return self._handle(known)
 
     def all(self) -> list[Session]:
+        """Every session of the store, oldest first."""
+        return [self._handle(known) for known in self.store.sessions()]
+
+    def ours(self) -> list[Session]:
+        """Those that are open here, and those that were closed and are still kept, oldest first."""
         return list(self._known.values())
 
-    def _named(self, name: str) -> Session | None:
-        return next((known for known in self.all() if known.name == name and known.is_open), None)
+    def _handle(self, known: Known) -> Session:
+        """One that was closed here is asked anew by a handle of its own: it may be claimed again, by whomever."""
+        here = self._known.get(known.id)
+        if here is not None and not here.is_closed:
+            return here
+        other = self._others.get(known.id)
+        if other is None:
+            other = self._others[known.id] = self._face(known.id, known.name, _profile(known.agent))
+        other.name = known.name
+        return other
 
-    def _forget(self) -> None:
-        closed = [session for session in self.all() if session.is_closed]
+    def _face(self, id: str, name: str | None, profile: profiles.Profile) -> Session:
+        return Session(
+            id,
+            name=name,
+            agent=profile.name,
+            dialect=profile.dialect,
+            store=self.store,
+            ends=self._ends,
+            capabilities=profile.capabilities,
+            claim=self._claim,
+        )
+
+    async def _claim(self, session: Session) -> None:
+        """Somebody asks in a session that is not ours: take it, as it was opened the last time."""
+        async with self._alone(session.id):
+            if session.is_ours:
+                return
+            here = self._known.get(session.id)
+            if here is not None and not here.is_closed:
+                hint = f"host.session({session.id!r}) gives the one that is open here"
+                raise NotOwner("the session is open here already, by another handle", hint=hint, session=session.id)
+            profile = profiles.load(session.agent)
+            past = await recovery.load(self.store, session.id, Config(dialect=profile.dialect))
+            opening = opening_of(session.agent, past.opened)
+            try:
+                await self._take(session, opening, None)
+            except BaseException:
+                opening.close()
+                raise
+
+    # -- settling ----------------------------------------------------------------------------------------------------
+    async def settle(self) -> None:
+        """Once in this host's life, at its beginning: what was open under hosts that are dead is settled, by whichever
+        host comes first."""
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().create_task(self._settle())
+        await asyncio.shield(self._settling)
+
+    async def _settle(self) -> None:
+        dead = [known for known in self.store.sessions() if known.owner is not None and not known.owner.is_alive]
+        places = asyncio.Semaphore(SETTLING_MAX)
+
+        async def settle(known: Known) -> None:
+            async with places:
+                await self._settle_one(known)
+
+        await asyncio.gather(*map(settle, dead))
+
+    async def _settle_one(self, known: Known) -> None:
+        async with self._alone(known.id):
+            try:
+                epoch = await self.store.claim(known.id)
+            except NotOwner:
+                return  # Another host was faster.
+            try:
+                config = Config(dialect=_profile(known.agent).dialect)
+                await recovery.clean_up(self.store, known.id, epoch, config)
+            except (BanksmanError, AssertionError) as exc:
+                # One session that cannot be read must not keep the host from the others. It stays as it is, and
+                # whoever opens it is told.
+                log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
+            finally:
+                self.store.release(known.id, epoch)
+
+    # -- forgetting --------------------------------------------------------------------------------------------------
+    async def delete(self, session: Session) -> None:
+        """For good, with all its history."""
+        here = self._known.get(session.id)
+        if here is not None:
+            await here.close()
+        await self.store.delete(session.id)
+        self._known.pop(session.id, None)
+        self._others.pop(session.id, None)
+
+    async def close(self) -> None:
+        """Nobody is to read any more: the log is about to be closed."""
+        if not self._ends.done():
+            self._ends.set_result(None)
+        if self._settling is not None:
+            await asyncio.wait((self._settling,))
+        await asyncio.gather(*(session.wait_left() for session in list(self._others.values())))
+
+    async def _forget(self) -> None:
+        closed = [session for session in self.ours() if session.is_closed]
         for session in closed[: max(0, len(closed) - SESSIONS_KEPT_MAX)]:
-            del self._known[session.id]
+            self._known.pop(session.id, None)
             if not self.store.is_durable:
-                self.store.delete(session.id)
+                await self.store.delete(session.id)
+
+
+def _profile(agent: str) -> profiles.Profile:
+    """Of an agent whose profile is gone: its sessions can be read all the same, if not as nicely."""
+    try:
+        return profiles.load(agent)
+    except UsageError:
+        return replace(profiles.load("claude"), name=agent)

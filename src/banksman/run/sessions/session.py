@@ -3,6 +3,9 @@
 It holds no state that decides anything: what callers want goes through the driver's door, what becomes of it comes back
 as promises that are kept. A caller that is cancelled stops waiting, and an ask that nobody waits for any more before it
 was accepted is withdrawn.
+
+A session is in the store, whoever owns it. Reading needs no more than that. Whatever changes something needs it to be
+ours: the first such call claims it (`Life`), or is refused because a live host has it.
 """
 
 from __future__ import annotations
@@ -10,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from banksman.core.arbiter import BACKGROUND, NORMAL
+from banksman.core.config import Config
+from banksman.core.dialects.dialect import Dialect
 from banksman.core.event import Event
-from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.outcome import By, Receipt
 from banksman.core.session_facts import (
     Asked,
@@ -35,18 +38,16 @@ from banksman.core.session_facts import (
     SettingAsked,
 )
 from banksman.core.state import Mode
-from banksman.core.state import Session as State
 from banksman.errors import UsageError
 from banksman.run.sessions import status
-from banksman.run.sessions.agent import Spawn
-from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.driver import Driver
-from banksman.run.sessions.following import Readers, seq_of
+from banksman.run.sessions.following import Readers, place_of
 from banksman.run.sessions.hooks import Hooks
+from banksman.run.sessions.life import Life
 from banksman.run.sessions.opening import Opening
-from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.promises import Promises, ignore
-from banksman.run.sessions.questions import Answer, OnQuestion, Question, Questions
+from banksman.run.sessions.questions import Answer, OnQuestion, Question
+from banksman.run.sessions.recovery import load
 from banksman.run.sessions.status import Status
 from banksman.run.sessions.tools import ToolServer
 from banksman.run.sessions.turn import Turn
@@ -54,8 +55,7 @@ from banksman.run.sessions.wishes import Wishes, priority_of
 from banksman.store.log import Log
 
 Prompt = str | Sequence[Mapping[str, Any]]
-# How many idempotency keys a session remembers.
-KEYS_MAX = 1024
+Claim = Callable[["Session"], Awaitable[None]]
 
 # The holds that the running task is inside of, by session: asks made there are made in the hold.
 _holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
@@ -69,38 +69,59 @@ class Session:
     def __init__(
         self,
         id: str,
-        state: State,
         *,
         name: str | None,
         agent: str,
+        dialect: Dialect,
         store: Log,
-        spawn: Spawn,
-        on_question: OnQuestion | None = None,
+        ends: asyncio.Future[None],
         capabilities: Collection[str] | None = None,
-        pool: Pool | None = None,
-        frame_bytes_max: int = FRAME_BYTES_MAX,
+        claim: Claim | None = None,
     ) -> None:
-        """`capabilities`: what the agent can; None: everything."""
+        """`ends`: the host closes. `capabilities`: what the agent can; None: everything. `claim` makes it ours."""
         self.id = id
         self.name = name
         self.agent = agent
-        self.dialect = state.config.dialect
-        self._wishes = Wishes(agent, self.dialect, capabilities)
-        # Each with its acceptance: whoever comes with a key hears of it what the first one hears.
-        self._keys: OrderedDict[str, tuple[Turn, asyncio.Future[None]]] = OrderedDict()
-        # How many callers wait for a turn (id) to be accepted.
-        self._callers: dict[str, int] = {}
-        self._promises = promises = Promises()
-        self._readers = Readers(store, id, promises.finished, self.dialect.project)
-        self._driver = Driver(
-            id, state, store=store, spawn=spawn, listener=promises, pool=pool, frame_bytes_max=frame_bytes_max
-        )
-        self._questions = promises.questions = Questions(self._driver, on_question)
-        self._callbacks = promises.callbacks = Callbacks(self._driver, Hooks({}), ToolServer(()))
-        promises.save = self._save
+        self.dialect = dialect
+        self._store = store
+        self._claim = claim
+        self._wishes = Wishes(agent, dialect, capabilities)
+        self._life: Life | None = None
+        # How often it was opened here.
+        self.openings = 0
+        self._readers = Readers(store, id, ends, dialect.project, is_ours=False)
+
+    def live(self, life: Life) -> None:
+        """It is ours from here on."""
+        self._life = life
+        self.openings += 1
+        life.promises.save = self._save
+        self._readers = Readers(self._store, self.id, life.promises.finished, self.dialect.project, is_ours=True)
+        life.begin(self)
 
     def __repr__(self) -> str:
-        return f"<Session {self.name or self.id} {status.phase(self._driver)}>"
+        return f"<Session {self.name or self.id} {self.status().phase}>"
+
+    @property
+    def _here(self) -> Life:
+        if self._life is None:
+            raise UsageError("nothing runs in this session here", hint="ask first, or open it", session=self.id)
+        return self._life
+
+    @property
+    def _driver(self) -> Driver:
+        return self._here.driver
+
+    @property
+    def _promises(self) -> Promises:
+        return self._here.promises
+
+    async def _own(self) -> Life:
+        """Claim it, if it is not ours yet."""
+        if self._life is None:
+            assert self._claim is not None
+            await self._claim(self)
+        return self._here
 
     # -- asking ------------------------------------------------------------------------------------------------------
     async def ask(
@@ -120,6 +141,7 @@ class Session:
         JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED. `rules` for tools of this turn
         come before those of the session.
         """
+        life = await self._own()
         ask = self._wishes.ask(
             prompt,
             at=self._now(),
@@ -131,47 +153,53 @@ class Session:
             rules=rules,
             hold=_holds.get().get(self.id),
         )
-        known = None if key is None else self._keys.get(key)
-        if known is None:
-            turn = Turn(self, ask.id, self._driver.state.head)
-            known = turn, self._promises.expect_turn(turn)
-            if key is not None:
-                self._remember(key, known)
+        known = life.keys.get(key)
+        stored = None if known else life.keys.take_stored(key)
+        if stored is not None:
+            known = life.promises.find_turn(Turn(self, stored.turn, stored.after))
+            life.keys.remember(key, known)
+        elif known is None:
+            turn = Turn(self, ask.id, life.driver.state.head)
+            known = turn, life.promises.expect_turn(turn)
+            life.keys.remember(key, known)
             self._tell(Asked(self._now(), ask))
         turn, accepted = known
-        await self._wait_accepted(turn, accepted)
+        await self._wait_accepted(life, turn, accepted)
         turn.takers += 1
         return turn
 
-    async def _wait_accepted(self, turn: Turn, accepted: asyncio.Future[None]) -> None:
+    async def _wait_accepted(self, life: Life, turn: Turn, accepted: asyncio.Future[None]) -> None:
         """One of those who want it; when the last one goes, and nobody has it, it is withdrawn."""
-        self._callers[turn.id] = self._callers.get(turn.id, 0) + 1
+        callers = life.callers
+        callers[turn.id] = callers.get(turn.id, 0) + 1
         try:
             self._raise_if_failed(accepted)
             await asyncio.shield(accepted)
         except asyncio.CancelledError:
             ignore(accepted)
-            if self._callers[turn.id] == 1 and not turn.takers:
-                self._forget_key(turn)
+            if callers[turn.id] == 1 and not turn.takers:
+                life.keys.forget(turn)
                 self.withdraw(turn)
             raise
         except BaseException:
-            self._forget_key(turn)
+            life.keys.forget(turn)
             raise
         finally:
-            self._callers[turn.id] -= 1
-            if not self._callers[turn.id]:
-                del self._callers[turn.id]
+            callers[turn.id] -= 1
+            if not callers[turn.id]:
+                del callers[turn.id]
 
-    def _remember(self, key: str, asked: tuple[Turn, asyncio.Future[None]]) -> None:
-        self._keys[key] = asked
-        if len(self._keys) > KEYS_MAX:
-            self._keys.popitem(last=False)
-
-    def _forget_key(self, turn: Turn) -> None:
-        """It came to nothing: whoever comes with its key again makes a new ask."""
-        for key in [key for key, (known, _) in self._keys.items() if known is turn]:
-            del self._keys[key]
+    async def turn(self, id: str) -> Turn:
+        """A turn by its id, whoever asked for it and wherever it is: one that waits, runs, or is over long since."""
+        if self._life is not None and (known := self._life.promises.turn(id)) is not None:
+            return known
+        async with aclosing(self._readers.events(0, waits=False)) as events:
+            async for event in events:
+                if event.turn == id:
+                    turn = Turn(self, id, event.seq - 1)
+                    turn.watch()
+                    return turn
+        raise UsageError(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
 
     def _save(self, prompt: str) -> None:
         """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:
@@ -185,6 +213,7 @@ class Session:
 
         Cancelling this only stops waiting: the turn is stopped all the same.
         """
+        await self._own()
         if turn is None:
             turn = status.holder(self._driver.state)
         if turn is None:
@@ -206,7 +235,7 @@ class Session:
     def let_go(self, turn: Turn) -> None:
         """Whoever got it from `ask` no longer wants it. Withdrawn when the last one says so: a key may be shared."""
         turn.takers -= 1
-        if turn.takers <= 0 and turn.id not in self._callers:
+        if turn.takers <= 0 and turn.id not in self._here.callers:
             self.withdraw(turn)
 
     @asynccontextmanager
@@ -216,6 +245,7 @@ class Session:
         Entering waits for the grant; cancelled, it is given up; `Refused` is raised if the session closes first. A hold
         ends by itself after `hold_idle_seconds` without an ask, and with the session: asks made after that are plain.
         """
+        await self._own()
         holds = _holds.get()
         # Only one that is still there: a task that was started inside a hold may outlive it.
         if self._promises.has_hold(holds.get(self.id)):
@@ -244,10 +274,11 @@ class Session:
     def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
         """Every event of the log after a cursor, then each as it is committed, until the session is closed.
 
-        A range that retention took is told by one `stream.gap` event. Once the host is closed, the log is too, and
-        reading raises `StoreError`.
+        A range that retention took is told by one `stream.gap` event. `HistoryLost`: the cursor is of a history that
+        the store does not have any more. Once the host is closed, the log is too, and reading raises `StoreError`.
         """
-        return self._readers.events(seq_of(after), waits=True)
+        epoch, seq = place_of(after)
+        return self._readers.events(seq, waits=True, epoch=epoch)
 
     def events(
         self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
@@ -258,7 +289,7 @@ class Session:
     # -- questions ---------------------------------------------------------------------------------------------------
     def questions(self) -> list[Question]:
         """Those that wait for an answer."""
-        return self._questions.open()
+        return [] if self._life is None else self._life.questions.open()
 
     async def answer(
         self,
@@ -278,7 +309,8 @@ class Session:
         for as long as its process lives, "local", "project" or "user" in its own settings. `interrupt`: a denial that
         ends the turn.
         """
-        self._questions.answer(question, Answer(decision, message, updated_input, content, remember, interrupt))
+        life = await self._own()
+        life.questions.answer(question, Answer(decision, message, updated_input, content, remember, interrupt))
 
     # -- settings ----------------------------------------------------------------------------------------------------
     async def set_model(self, model: str) -> None:
@@ -292,6 +324,7 @@ class Session:
 
     async def _set(self, name: str, value: Any) -> None:
         self._wishes.check_setting(name, value)
+        await self._own()
         change = f"c-{os.urandom(8).hex()}"
         taken = self._promises.expect_change(change)
         self._tell(SettingAsked(self._now(), change, name, value))
@@ -307,7 +340,8 @@ class Session:
     ) -> None:
         """It was opened again. Whoever did is the one that is asked from now on; `replaces`: and what runs is not what
         was asked for, so that the next turn gets another process. `drops`: settings that are as opened again."""
-        self._questions.on_question = on_question
+        self.openings += 1
+        self._here.questions.on_question = on_question
         self._driver.frame_bytes_max = opening.frame_bytes_max
         # One that only waits for its place is started as it is asked for now.
         is_due = replaces and not self._driver.waits_to_start
@@ -315,38 +349,65 @@ class Session:
 
     def call_these(self, hooks: Hooks, server: ToolServer) -> None:
         """What the process that runs was told of."""
-        self._callbacks.replace(hooks, server)
+        self._here.callbacks.replace(hooks, server)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def status(self) -> Status:
-        """What it is doing. Never blocks, and changes nothing."""
+        """What it is doing. Never blocks, and changes nothing. Of one that is not ours it is what the store says at a
+        glance; `look` says more."""
+        if self._life is None:
+            return status.glance(self._store.find(self.id), self.id, name=self.name, agent=self.agent)
         return status.take(self._driver, name=self.name, agent=self.agent)
+
+    async def look(self) -> Status:
+        """What it is doing, wherever it is: of one that is not ours, what its log says. Changes nothing."""
+        if self._life is not None:
+            return self.status()
+        past = await load(self._store, self.id, Config(dialect=self.dialect))
+        return status.told(past, self.status())
 
     def state_of(self, turn: str) -> str:
         """queued, starting, running, interrupting or ended."""
-        found = status.find_turn(self._driver.state, turn)
+        found = None if self._life is None else status.find_turn(self._driver.state, turn)
         return "ended" if found is None else found.phase
+
+    async def rename(self, name: str | None) -> None:
+        """Give it another name, or none. `NameTaken` if another session has it; `UsageError` if somebody else has
+        renamed it since."""
+        await self._store.rename(self.id, name, expected=self.name)
+        self.name = name
 
     # -- closing -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:
-        """Stop what runs, by the ladder, and let go. May be called again, and by several; cancelling stops waiting."""
+        """Stop what runs, by the ladder, and let go. May be called again, and by several; cancelling stops waiting.
+
+        It stays in the store: opened by its name, or asked by `Host.session`, it goes on where it was.
+        """
         self.close_nowait()
         await self.wait_closed()
 
     def close_nowait(self) -> None:
         """Begin to close; `wait_closed` tells when it is."""
-        self._tell(CloseAsked(self._now()))
+        if self._life is not None:
+            self._tell(CloseAsked(self._now()))
 
     def drain_nowait(self) -> None:
         """Take nothing new, finish what runs, then close."""
-        self._tell(DrainAsked(self._now()))
+        if self._life is not None:
+            self._tell(DrainAsked(self._now()))
 
     async def wait_closed(self) -> None:
         """Until it is closed, its callbacks have ended, and who was reading its log by then has what it reads."""
-        await asyncio.shield(self._promises.finished)
-        await self._questions.wait_ended()
-        await self._callbacks.wait_ended()
-        await self._promises.wait_read()
+        life = self._life
+        if life is not None:
+            await asyncio.shield(life.promises.finished)
+            await life.questions.wait_ended()
+            await life.callbacks.wait_ended()
+            await life.promises.wait_read()
+            await self._readers.wait_left()
+
+    async def wait_left(self) -> None:
+        """Until nobody reads its log any more. The host closes."""
         await self._readers.wait_left()
 
     @property
@@ -361,23 +422,29 @@ class Session:
 
     @property
     def on_question(self) -> OnQuestion | None:
-        return self._questions.on_question
+        return self._here.questions.on_question
+
+    @property
+    def is_ours(self) -> bool:
+        """It lives here, or did until it was closed."""
+        return self._life is not None
 
     @property
     def is_open(self) -> bool:
-        """It takes asks: nobody has begun to close it."""
-        return self._driver.error is None and self._driver.state.mode is Mode.OPEN
+        """It takes asks here: nobody has begun to close it."""
+        return self._life is not None and self._driver.error is None and self._driver.state.mode is Mode.OPEN
 
     def when_closed(self, call: Callable[[], None]) -> None:
         self._promises.finished.add_done_callback(lambda _: call())
 
     @property
     def is_closed(self) -> bool:
-        return self._promises.finished.done()
+        return self._life is not None and self._life.is_over
 
     def abandon(self) -> None:
         """Its loop was closed under it: see `Driver.abandon`."""
-        self._driver.abandon()
+        if self._life is not None:
+            self._driver.abandon()
 
     def _now(self) -> float:
         return self._driver.now()

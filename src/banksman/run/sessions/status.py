@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from banksman.core.arbiter import Hold
+from banksman.core.past import Past
 from banksman.core.state import Mode, Session
 from banksman.core.turn import Turn
 from banksman.run.sessions.driver import Driver
+from banksman.store.log import Known, Owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class ClockStatus:
 class Status:
     """What a session is doing, at this moment.
 
-    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed or failed.
+    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed or failed. Of a
+    session that is not ours: elsewhere (a live host has it: `owner`), lost (its host died) or asleep (nobody has it).
     `holder`: the turn that is granted, or the agent's own; `hold`: the hold that is granted. `waits_for_place`: it is
     to start a process, and those of other sessions have all the places, or all that may start at once.
     """
@@ -57,6 +60,7 @@ class Status:
     seconds_since_in: float | None
     seconds_since_out: float | None
     cost: float | None
+    owner: Owner | None = None
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -117,5 +121,58 @@ def take(driver: Driver, *, name: str | None, agent: str) -> Status:
         counters={name: getattr(driver.counters, name) for name in driver.counters.__slots__},
         seconds_since_in=None if driver.last_in is None else now - driver.last_in,
         seconds_since_out=None if driver.last_out is None else now - driver.last_out,
+        cost=state.cost,
+    )
+
+
+def glance(known: Known | None, id: str, *, name: str | None, agent: str) -> Status:
+    """Of a session that is not ours: what a listing says. None: it is not there any more."""
+    owner = None if known is None else known.owner
+    if known is None:
+        phase = "deleted"
+    elif owner is None:
+        phase = "asleep"
+    else:
+        phase = "elsewhere" if owner.is_alive else "lost"
+    return Status(
+        id=id,
+        name=name if known is None else known.name,
+        agent=agent,
+        phase=phase,
+        holder=None,
+        hold=None,
+        queue=(),
+        clocks=(),
+        timers={},
+        questions=(),
+        pids=(),
+        waits_for_place=False,
+        conversation=None,
+        epoch=0 if known is None else known.epoch,
+        seq=0 if known is None else known.seq,
+        counters={},
+        seconds_since_in=None,
+        seconds_since_out=None,
+        cost=None,
+        owner=owner,
+    )
+
+
+def told(past: Past, seen: Status) -> Status:
+    """What a log says of a session, with what was seen of it at a glance."""
+    state = past.session
+    waiting = [turn for turn in state.queue if isinstance(turn, Turn)]
+    is_closed = seen.phase == "asleep" and state.mode is Mode.CLOSED
+    return replace(
+        seen,
+        phase="closed" if is_closed else seen.phase,
+        holder=holder(state),
+        queue=tuple(
+            Waiting(turn=turn.id, priority=turn.priority, seconds=0.0, attempt=turn.attempt) for turn in waiting
+        ),
+        questions=tuple(question.id for question in past.questions),
+        pids=() if past.process is None or seen.phase != "elsewhere" else (past.process.pid,),
+        conversation=state.conversation,
+        seq=state.head,
         cost=state.cost,
     )

@@ -2,24 +2,32 @@
 
 Appends are not waited for; their answers come back in order. After a failure those still on their way belong to a run
 that is over, and what is said of them is not passed on: the next append begins again where the log is durable.
+
+What the log says is folded as it is written, so that a snapshot of it can be written with the events that it is of.
+Secrets are taken out here, before anything else: neither the log nor the fold ever has them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Protocol
 
+from banksman.core import past as pasts
 from banksman.core.event import Entry
-from banksman.errors import BanksmanError, NotOwner, StoreError
+from banksman.core.past import Past
+from banksman.core.redaction import Redactor
+from banksman.errors import NotOwner, StoreError
 from banksman.store.log import Log
 
 _data_of = itemgetter(2)
 # What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
 # is dropped.
 UNCOMMITTED_BYTES_MAX = 8 << 20
+# Whoever opens a session folds at most about so many events: some milliseconds.
+SNAPSHOT_EVENTS = 1000
 
 
 class Hears(Protocol):
@@ -33,33 +41,30 @@ class Hears(Protocol):
 
 
 class Tenure:
-    """Claimed from the moment it is made: raises if another session has the conversation, or the log is closed."""
+    """Of a session that was claimed, under this epoch, with this past; its conversation, if it has one, is leased."""
 
-    def __init__(  # noqa: PLR0917
-        self, store: Log, session: str, agent: str, head: int, conversation: str | None, hears: Hears
+    def __init__(
+        self, store: Log, session: str, past: Past, *, epoch: int, hears: Hears, redactor: Redactor | None = None
     ) -> None:
         self._store = store
         self._session = session
-        self._agent = agent
+        self._agent = past.session.config.dialect.name
         self._hears = hears
-        # The last append, the last that is durable, and which run of appends is meant.
-        self._appended = head
-        self._committed = head
+        self._redactor = redactor
+        self.epoch = epoch
+        # What was appended, what of it is durable, and which run of appends is meant.
+        self._past = self._durable = past
+        self._durable_epoch = epoch
         self._run = 0
-        self._unanswered = 0
+        # What is to be done when the epoch is raised, while that is on its way.
+        self._then: Callable[[], None] | None = None
         self._uncommitted_bytes = 0
-        self.conversation: str | None = None
-        # Before it is claimed: a conversation that another one drives is a reason not to begin at all.
-        self.lease(conversation)
-        try:
-            self.epoch = store.claim(session)
-        except BanksmanError:
-            self.lease(None)  # Nobody will ever close what was not opened.
-            raise
-
-    @property
-    def is_answered(self) -> bool:
-        return not self._unanswered
+        # Since the last snapshot. One that is large, for all that waits in the queue, is written the less often: not
+        # before as much was appended as it weighs.
+        self._events_since = 0
+        self._bytes_since = 0
+        self._snapshot_bytes = 0
+        self.conversation = past.session.conversation
 
     @property
     def is_behind(self) -> bool:
@@ -69,45 +74,86 @@ class Tenure:
     def has_caught_up(self) -> bool:
         return self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2
 
-    def raise_epoch(self) -> None:
-        """A new process is a new generation: what an older one still has to say is refused. It is raised, not taken:
-        whoever claimed the session in the meantime has it."""
-        self.epoch = self._store.claim(self._session, self.epoch)
-
     # -- appending ---------------------------------------------------------------------------------------------------
     def append(self, entries: Sequence[Entry]) -> None:
+        if self._redactor is not None:
+            entries = self._redactor.entries(entries)
         size = sum(map(len, map(_data_of, entries)))
+        expected = self._past.session.head
+        self._past = pasts.fold(self._past, entries)
         self._uncommitted_bytes += size
-        expected = self._appended
-        self._unanswered += 1
-        self._appended += len(entries)
-        done = partial(self._on_answer, self._run, self._appended, size)
-        self._store.append(self._session, self.epoch, expected, time.time(), entries, done)
+        done = partial(self._on_answer, self._run, self._past, self.epoch, size)
+        snapshot = self._snapshot_if_due(len(entries), size)
+        self._store.append(self._session, self.epoch, expected, time.time(), entries, done, snapshot)
 
-    def _on_answer(self, run: int, seq: int, size: int, error: StoreError | NotOwner | None) -> None:
-        self._unanswered -= 1
+    def _snapshot_if_due(self, events: int, size: int) -> bytes | None:
+        self._events_since += events
+        self._bytes_since += size
+        if self._events_since < SNAPSHOT_EVENTS or self._bytes_since < self._snapshot_bytes:
+            return None
+        snapshot = pasts.encode(self._past)
+        self._events_since = self._bytes_since = 0
+        self._snapshot_bytes = len(snapshot)
+        return snapshot
+
+    def advance(self, then: Callable[[], None]) -> None:
+        """A new process is a new generation: what an older one still has to say is refused. Our own epoch is raised,
+        and never taken: whoever claimed the session in the meantime has it. `then` is called once it is ours."""
+        is_on_its_way, self._then = self._then is not None, then
+        if not is_on_its_way:  # Else the one before was not needed after all, and serves as well.
+            before, self.epoch = self.epoch, self.epoch + 1
+            done = partial(self._on_advanced, self._run, self._past, self.epoch)
+            self._store.advance(self._session, before, done)
+
+    def _on_advanced(self, run: int, past: Past, epoch: int, error: StoreError | NotOwner | None) -> None:
+        then, self._then = self._then, None
+        is_meant = run == self._run
+        self._on_answer(run, past, epoch, 0, error)
+        if is_meant and error is None and then is not None:
+            then()
+
+    def _on_answer(self, run: int, past: Past, epoch: int, size: int, error: StoreError | NotOwner | None) -> None:  # noqa: PLR0917
         self._uncommitted_bytes -= size
         if run == self._run:
             if error is None:
-                self._committed = seq
-                self._hears.on_committed(seq)
+                is_more = past.session.head > self._durable.session.head
+                self._durable, self._durable_epoch = past, epoch
+                if is_more:
+                    self._hears.on_committed(past.session.head)
             else:
                 self._run += 1
-                self._appended = self._committed
+                self._past, self.epoch = self._durable, self._durable_epoch
                 self._hears.on_append_failed(error)
         self._hears.on_answered()
 
-    # -- the conversation --------------------------------------------------------------------------------------------
-    def lease(self, conversation: str | None) -> None:
-        """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
-        So the log has one, for all of its sessions. `NotOwner`: another has it, and what we had is still ours."""
-        if conversation == self.conversation:
-            return
-        if conversation is not None:
-            self._store.lease(self._name_of(conversation), self._session)
-        if self.conversation is not None:
-            self._store.release(self._name_of(self.conversation), self._session)
-        self.conversation = conversation
+    def release(self) -> None:
+        """Nothing more will be said. What is on its way still is."""
+        self._store.release(self._session, self.epoch)
 
-    def _name_of(self, conversation: str) -> str:
-        return f"{self._agent}:{conversation}"
+    # -- the conversation --------------------------------------------------------------------------------------------
+    def lease(self, conversation: str | None, on_taken: Callable[[NotOwner], None]) -> None:
+        """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
+        So the log has one, for all of its sessions. `on_taken`: another has it, and what we had is still ours."""
+        if conversation != self.conversation:
+            name = None if conversation is None else lease_name(self._agent, conversation)
+            done = partial(self._on_leased, self._run, conversation, on_taken)
+            self._store.lease(self._session, self.epoch, name, done)
+
+    def _on_leased(
+        self,
+        run: int,
+        conversation: str | None,
+        on_taken: Callable[[NotOwner], None],
+        error: StoreError | NotOwner | None,
+    ) -> None:
+        if error is None:
+            self.conversation = conversation
+        elif run == self._run and isinstance(error, NotOwner) and error.ids.get("session") != self._session:
+            on_taken(error)
+        elif run == self._run:
+            self._on_answer(run, self._past, self.epoch, 0, error)
+
+
+def lease_name(agent: str, conversation: str) -> str:
+    """By what the log knows a conversation of an agent's."""
+    return f"{agent}:{conversation}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from banksman.core import event as kinds
 from banksman.core.event import Event
-from banksman.core.outcome import Outcome, Receipt
+from banksman.core.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.turn import Phase
 from banksman.errors import StoreError
 
@@ -32,6 +32,8 @@ class Turn:
         self._after = after
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._kept: asyncio.Future[str | None] | None = None
+        # Of one that nobody here was promised: its end is looked for in the log, by whoever wants to know it.
+        self._is_watched = False
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.state}>"
@@ -45,7 +47,28 @@ class Turn:
 
     async def outcome(self) -> Outcome:
         """How it ended; never raises for an ending. Cancelling this only stops waiting."""
+        if self._is_watched and not self._outcome.done():
+            await self._find_outcome()
         return await asyncio.shield(self._outcome)
+
+    def watch(self) -> None:
+        """Nobody will tell it how it ends: the log says so, or will."""
+        self._is_watched = True
+
+    async def _find_outcome(self) -> None:
+        outcome: Outcome | None = None
+        async with aclosing(self.session.events(self._after, waits=True)) as events:
+            async for event in events:
+                if event.turn == self.id and event.kind == kinds.TURN_ENDED:
+                    outcome = outcome_of(event.body)
+                    break
+        if outcome is None:
+            error = StoreError("how it ended is not in the log", hint="retention took it, or its host is gone")
+            outcome = Outcome(kind=Kind.UNKNOWN, error=error)
+        elif outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
+            outcome = replace(outcome, text=await self.kept())
+        if not self._outcome.done():  # Others may have looked as well.
+            self.resolve(outcome)
 
     async def interrupt(self) -> Receipt:
         """Ask this turn to stop; the receipt tells what became of it. Cancelling this only stops waiting."""

@@ -1,0 +1,242 @@
+r"""Secrets out of what is stored: `Redactor(secrets).redact(line)`.
+
+A secret that was configured is replaced by `[redacted]` wherever it stands in a line: in a string of JSON (a value, or
+the name of a member), in a number, or in bytes that are no JSON at all. A line of JSON stays one, and all in it that
+is no secret keeps its value; only the strings that held a secret are written anew. Where secrets overlap, all that any
+of them covers goes.
+
+A secret is found however its characters are written, each for itself:
+
+    as they are         in UTF-8
+    escaped, as JSON    `\"` `\\` `\/` `\n` …, and `\uXXXX` for any; in a string of JSON a second time as well, because
+                        agents put JSON into strings: what they give to a tool, what a tool has printed
+    percent-encoded     `%XX` for what a URL cannot hold as it is, and `+` for a space
+
+**Limits.** What is cut over two lines is not found: an agent that streams says a word in pieces, and each piece is a
+line of its own. Base64, hex, compression, or a secret told backwards are not found either; nor one that is made of
+JSON's own punctuation, between the strings of a line. Text in another Unicode normal form is another text.
+
+**Cost.** This is on the path of every token, so a line is first searched for what any occurrence must have: a part of
+each secret that stands there as it is, unless it was escaped by `\u`. No encoder does that to letters and digits, but
+it is looked for all the same. These are `find`s of a few hundred nanoseconds in all; a line in which all fail is
+returned as it came. Only a secret without letters and digits makes every line with a `%` pay for a look at its strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from banksman.core.event import Entry
+from banksman.errors import UsageError
+
+REDACTED = "[redacted]"
+# Something shorter stands in ordinary text by chance, and replacing it would destroy the log.
+SECRET_CHARS_MIN = 6
+# A private key with its whole chain of certificates; each character costs a branch of the compiled search.
+SECRET_CHARS_MAX = 16384
+
+_SHORT_ESCAPES = {
+    '"': '"',
+    "\\": "\\",
+    "/": "/",
+    "\b": "b",
+    "\f": "f",
+    "\n": "n",
+    "\r": "r",
+    "\t": "t",
+}
+# What is never percent-encoded, and escaped by nothing but `\u00`: the best part of a secret to look for.
+_UNRESERVED = re.compile("[A-Za-z0-9_.~-]+")
+# Fewer of these are met in too many lines.
+_ANCHOR_CHARS_MIN = 4
+# What has no other spellings than those with a `\u` or a `%` in them. (A space may be a plus.)
+_ESCAPED_BY_CODE = re.compile("[^ " + re.escape("".join(_SHORT_ESCAPES)) + "]+")
+
+_STRING = rb'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
+_NUMBER = rb"[-+0-9.eE]++"
+_VALUE = re.compile(_STRING + b"|" + _NUMBER)
+# What consists of JSON's tokens, in whatever order: where the strings begin and end is then beyond doubt.
+_TOKENS = re.compile(rb"(?:[ \t\r\n{}\[\]:,]++|true|false|null|" + _STRING + b"|" + _NUMBER + b")*+")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_UNESCAPED = {escape: char for char, escape in _SHORT_ESCAPES.items()}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_decode: Callable[[bytes], str] = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def in_strings(data: bytes, change: Callable[[str], str], is_worth_it: Callable[[bytes], bool] | None = None) -> bytes:
+    """A line with `change` made to each of its strings and numbers, if it is JSON; else to all of it, as one text.
+
+    A number that is changed becomes a string. `is_worth_it`: only then is the string that is written so decoded. Where
+    nothing is changed the same object is returned.
+    """
+    if not _is_json(data):
+        # Whatever is no UTF-8 comes out again as it went in.
+        text = data.decode("utf-8", "surrogateescape")
+        changed = change(text)
+        return data if changed == text else changed.encode("utf-8", "surrogateescape")
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        token = match[0]
+        if is_worth_it is not None and not is_worth_it(token):
+            return token
+        text = _text_of(token)
+        changed = change(text)
+        return token if changed == text else _token_of(changed)
+
+    changed = _VALUE.sub(replace, data)
+    return data if changed == data else changed
+
+
+class Redactor:
+    """What these secrets are, compiled. It has no state, and shows none of them."""
+
+    __slots__ = ("_escape", "_needles", "_searches")
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        kept = sorted({_checked(secret) for secret in _listed(secrets)})
+        self._searches = [re.compile("".join(map(_spellings, secret))).search for secret in kept]
+        anchors = {_anchor(secret) for secret in kept}
+        is_plain = all(_UNRESERVED.fullmatch(anchor) for anchor in anchors)
+        self._escape = b"\\u00" if is_plain else b"\\u"
+        self._needles = [anchor.encode() for anchor in sorted(anchors)] + ([] if is_plain else [b"%"])
+
+    def __repr__(self) -> str:
+        return f"<Redactor secrets={len(self._searches)}>"
+
+    def redact(self, data: bytes) -> bytes:
+        """The line without the secrets; the same object if it has none."""
+        return in_strings(data, self.redact_text, self._may_hold_one) if self._may_hold_one(data) else data
+
+    def redact_text(self, text: str) -> str:
+        """A text without the secrets, in any of their spellings."""
+        spans = [span for search in self._searches for span in _found(search, text)]
+        if not spans:
+            return text
+        spans.sort()
+        pieces: list[str] = []
+        kept_from, (start, end) = 0, spans[0]
+        for next_start, next_end in spans[1:]:
+            # Those that only touch are two, as they would be with something between them.
+            if next_start < end:
+                end = max(end, next_end)
+                continue
+            pieces += (text[kept_from:start], REDACTED)
+            kept_from, start, end = end, next_start, next_end
+        return "".join((*pieces, text[kept_from:start], REDACTED, text[end:]))
+
+    def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Entries without the secrets; the same object if none has any."""
+        # One search through many lines at once: no needle holds a newline, so none is found over a border.
+        data = entries[0][2] if len(entries) == 1 else b"\n".join([data for _, _, data in entries])
+        return self._redacted(entries) if self._may_hold_one(data) else entries
+
+    def _redacted(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        redacted = [(turn, kind, self.redact(data)) for turn, kind, data in entries]
+        is_same = all(new[2] is old[2] for new, old in zip(redacted, entries, strict=True))
+        return entries if is_same else redacted
+
+    def _may_hold_one(self, data: bytes) -> bool:
+        # Not `in`: of bytes it first asks whether the needle is a number, and raises and drops an exception for it.
+        find = data.find
+        for needle in self._needles:
+            if find(needle) >= 0:
+                return True
+        # A single byte is found many times faster than two.
+        return find(b"\\") >= 0 and find(self._escape) >= 0
+
+
+def _listed(secrets: Iterable[str]) -> list[Any]:
+    # A text is an iterable of texts, and surely not meant as that many secrets.
+    if isinstance(secrets, str | bytes) or not isinstance(cast(Any, secrets), Iterable):
+        raise UsageError(f"secrets cannot be of type {type(secrets).__name__}", hint="a list of texts")
+    return list(secrets)
+
+
+def _checked(secret: Any) -> str:
+    """Never with the secret in what is raised: that would be logged."""
+    if not isinstance(secret, str):
+        raise UsageError(f"a secret cannot be of type {type(secret).__name__}", hint="text")
+    if len(secret) < SECRET_CHARS_MIN:
+        hint = f"{SECRET_CHARS_MIN} characters or more: a shorter one stands in ordinary text by chance"
+        raise UsageError(f"a secret of {len(secret)} characters is too short to be replaced", hint=hint)
+    if len(secret) > SECRET_CHARS_MAX:
+        hint = f"at most {SECRET_CHARS_MAX} characters; a part of it is enough to make the rest worthless"
+        raise UsageError(f"a secret of {len(secret)} characters is too long to be searched for", hint=hint)
+    if _SURROGATE.search(secret):
+        raise UsageError("a secret is no text: it has half of a surrogate pair", hint="decode it with errors='strict'")
+    return secret
+
+
+def _spellings(char: str) -> str:
+    """A pattern for one character, however it is written. Each begins with a literal, to which `re` skips fast."""
+    units = char.encode("utf-16-be")
+    escape = "".join(rf"\\u(?i:{units[place : place + 2].hex()})" for place in range(0, len(units), 2))
+    percent = "".join(f"%(?i:{byte:02x})" for byte in char.encode())
+    spellings = [re.escape(char), escape, percent]
+    if char in _SHORT_ESCAPES:
+        # Before the plain one: of a backslash that is escaped both are meant.
+        spellings.insert(0, rf"\\{re.escape(_SHORT_ESCAPES[char])}")
+    if char == " ":
+        spellings.append(r"\+")
+    return f"(?:{'|'.join(spellings)})"
+
+
+def _anchor(secret: str) -> str:
+    """The longest part of a secret that stands in a line as it is, unless there is an escape by code in it."""
+    runs = _UNRESERVED.findall(secret)
+    longest = max(runs, key=len, default="")
+    if len(longest) >= _ANCHOR_CHARS_MIN:
+        return longest
+    return max(_ESCAPED_BY_CODE.findall(secret), key=len, default="")
+
+
+def _found(search: Callable[[str, int], re.Match[str] | None], text: str) -> Iterable[tuple[int, int]]:
+    """Every place, those that overlap included."""
+    match = search(text, 0)
+    while match is not None:
+        yield match.span()
+        match = search(text, match.start() + 1)
+
+
+def _is_json(data: bytes) -> bool:
+    if _TOKENS.fullmatch(data) is None:
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text_of(token: bytes) -> str:
+    if not token.startswith(b'"'):
+        return token.decode()
+    try:
+        return _decode(token)
+    except msgspec.DecodeError:
+        # Half of a surrogate pair, which JavaScript writes when it has cut a text, and msgspec does not take.
+        text = _ESCAPE.sub(_unescape, token[1:-1].decode())
+        # Two halves that were made one by one are one character.
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16)) if match[1] is not None else _UNESCAPED[match[2]]
+
+
+def _token_of(text: str) -> bytes:
+    """A JSON string."""
+    if _SURROGATE.search(text) is None:
+        return _encode(text)
+    pieces = [b""]
+    kept_from = 0
+    for match in _SURROGATE.finditer(text):
+        pieces += (_encode(text[kept_from : match.start()])[1:-1], b"\\u%04x" % ord(match[0]))
+        kept_from = match.end()
+    return b'"' + b"".join(pieces) + _encode(text[kept_from:])[1:-1] + b'"'

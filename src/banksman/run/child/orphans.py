@@ -1,0 +1,128 @@
+"""What a dead host may have left behind: whether it is still there, and its end.
+
+A keeper notices the death of its host and ends its tree by the ladder, so there is nothing to do but to wait for that:
+whoever goes on with a conversation must not do so beside the process that still has it. Only where the keeper was
+killed as well (a limit of G6) is something found that nobody will end, and it is ended here, by what is known of it:
+the process that was started, and what descends from it.
+
+A process is known by its pid, the time of its start and the boot that both belong to. A pid alone may be another's by
+now, and nothing that might be another's is ever signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+
+from banksman.run.child import system
+from banksman.run.child.keeper.sweep import SIGKILL, Sweep
+from banksman.run.child.keeper.tree import name_of, open_member, read_stat
+
+# A keeper that lost its host goes through TERM and the grace of its command, and then kills. Longer graces than this
+# are cut short by whoever wants to go on.
+KEEPER_SECONDS_MAX = 30.0
+# What was killed is gone within moments, but for a process in uninterruptible sleep.
+KILLED_SECONDS_MAX = 5.0
+
+Member = tuple[int, int]  # pid and start
+Born = tuple[str, int, int, int, int]  # boot, pid and its start, keeper's pid and its start
+
+
+def boot_id() -> str:
+    """Which boot of the machine this is; empty where nobody says."""
+    try:
+        return system.read_proc("sys/kernel/random/boot_id", 64).decode().strip()
+    except OSError:
+        return ""
+
+
+def trace(pid: int) -> Born | None:
+    """By what a process of ours and its keeper, which is its parent, can be known later; None: it cannot be seen."""
+    try:
+        stat = read_stat(pid)
+        keeper = None if stat is None else read_stat(stat[0])
+    except OSError:
+        return None
+    if stat is None:
+        return None
+    return boot_id(), pid, stat[2], stat[0], 0 if keeper is None else keeper[2]
+
+
+async def end(born: Born) -> list[str]:
+    """Until nothing is left of it. What had to be ended here, for people to read.
+
+    Cancelled, it leaves things as they are. TimeoutError: somebody is still there.
+    """
+    boot, pid, started, keeper, keeper_started = born
+    if boot != boot_id():
+        return []
+    swept: list[str] = []
+    # The keeper first: when it is gone, its tree is, unless it was killed.
+    if not await _wait_gone((keeper, keeper_started), KEEPER_SECONDS_MAX):
+        swept += await _sweep((keeper, keeper_started))
+    swept += await _sweep((pid, started))
+    return swept
+
+
+async def _sweep(root: Member) -> list[str]:
+    """End a process and its descendants. The root last, so that they can be found by it."""
+    pidfd = _open(root)
+    if pidfd is None:
+        return []
+    name = name_of(root[0])
+    try:
+        sweep = Sweep(root[0], reap=lambda: None)
+        until = time.monotonic() + KILLED_SECONDS_MAX
+        # In a thread: it looks through /proc, again and again.
+        while time.monotonic() < until and await asyncio.to_thread(sweep.kill):
+            pass
+        system.pidfd_send_signal(pidfd, SIGKILL)
+    except ProcessLookupError:
+        pass  # It went by itself, a moment ago.
+    finally:
+        system.close(pidfd)
+    if not await _wait_gone(root, KILLED_SECONDS_MAX):
+        raise TimeoutError(f"pid {root[0]} ({name}) does not end")
+    return [*sweep.names.values(), name]
+
+
+def _open(member: Member) -> int | None:
+    """A pidfd of a process that is there and alive; a zombie is over, whoever has to reap it."""
+    if not member[0]:
+        return None
+    try:
+        fd = open_member(member)
+    except OSError as exc:
+        if exc.errno == errno.ENOSYS:
+            return None
+        raise
+    stat = None if fd is None else read_stat(member[0])
+    if fd is not None and (stat is None or stat[1] in "ZX"):
+        system.close(fd)
+        return None
+    return fd
+
+
+async def _wait_gone(member: Member, seconds: float) -> bool:
+    """Whether it ended within this time. A pidfd is readable from the moment of the death on."""
+    pidfd = _open(member)
+    if pidfd is None:
+        return True
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+
+    def on_readable() -> None:
+        if not gone.done():
+            gone.set_result(None)
+
+    loop.add_reader(pidfd, on_readable)
+    try:
+        async with asyncio.timeout(seconds):
+            await gone
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+        system.close(pidfd)
+    return True

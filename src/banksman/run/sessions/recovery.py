@@ -1,0 +1,107 @@
+"""How a session is taken over: claimed, read, settled. The same for one that was closed yesterday and one whose host has
+just died, because what is open in a log says by itself what became of it: see core/settling.py.
+
+The order matters. It is claimed first, so that what is read is the last word. Then what the dead host's process has left
+is waited for, or ended: only then may a turn be called UNKNOWN, and another process go on with the conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from banksman.core import past as pasts
+from banksman.core.config import Config
+from banksman.core.event import Entry
+from banksman.core.past import Past
+from banksman.core.settling import settle
+from banksman.errors import NotOwner, Refused, StoreDamaged, StoreError, StoreTooNew
+from banksman.run.child import orphans
+from banksman.run.sessions.tenure import lease_name
+from banksman.store.log import Done, Log
+
+
+async def load(store: Log, session: str, config: Config) -> Past:
+    """What its log says, from the last snapshot on. Changes nothing, and needs no claim."""
+    snapshot = await store.snapshot(session)
+    past = pasts.beginning(config)
+    if snapshot is not None:
+        try:
+            past = pasts.decode(snapshot.data, config)
+        except StoreTooNew:
+            if store.head(session).first > 1:
+                raise  # Else the events say it all, to any version.
+        except ValueError as exc:
+            raise StoreDamaged(f"the snapshot of session {session} cannot be read", session=session) from exc
+    while (page := await store.read(session, past.session.head)).events:
+        if page.gap is not None:
+            first, last = page.gap
+            raise StoreDamaged(f"the events {first} to {last} of session {session} are missing", session=session)
+        # In bounded pieces, and others get their turn between them.
+        past = pasts.fold_events(past, page.events)
+    return past
+
+
+async def take_over(
+    store: Log, session: str, epoch: int, config: Config, then: Sequence[Entry] = (), *, resumes: str | None = None
+) -> Past:
+    """Of a session that was claimed under this epoch: its conversation, or the one that it `resumes`, is leased; what
+    is left of its last host is ended; what was open is settled, once, and `then` is written behind it, in one.
+    `NotOwner`: another session drives the conversation."""
+    past = await load(store, session, config)
+    await _lease(store, session, epoch, config, resumes or past.session.conversation)
+    return await _settle(store, session, epoch, past, then)
+
+
+async def clean_up(store: Log, session: str, epoch: int, config: Config) -> None:
+    """Of a session that was claimed to be settled, and not to be gone on with: nobody is kept from its conversation."""
+    await _settle(store, session, epoch, await load(store, session, config), ())
+
+
+async def _settle(store: Log, session: str, epoch: int, past: Past, then: Sequence[Entry]) -> Past:
+    swept = await _end_orphans(session, past)
+    entries = [*settle(past, swept=swept), *then]
+    if entries:
+        await append(store, session, epoch, past.session.head, entries)
+        past = pasts.fold(past, entries)
+    return past
+
+
+async def _end_orphans(session: str, past: Past) -> list[str]:
+    born = past.process
+    if born is None:
+        return []
+    try:
+        return await orphans.end((born.boot, born.pid, born.started, born.keeper, born.keeper_started))
+    except TimeoutError as exc:
+        hint = "end it, or wait for it: two processes must not go on with one conversation"
+        raise Refused(f"what the session's last host left is still there: {exc}", hint=hint, session=session) from exc
+
+
+async def append(store: Log, session: str, epoch: int, seq: int, entries: Sequence[Entry]) -> None:
+    done, answered = _answer()
+    store.append(session, epoch, seq, time.time(), entries, done)
+    await answered
+
+
+async def _lease(store: Log, session: str, epoch: int, config: Config, conversation: str | None) -> None:
+    if conversation is not None:
+        done, answered = _answer()
+        store.lease(session, epoch, lease_name(config.dialect.name, conversation), done)
+        await answered
+
+
+def _answer() -> tuple[Done, asyncio.Future[None]]:
+    """For an answer of the log that is waited for."""
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: StoreError | NotOwner | None) -> None:
+        if answered.done():
+            return  # Whoever waited was cancelled.
+        if error is None:
+            answered.set_result(None)
+        else:
+            answered.set_exception(error)
+
+    return done, answered

@@ -1,0 +1,274 @@
+"""One session in the log in memory: its chunks, what is committed of them, and what is kept.
+
+A chunk lies in the list from the moment it is accepted, but readers see no further than `seq`, the committed head.
+Between `seq` and `tail` lies what is accepted and not yet committed. The entries are kept as they came, one tuple, and
+become events only when somebody reads them.
+
+Chunks are numbered through the whole log, in the order in which they were accepted, which is that of their commits. A
+place in that order is a chunk's number and how many of its events are behind one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
+
+from banksman.core.event import Entry, Event, Project
+from banksman.errors import UsageError
+from banksman.store.log import Chunk, Head, Known, Owner, Placed, ProjectOf, Snapshot
+
+# What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
+# allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
+# dropped may leave as many empty ones. Without them, empty entries would fill the memory and never the bound. The turn
+# and the kind weigh nothing: one string serves all entries of a turn.
+ENTRY_BYTES = 128
+CHUNK_BYTES = 352
+
+# A chunk's number, and how many of its events are behind it. Before the first chunk: 0 and 0.
+Place = tuple[int, int]
+BEGINNING: Place = (0, 0)
+
+
+class Kept(NamedTuple):
+    """A chunk, as it is kept."""
+
+    number: int
+    first: int
+    epoch: int
+    at: float
+    entries: tuple[Entry, ...]
+    weight: int
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.entries) - 1
+
+
+# Stands where a chunk was, until the list is shortened.
+_DROPPED = Kept(0, 0, 0, 0.0, (), 0)
+_first = attrgetter("first")
+_number = attrgetter("number")
+_data = itemgetter(2)
+
+
+class MemorySession:
+    """`chunks` are oldest first, and `chunks[:dropped]` are gone; `seq` and `tail` are where chunks end."""
+
+    __slots__ = (
+        "_next_snapshot",
+        "agent",
+        "changed",
+        "chunks",
+        "created",
+        "dropped",
+        "epoch",
+        "failed",
+        "id",
+        "is_owned",
+        "last_dropped",
+        "lease",
+        "name",
+        "seq",
+        "snapshot",
+        "tail",
+        "weight",
+    )
+
+    def __init__(self, id: str, *, name: str | None, agent: str, epoch: int, at: float) -> None:
+        self.id = id
+        self.name = name
+        self.agent = agent
+        self.created = self.changed = at
+        self.epoch = epoch
+        self.is_owned = False
+        self.lease: str | None = None
+        self.seq = 0
+        self.tail = 0
+        self.chunks: list[Kept] = []
+        self.dropped = 0
+        # Where the last chunk that is gone had ended.
+        self.last_dropped = BEGINNING
+        self.weight = 0
+        self.snapshot: Snapshot | None = None
+        # Accepted and not yet committed.
+        self._next_snapshot: Snapshot | None = None
+        # The first failure under this epoch of which the writer has not been told.
+        self.failed: object | None = None
+
+    @property
+    def first(self) -> int:
+        return self.chunks[self.dropped].first if self.chunks else self.seq + 1
+
+    @property
+    def end(self) -> Place:
+        """Behind its last chunk."""
+        return (self.chunks[-1].number, len(self.chunks[-1].entries)) if self.chunks else BEGINNING
+
+    @property
+    def head(self) -> Head:
+        return Head(self.epoch, self.seq, self.first)
+
+    def known(self, owner: Owner) -> Known:
+        """As a listing shows it; `owner` is whoever has what is owned here."""
+        return Known(
+            id=self.id,
+            name=self.name,
+            agent=self.agent,
+            epoch=self.epoch,
+            seq=self.seq,
+            first=self.first,
+            owner=owner if self.is_owned else None,
+            created=self.created,
+            changed=self.changed,
+        )
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+    def accept(self, number: int, at: float, entries: Sequence[Entry]) -> None:
+        """The entries will be the events after `tail`."""
+        kept = tuple(entries)  # The caller may go on using its list.
+        weight = sum(map(len, map(_data, kept))) + ENTRY_BYTES * len(kept) + CHUNK_BYTES
+        self.chunks.append(Kept(number, self.tail + 1, self.epoch, at, kept, weight))
+        self.tail += len(kept)
+        self.weight += weight
+
+    def accept_snapshot(self, data: bytes) -> None:
+        """It is what the events up to `tail` fold to."""
+        self._next_snapshot = Snapshot(self.tail, data)
+
+    def commit(self) -> None:
+        if self.seq < self.tail:
+            self.seq = self.tail
+            self.changed = self.chunks[-1].at
+        if self._next_snapshot is not None:
+            self.snapshot, self._next_snapshot = self._next_snapshot, None
+
+    def refuse_uncommitted(self) -> None:
+        """What was accepted and not committed had never been."""
+        while self.chunks and self.chunks[-1].first > self.seq:
+            self.weight -= self.chunks.pop().weight
+        self.tail = self.seq
+        self._next_snapshot = None
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+    def drop_beyond(self, bytes_max: int) -> None:
+        """Drop the oldest chunks until the rest fits, as far as they may go."""
+        while self.weight > bytes_max and self._may_drop():
+            self._drop()
+        self._shorten()
+
+    def drop_before(self, seq: int) -> None:
+        """Drop the chunks that lie before a seq, as far as they may go."""
+        while self._may_drop() and self.chunks[self.dropped].last < seq:
+            self._drop()
+        self._shorten()
+
+    def _may_drop(self) -> bool:
+        """The newest stays, whatever it weighs, or nobody could read it. And so does all that the last snapshot does
+        not hold: what the session was could not be told from the rest."""
+        if self.snapshot is None or self.dropped >= len(self.chunks) - 1:
+            return False
+        return self.chunks[self.dropped].last <= self.snapshot.seq
+
+    def _drop(self) -> None:
+        chunk = self.chunks[self.dropped]
+        self.weight -= chunk.weight
+        self.last_dropped = (chunk.number, len(chunk.entries))
+        self.chunks[self.dropped] = _DROPPED
+        self.dropped += 1
+
+    def _shorten(self) -> None:
+        # To shorten a list at its front moves all the rest: only once half of it is gone, so that each chunk is moved
+        # about once.
+        if self.dropped * 2 > len(self.chunks):
+            del self.chunks[: self.dropped]
+            self.dropped = 0
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def events(self, seq: int, last: int, project: Project | None) -> list[Event]:
+        """The events from `seq` to `last`, both kept and committed."""
+        assert self.first <= seq
+        assert last <= self.seq
+        events: list[Event] = []
+        # Never a dropped place: they are all before `dropped`, and the one there begins at or before `seq`.
+        index = bisect_right(self.chunks, seq, lo=self.dropped, key=_first) - 1
+        while seq <= last:
+            chunk = self.chunks[index]
+            skipped = seq - chunk.first
+            wanted = _events_of(self.id, chunk, skipped, last + 1 - seq, project)
+            assert wanted, f"seq {seq} is not in the chunk at {chunk.first}"
+            events += wanted
+            seq += len(wanted)
+            index += 1
+        return events
+
+    def chunks_from(self, number: int) -> Iterator[tuple[int, MemorySession, Kept]]:
+        """The committed chunks from that number on, in their order, each with its number before it."""
+        index = bisect_right(self.chunks, number - 1, lo=self.dropped, key=_number)
+        while index < len(self.chunks) and self.chunks[index].first <= self.seq:
+            yield self.chunks[index].number, self, self.chunks[index]
+            index += 1
+
+
+def _events_of(session: str, chunk: Kept, skipped: int, limit: int, project: Project | None) -> list[Event]:
+    """At most `limit` of the chunk's events, from the one behind the `skipped` first."""
+    wanted = chunk.entries[skipped : skipped + limit]
+    return [
+        Event(session, chunk.epoch, number, chunk.at, turn, kind, data, project)
+        for number, (turn, kind, data) in enumerate(wanted, chunk.first + skipped)
+    ]
+
+
+def placed_after(
+    states: Iterable[MemorySession], place: Place, limit: int, project_of: ProjectOf | None
+) -> list[Placed]:
+    """The committed events of these sessions after a place in the log's order, at most `limit`."""
+    events: list[Placed] = []
+    # Of many sessions few have news for who follows them: the others cost one look each.
+    chunks = [state.chunks_from(place[0]) for state in states if state.end > place]
+    for number, state, chunk in heapq.merge(*chunks):
+        skipped = place[1] if number == place[0] else 0
+        project = None if project_of is None else project_of(state.id)
+        page = _events_of(state.id, chunk, skipped, limit - len(events), project)
+        events += [Placed(position_of((number, count)), event) for count, event in enumerate(page, skipped + 1)]
+        if len(events) == limit:
+            break
+    return events
+
+
+def checked(session: str, chunks: Iterable[Chunk]) -> list[Chunk]:
+    """All of the chunks. `UsageError` if they are no history: it must be dense, and its epochs may not fall."""
+    history: list[Chunk] = []
+    seq, epoch = None, 1
+    for chunk in chunks:
+        first = chunk.first if seq is None else seq + 1
+        if chunk.first != first or chunk.first < 1 or not chunk.entries:
+            raise UsageError(
+                "the history is not dense", hint="each chunk begins where the last one ended", session=session, seq=seq
+            )
+        if chunk.epoch < epoch:
+            raise UsageError("the history's epochs fall", session=session, first=chunk.first, epoch=chunk.epoch)
+        seq, epoch = chunk.first + len(chunk.entries) - 1, chunk.epoch
+        history.append(chunk)
+    if not history:
+        raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
+    return history
+
+
+def place_of(position: str | None, end: Place) -> Place:
+    """What a position stands for. `UsageError` if it was never given; `end` is the last that was."""
+    if position is None:
+        return BEGINNING
+    number, _, count = position.partition(".")
+    if number.isdecimal() and count.isdecimal():
+        place = int(number), int(count)
+        # Only the one way to write it, "07.1" was never given; and but for the beginning each is behind an event.
+        if place <= end and position == position_of(place) and (place == BEGINNING or (place[0] and place[1])):
+            return place
+    raise UsageError("there is no such position in this store", hint="take one that it gave", position=position)
+
+
+def position_of(place: Place) -> str:
+    return f"{place[0]}.{place[1]}"

@@ -1,0 +1,108 @@
+"""What went wrong with the file, said so that somebody can act: SQLite's codes and the kernel's, as our own errors.
+
+SQLite says what failed, by a code of two parts (the low byte is the kind), and seldom why: it throws the errno away,
+and a full disk may come as SQLITE_FULL, as an I/O error (the write-ahead log's index could not be grown) or as "unable
+to open". So the disk itself is asked where the code leaves it open. The answer is of a moment later than the failure;
+it only chooses the words and the class, never whether something has failed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+
+from banksman.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+
+# Below this a file system counts as full: a page of the store and one of its index must fit, and some file systems keep
+# a few blocks that nobody gets.
+FREE_BYTES_MIN = 64 << 10
+
+FREE_SPACE = (
+    "free space on that disk, or raise the quota; what was not acknowledged is not there, and can be tried again"
+)
+ALLOW_WRITING = "whoever runs this must let this user write the file, its folder, and the files beside it"
+LET_GO = "another program has the file open and locked: a backup tool, a database browser? Close it, then try again"
+RESTORE = "restore a backup, or move the file aside with those beside it (-wal, -shm) and start anew"
+LOOK_AT_DISK = "look at the disk and the kernel's log; is it on a network file system? Put it on a local one"
+MOVED = "the file was moved or removed while it was open: put it back, or close every host that has it open"
+MAKE_FOLDER = "is the folder there, and is the path a file?"
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_LOCKED = frozenset({errno.EAGAIN, errno.EDEADLK})
+
+
+def translate(exc: sqlite3.Error | OSError, path: str, doing: str) -> StoreError:
+    """The error to raise `from exc`, having failed to `doing` (a verb: "open", "append to") the store at `path`."""
+    if isinstance(exc, OSError):
+        return _of_system(exc, path, doing)
+    code = _code(exc)
+    what = f"cannot {doing} the store {path}: {exc}"
+    ids = {"path": path, "code": getattr(exc, "sqlite_errorname", "") or type(exc).__name__}
+    match code & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return StoreFull(what, hint=FREE_SPACE, **ids)
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            hint = MOVED if code == sqlite3.SQLITE_READONLY_DBMOVED else ALLOW_WRITING
+            return StoreReadOnly(what, hint=hint, **ids)
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+            return StoreBusy(what, hint=LET_GO, **ids)
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_FORMAT:
+            return StoreDamaged(what, hint=RESTORE, **ids)
+        case sqlite3.SQLITE_CANTOPEN:
+            # SQLite opens (or makes) three files and a folder's fd, and does not say which of them it could not.
+            if not _is_writable(path):
+                return StoreReadOnly(what, hint=ALLOW_WRITING, **ids)
+            if _is_full(path):
+                return StoreFull(what, hint=FREE_SPACE, **ids)
+            return StoreError(what, hint=MAKE_FOLDER, **ids)
+        case sqlite3.SQLITE_IOERR:
+            if _is_full(path):
+                return StoreFull(what, hint=FREE_SPACE, **ids)
+            return StoreError(what, hint=LOOK_AT_DISK, **ids)
+        case sqlite3.SQLITE_NOLFS:
+            return StoreFull(what, hint="the file has reached the largest size that its file system allows", **ids)
+        case _:
+            return StoreError(what, **ids)
+
+
+def _of_system(exc: OSError, path: str, doing: str) -> StoreError:
+    number = exc.errno or 0
+    what = f"cannot {doing} {path}: {os.strerror(number) if number else exc}"
+    ids = {"path": path, "code": errno.errorcode.get(number, type(exc).__name__)}
+    if number in _FULL:
+        return StoreFull(what, hint=FREE_SPACE, **ids)
+    if number in _READ_ONLY:
+        return StoreReadOnly(what, hint=ALLOW_WRITING, **ids)
+    if number in _LOCKED:
+        return StoreBusy(what, hint=LET_GO, **ids)
+    if number in {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}:
+        return StoreError(what, hint=MAKE_FOLDER, **ids)
+    if number in {errno.EMFILE, errno.ENFILE}:
+        return StoreError(what, hint="too many open files: close some, or raise the limit (ulimit -n)", **ids)
+    return StoreError(what, hint=LOOK_AT_DISK, **ids)
+
+
+def _code(exc: sqlite3.Error) -> int:
+    """SQLite's extended code. Errors that Python's module makes by itself (a misuse of the interface) have none."""
+    code = getattr(exc, "sqlite_errorcode", None)
+    return code if isinstance(code, int) else sqlite3.SQLITE_MISUSE
+
+
+def _is_full(path: str) -> bool:
+    """Whether an unprivileged writer finds no room where the store is: no blocks, or no name for another file."""
+    try:
+        found = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return False  # It is not the answer then, whatever it is.
+    # Some file systems have no fixed number of names, and say 0 of 0.
+    return found.f_bavail * found.f_frsize < FREE_BYTES_MIN or (found.f_files > 0 and found.f_favail == 0)
+
+
+def _is_writable(path: str) -> bool:
+    """Whether this user may write each file of the store that is there, and its folder. What is missing counts as so:
+    it is another fault."""
+    folder = os.path.dirname(os.path.abspath(path))
+    there = [name for name in (folder, path, f"{path}-wal", f"{path}-shm") if os.path.exists(name)]
+    return all(os.access(name, os.W_OK, effective_ids=True) for name in there)

@@ -1,0 +1,114 @@
+"""The way to a store's file: made private where it is missing, looked at before it is opened, opened as far as it may.
+
+Only a file that did not exist is ever opened here by other means than SQLite's: to close any fd of a file drops all
+locks that this process has on it, and those are what keeps two processes from writing at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import quote
+
+from banksman.errors import UsageError
+from banksman.store.sqlite import damage, schema
+
+# For the write lock, which another process of ours holds for milliseconds. Who holds it longer is no host of ours.
+BUSY_SECONDS_MAX = 5.0
+# For reads in the loop's thread: nothing makes them wait but a recovery after a crash, and the loop must go on.
+LOOK_BUSY_SECONDS_MAX = 0.25
+
+
+def checked_path(path: object) -> str:
+    """Absolute, and what a symlink points to: the files beside it are beside that."""
+    try:
+        name = os.fspath(cast("os.PathLike[Any]", path))
+    except TypeError as exc:
+        raise UsageError("the store needs a path", hint="a str or a PathLike", path=path) from exc
+    # A name that SQLite takes for one of its own kinds of stores is as little a path as an empty one.
+    if not isinstance(name, str) or name in ("", ":memory:") or "\0" in name:
+        raise UsageError("the store needs the path of a file", hint="for one in memory use MemoryLog", path=path)
+    return os.path.realpath(name)
+
+
+class Opening:
+    """A store that is being opened, and then is open: how many connections it gets, and as what."""
+
+    def __init__(self, path: str, *, level: str) -> None:
+        self.path = path
+        self.level = level
+        self.is_writable = True
+        self._is_immutable = False
+        self._is_counted = False
+        self._connections: list[sqlite3.Connection] = []
+
+    def open(self) -> sqlite3.Connection:
+        """Make the file if there is none, and see that it is one of ours: the first connection, for the writer. Raises
+        OSError, sqlite3.Error, StoreError; `close` is due then too."""
+        self._make()
+        self._look()
+        damage.check_tail(self.path, is_synced=self.level == "full")
+        damage.opened(self.path)
+        self._is_counted = True
+        connection = self.connect()
+        schema.prepare(connection, self.path, is_writable=self.is_writable, busy_seconds=BUSY_SECONDS_MAX)
+        return connection
+
+    def connect(self, *, busy_seconds: float | None = None) -> sqlite3.Connection:
+        """Another connection; whoever gets it uses it in one thread at a time."""
+        mode = "rw" if self.is_writable else "ro"
+        extra = "&immutable=1" if self._is_immutable else ""
+        connection = sqlite3.connect(
+            f"file:{quote(os.fsencode(self.path))}?mode={mode}{extra}",
+            uri=True,
+            isolation_level=None,
+            timeout=BUSY_SECONDS_MAX if busy_seconds is None else busy_seconds,
+            check_same_thread=False,
+        )
+        self._connections.append(connection)
+        return connection
+
+    def close(self) -> None:
+        """Every connection, wherever it was used: by now nobody does."""
+        for connection in self._connections:
+            with suppress(sqlite3.Error):  # What could not be closed in good order is closed at the next opening.
+                connection.close()
+        self._connections.clear()
+        if self._is_counted:
+            self._is_counted = False
+            damage.closed(self.path)
+
+    def _make(self) -> None:
+        folder = os.path.dirname(self.path)
+        missing: list[str] = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for name in reversed(missing):
+            # Another process may make it at the same moment.
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700)
+        try:
+            # Before SQLite would, with the process's umask: what agents say is private. The files that it puts beside
+            # this one get the same mode.
+            fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return
+        except OSError:
+            if os.path.exists(self.path):
+                return  # A file system that may not be written says so first.
+            raise
+        os.close(fd)
+        schema.sync_folder(self.path)
+
+    def _look(self) -> None:
+        """A store that may not be written can still be read."""
+        folder = os.path.dirname(self.path)
+        is_folder_writable = os.access(folder, os.W_OK, effective_ids=True)
+        self.is_writable = is_folder_writable and os.access(self.path, os.W_OK, effective_ids=True)
+        # Where the log's index cannot even be made, SQLite reads only what it is told will not change. Without a
+        # write-ahead log nobody has the store open, so that holds now; what a host with more rights writes later is
+        # not seen by this log.
+        self._is_immutable = not is_folder_writable and not os.path.exists(f"{self.path}-wal")

@@ -1,0 +1,204 @@
+"""The one thread that writes: it takes all that waits, commits it as one transaction, and answers for all at once.
+
+A commit costs the same for one append as for fifty, so while one is on its way the next group gathers, of all sessions.
+Nothing waits for a timer. A group has a bound, so that no small append waits behind a flood of others.
+
+If the transaction fails, nothing of the group was written, and each of it is answered with the error; but for those
+that were refused for a reason of their own, and would have been anyway.
+
+The thread is a daemon. It ends in good order by `stop`, which the log's close and its finaliser call. But a program may
+end without either, and then nothing may hang: the thread is stopped where it is, as by a crash, and that is what a
+store must survive in any case. What it had not committed was not acknowledged to anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+
+from banksman.errors import StoreError, StoreReadOnly
+from banksman.store.sqlite import opening, upkeep
+from banksman.store.sqlite.appending import Append, Runs
+from banksman.store.sqlite.faults import ALLOW_WRITING, translate
+from banksman.store.sqlite.upkeep import Retention
+from banksman.store.sqlite.work import Operation, Work
+
+# What one transaction may hold: some tenths of a second of a disk's time.
+GROUP_BYTES_MAX = 16 << 20
+GROUP_OPERATIONS_MAX = 4096
+# Truncating the log at the end, or after a delete, waits so long for readers. It is only a matter of tidiness.
+TIDY_BUSY_MILLISECONDS = 100
+
+log = logging.getLogger("banksman")
+
+
+class Writer:
+    """`hand_over` is called in the thread, with a group whose operations are to be settled in the loop's."""
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        path: str,
+        is_full: bool,
+        is_writable: bool,
+        retention: Retention,
+        hand_over: Callable[[list[Operation]], None],
+    ) -> None:
+        self._work = work
+        self._path = path
+        self._is_full = is_full
+        self._is_writable = is_writable
+        self._retention = retention
+        self._hand_over = hand_over
+        self._runs = Runs(work)
+        self._is_synced = True  # As a connection begins.
+        self._has_written = False
+        self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
+        self.put: Callable[[Operation], None] = self._queue.put
+        self.thread = threading.Thread(target=self._run, name="banksman-store", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End, behind all that was put. The last that is handed over is an empty group. From any thread."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        if self._is_writable:
+            self._work.execute("PRAGMA secure_delete = ON")
+        is_last = False
+        while not is_last:
+            group, is_last = self._take()
+            if group:
+                self._perform(group)
+                self._keep_up(group)
+                self._hand_over(group)
+        self._end()
+        self._hand_over([])
+
+    def _take(self) -> tuple[list[Operation], bool]:
+        """All that waits, up to the bounds; at least one. And whether it is the last."""
+        group: list[Operation] = []
+        size = 0
+        operation = self._queue.get()
+        while operation is not None:
+            group.append(operation)
+            size += operation.size
+            if size > GROUP_BYTES_MAX or len(group) >= GROUP_OPERATIONS_MAX or operation.is_alone:
+                return group, False
+            try:
+                operation = self._queue.get_nowait()
+            except queue.Empty:
+                return group, False
+        return group, True
+
+    def _perform(self, group: list[Operation]) -> None:
+        """One that is alone is always the last of what was taken, and gets a transaction after the others'."""
+        if group[-1].is_alone and len(group) > 1:
+            self._commit(group[:-1])
+            self._commit(group[-1:])
+        else:
+            self._commit(group)
+
+    def _commit(self, group: list[Operation]) -> None:
+        work, runs = self._work, self._runs
+        try:
+            if not self._is_writable:
+                raise StoreReadOnly(f"the store {self._path} may not be written", hint=ALLOW_WRITING, path=self._path)
+            # The level can be changed between transactions only.
+            self._sync(self._is_full or any(operation.is_synced for operation in group))
+            if work.host is None and any(operation.needs_host for operation in group):
+                work.become_host()
+            work.execute("BEGIN IMMEDIATE")
+            for operation in group:
+                if isinstance(operation, Append):
+                    runs.add(operation)
+                else:
+                    runs.write()
+                    operation.perform(work)
+            runs.write()
+            if group[0].is_alone and group[0].error is not None:
+                self._roll_back()
+            else:
+                work.execute("COMMIT")
+                self._has_written = True
+        except Exception as exc:
+            runs.forget()
+            self._roll_back()
+            error = self._translated(exc)
+            for operation in group:
+                operation.fail(work, error)
+
+    def _translated(self, exc: Exception) -> StoreError:
+        if isinstance(exc, StoreError):
+            return exc
+        if isinstance(exc, (sqlite3.Error, OSError)):
+            error = translate(exc, self._path, "write to")
+        else:
+            # A bug of ours, which must not take the thread with it: everybody would wait for ever.
+            log.error("! store=%s the writer failed", self._path, exc_info=exc)
+            error = StoreError(f"cannot write to the store {self._path}: {exc!r}", path=self._path)
+        error.__cause__ = exc
+        return error
+
+    def _roll_back(self) -> None:
+        try:
+            if self._work.connection.in_transaction:
+                self._work.execute("ROLLBACK")
+        except sqlite3.Error as exc:
+            log.warning("! store=%s could not roll back: %s", self._path, exc)
+
+    def _sync(self, is_synced: bool) -> None:
+        if is_synced != self._is_synced:
+            self._work.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            self._is_synced = is_synced
+
+    # -- after a group -----------------------------------------------------------------------------------------------
+    def _keep_up(self, group: list[Operation]) -> None:
+        """What nobody asked for: to keep within the bounds. It comes before the answers, so that who is answered finds
+        them kept, and in transactions of its own: old chunks that cannot be removed, since they are damaged, must not
+        keep the new ones out. Nothing of it need be synced: what comes back after a power cut goes again."""
+        try:
+            if self._retention and self._is_writable:
+                self._retain({one.session: None for one in group if isinstance(one, Append) and one.error is None})
+            if self._work.is_tidy_due:
+                self._work.is_tidy_due = False
+                self._tidy()
+        except (sqlite3.Error, StoreError) as exc:
+            self._roll_back()
+            log.warning("! store=%s upkeep failed: %s", self._path, exc)
+
+    def _retain(self, sessions: dict[str, None]) -> None:
+        now = time.time()
+        self._sync(False)
+        for session in sessions:
+            # Looked at first without the lock, since mostly there is nothing to take.
+            if upkeep.excess(self._work, session, self._retention, now) is not None:
+                self._work.execute("BEGIN IMMEDIATE")
+                upkeep.retain(self._work, session, self._retention, now)
+                self._work.execute("COMMIT")
+
+    def _tidy(self) -> None:
+        """Fold the log of the store back into the file, and empty it. As far as no reader is in the way."""
+        self._work.execute(f"PRAGMA busy_timeout = {TIDY_BUSY_MILLISECONDS}")
+        try:
+            self._work.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._work.execute(f"PRAGMA busy_timeout = {round(opening.BUSY_SECONDS_MAX * 1000)}")
+
+    def _end(self) -> None:
+        try:
+            self._sync(True)
+            self._work.stop_being_host()
+            if self._has_written:
+                self._tidy()
+        except (sqlite3.Error, OSError, StoreError) as exc:
+            self._roll_back()
+            # Nobody is left to tell. What was acknowledged is there, and to the others this host is dead.
+            log.warning("! store=%s could not be closed in good order: %s", self._path, exc)

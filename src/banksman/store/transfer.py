@@ -1,0 +1,443 @@
+"""A session as a file, out of one store and into another: `export`, `export_to`, `import_session`.
+
+The file has one JSON object a line:
+
+    {"banksman": "session", "version": 1, "id": …, "name": …, "agent": …, "created": …, "first": 1, "last": 74}
+    {"seq": 1, "epoch": 1, "at": 1700000000.25, "turn": "t-1", "kind": "turn.queued", "body": {…}}
+    {"seq": 2, "epoch": 1, "at": …, "turn": "t-1", "kind": "update", "frame": "{\\"type\\":…}"}
+    …
+    {"end": true, "events": 74, "sha256": …}
+
+The data of an event comes back byte for byte, and that decides how it is written. One of our own kinds is its `body`,
+unless another encoder wrote it, so that ours would make other bytes of it; a frame is a text, because the spaces and
+escapes of the agent's JSON are a part of what it said. What cannot be written so is base64, in `data64` and `frame64`.
+The hash is of all lines before the last, newlines included: a file that was cut, edited or mixed up is known by it.
+
+What is exported ends at the head as it is when the export begins; a session may be written meanwhile. What retention
+has taken is not in it, and neither is the snapshot: it is made of the events, and another version may make another.
+
+An import reads the file twice, both times one line after the other, so that neither a large file nor a bad one costs
+memory, or leaves half a session: first all of it is looked at, then the engine takes it. The second reading checks
+as much as the first, since the file may be another by then, and the engine takes all or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeGuard, cast
+
+from banksman.core.event import SENT, UPDATE, Entry, Event, entry
+from banksman.errors import StoreError, StoreFull, UsageError
+from banksman.store.log import Chunk, Known, Log
+
+VERSION = 1
+# A frame is at most 32 MiB, and twice that as text at the worst: past it base64 is shorter. A prompt has no such bound,
+# but one of this length was never sent.
+LINE_BYTES_MAX = 256 << 20
+# Our own bodies are flat. One that might be too deep for a decoder is not decoded at all.
+BODY_BRACKETS_MAX = 500
+# What is handed to the engine at once: neither a chunk an event, nor a session a chunk.
+CHUNK_EVENTS_MAX = 1000
+CHUNK_BYTES_MAX = 4 << 20
+# Lines are gathered to this before a thread writes them.
+WRITE_BYTES = 1 << 20
+# Whatever an engine keeps such a number in has room for it.
+NUMBER_MAX = (1 << 63) - 1
+
+AGAIN = "export it again, and copy the file whole"
+
+
+# -- out -------------------------------------------------------------------------------------------------------------
+async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
+    """The lines of the file, each with its newline, up to where the session is now. `session`: its id, or its name.
+
+    Reading needs no claim. `UsageError` if there is no such session, or nothing in it; `StoreError` if it is deleted,
+    or trimmed past where we are, before we have come to the end: what was yielded by then has no last line.
+    """
+    known = found(log, session)
+    header = {
+        **{"banksman": "session", "version": VERSION, "id": known.id, "name": known.name, "agent": known.agent},
+        **{"created": known.created, "first": known.first, "last": known.seq},
+    }
+    digest = hashlib.sha256()
+    line = line_of(header)
+    digest.update(line)
+    yield line
+    async for event in events_of(log, known):
+        line = _event_line(event)
+        if len(line) > LINE_BYTES_MAX:
+            hint = f"a line has at most {LINE_BYTES_MAX} bytes"
+            raise UsageError(f"event {event.seq} is too large for a file", hint=hint, session=known.id, seq=event.seq)
+        digest.update(line)
+        yield line
+    yield line_of({"end": True, "events": known.seq - known.first + 1, "sha256": digest.hexdigest()})
+
+
+async def export_to(log: Log, session: str, path: str | os.PathLike[str]) -> None:
+    """`export` to a file that is there whole or not at all, for its owner only. See `write_new`."""
+    await write_new(path, export(log, session))
+
+
+def found(log: Log, session: str) -> Known:
+    """A session that has something to be read."""
+    known = log.find(session)
+    if known is None:
+        raise UsageError("there is no such session", hint="by its id, or by its name", session=session)
+    if known.seq < known.first:
+        raise UsageError("the session has no events", hint="nothing was asked of it yet", session=known.id)
+    return known
+
+
+async def events_of(log: Log, known: Known) -> AsyncIterator[Event]:
+    """What a session had when it was found, every event of it, or `StoreError`."""
+    after = known.first - 1
+    while after < known.seq:
+        page = await log.read(known.id, after)
+        if page.gap is not None or not page.events:
+            hint = "it was trimmed or deleted meanwhile; try again"
+            raise StoreError(f"the events after {after} are no longer there", hint=hint, session=known.id, after=after)
+        for event in page.events:
+            assert event.seq == after + 1
+            if event.seq > known.seq:
+                return
+            yield event
+            after = event.seq
+
+
+def line_of(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _event_line(event: Event) -> bytes:
+    data = event.data
+    line: dict[str, Any] = {"seq": event.seq, "epoch": event.epoch, "at": event.at}
+    line |= {"turn": event.turn, "kind": event.kind}
+    if event.is_frame:
+        line |= frame_of(data)
+    elif _is_ours(event.kind, data):
+        # As it is, not encoded anew: it is one line, or it would not be what our encoder makes.
+        return line_of(line)[:-2] + b',"body":' + data + b"}\n"
+    else:
+        line["data64"] = base64.b64encode(data).decode()
+    return line_of(line)
+
+
+def frame_of(data: bytes) -> dict[str, str]:
+    """A frame as a member of a line: as text, if it is one and JSON does not make it twice as long."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return {"frame64": base64.b64encode(data).decode()}
+    # Only control characters take six bytes for one; quotes and backslashes take two.
+    if sum(data.count(bytes((code,))) for code in range(32)) * 6 > len(data) + 64:
+        return {"frame64": base64.b64encode(data).decode()}
+    return {"frame": text}
+
+
+def _is_ours(kind: str, data: bytes) -> bool:
+    """Whether the decoded body, encoded again, is this data."""
+    if data.count(b"{") + data.count(b"[") > BODY_BRACKETS_MAX:
+        return False
+    try:
+        body: Any = json.loads(data)
+        return isinstance(body, dict) and _encoded(kind, cast(dict[str, Any], body)) == data
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return False
+
+
+def _encoded(kind: str, body: dict[str, Any]) -> bytes:
+    return entry(None, kind, **body)[2]
+
+
+async def write_new(path: str | os.PathLike[str], lines: AsyncIterator[bytes]) -> None:
+    """Write a new file for its owner only (0600), which appears under its name when it is whole and on the disk.
+
+    `UsageError` if there is something of that name, or no folder that we may write to; `StoreError` if the disk fails.
+    Whatever goes wrong, cancellation included, nothing is left.
+    """
+    target = _absolute(path)
+    _check_absent(target)
+    partial, file = _opened(target)
+    try:
+        with file:
+            await _write(file, lines)
+        _put(partial, target)
+    except OSError as exc:
+        raise _unwritable(target, exc) from exc
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """Said now: whoever changes the working folder while we wait must not change what is meant."""
+    return os.path.abspath(path)
+
+
+def _opened(target: str) -> tuple[str, BinaryIO]:
+    folder, name = os.path.split(target)
+    partial = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.part")
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise _unwritable(target, exc) from exc
+    return partial, open(fd, "wb", buffering=0)
+
+
+async def _write(file: BinaryIO, lines: AsyncIterator[bytes]) -> None:
+    waiting = bytearray()
+    async for line in lines:
+        waiting += line
+        if len(waiting) >= WRITE_BYTES:
+            await _in_thread(file, waiting)
+            waiting = bytearray()
+    await _in_thread(file, waiting, is_last=True)
+
+
+async def _in_thread(file: BinaryIO, data: bytearray, *, is_last: bool = False) -> None:
+    def write() -> None:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+        if is_last:
+            os.fsync(file.fileno())
+
+    writing = asyncio.ensure_future(asyncio.to_thread(write))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        # The file is closed next, and its number may be another's by the time the thread writes to it: so the thread is
+        # waited for, however often we are cancelled. It has a bounded piece to write.
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([writing])
+        writing.exception()
+        raise
+
+
+def _put(partial: str, target: str) -> None:
+    """Give it its name, unless somebody has it by now: a rename would take it away, a link does not."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        _check_absent(target)
+        raise
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # No hard links here (FAT, some network drives). Between these two lines somebody may still come.
+        _check_absent(target)
+        os.rename(partial, target)
+    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_absent(target: str) -> None:
+    if os.path.lexists(target):
+        raise UsageError(f"there is a file {target} already", hint="remove it, or take another name", path=target)
+
+
+def _unwritable(target: str, exc: OSError) -> UsageError | StoreError:
+    why = os.strerror(exc.errno) if exc.errno else str(exc)
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"cannot write {target}: {why}", hint="make room, and try again", path=target)
+    if isinstance(exc, FileNotFoundError | NotADirectoryError | PermissionError) or exc.errno == errno.EROFS:
+        return UsageError(f"cannot write {target}: {why}", hint="a folder that is there and ours to write", path=target)
+    return StoreError(f"cannot write {target}: {why}", path=target)
+
+
+# -- in --------------------------------------------------------------------------------------------------------------
+class _Header(NamedTuple):
+    agent: str
+    first: int
+    last: int
+
+
+class _Line(NamedTuple):
+    """One event of the file."""
+
+    seq: int
+    epoch: int
+    at: float
+    entry: Entry
+
+
+async def import_session(log: Log, path: str | os.PathLike[str], *, session: str, name: str | None) -> int:
+    """Make a session of an exported file, under this id and name: how many events it has.
+
+    `UsageError` says which line is wrong, and nothing is written. So it is if there is such a session, and `NameTaken`
+    if the name is another's. Cancelled while the file is looked at, nothing is written either; the look goes on in its
+    thread to the end of the file.
+    """
+    file = _absolute(path)
+    header = await asyncio.to_thread(_check, file)
+
+    def chunks() -> Iterator[Chunk]:
+        return _chunks(file)
+
+    await log.restore(session, name=name, agent=header.agent, chunks=chunks)
+    return header.last - header.first + 1
+
+
+def _check(path: str) -> _Header:
+    reader = _Reader(path)
+    for _ in reader.lines():
+        pass
+    assert reader.header is not None
+    return reader.header
+
+
+def _chunks(path: str) -> Generator[Chunk]:
+    """The events, those together that have their epoch and time in common."""
+    waiting: list[_Line] = []
+    weight = 0
+    for line in _Reader(path).lines():
+        if waiting:
+            is_other = (line.epoch, line.at) != (waiting[0].epoch, waiting[0].at)
+            if is_other or len(waiting) >= CHUNK_EVENTS_MAX or weight >= CHUNK_BYTES_MAX:
+                yield _chunk(waiting)
+                waiting, weight = [], 0
+        waiting.append(line)
+        weight += len(line.entry[2])
+    assert waiting
+    yield _chunk(waiting)
+
+
+def _chunk(lines: list[_Line]) -> Chunk:
+    return Chunk(lines[0].seq, lines[0].epoch, lines[0].at, [line.entry for line in lines])
+
+
+class _Reader:
+    """One reading of a file from its first line to its last, with everything checked on the way."""
+
+    def __init__(self, path: str) -> None:
+        self.header: _Header | None = None
+        self._path = path
+        self._number = 0
+
+    def lines(self) -> Generator[_Line]:
+        try:
+            with open(self._path, "rb") as file:
+                yield from self._lines(file)
+        except (FileNotFoundError, IsADirectoryError, PermissionError, NotADirectoryError) as exc:
+            hint = "a file that was exported, and that we may read"
+            raise UsageError(f"cannot read {self._path}: {exc.strerror}", hint=hint, path=self._path) from exc
+        except OSError as exc:
+            raise StoreError(f"cannot read {self._path}: {exc.strerror}", path=self._path) from exc
+
+    def _lines(self, file: BinaryIO) -> Generator[_Line]:
+        digest = hashlib.sha256()
+        raw = self._next(file)
+        digest.update(raw)
+        header = self.header = self._header(self._decoded(raw))
+        seq, epoch = header.first - 1, 1
+        while True:
+            raw = self._next(file)
+            value = self._decoded(raw)
+            if "end" in value:
+                break
+            digest.update(raw)
+            line = self._line(value)
+            if line.seq != seq + 1 or line.seq > header.last:
+                self._refuse(f"event {line.seq} does not follow {seq}", AGAIN)
+            if line.epoch < epoch:
+                self._refuse(f"the epoch falls from {epoch} to {line.epoch}", AGAIN)
+            seq, epoch = line.seq, line.epoch
+            yield line
+        if seq != header.last or value.get("events") != header.last - header.first + 1:
+            self._refuse(f"there are events up to {seq}, and should be up to {header.last}", AGAIN)
+        if value.get("sha256") != digest.hexdigest():
+            self._refuse("the lines are not those that were exported: their hash is another", AGAIN)
+        if file.read(1):
+            self._number += 1
+            self._refuse("something follows the end", AGAIN)
+
+    def _next(self, file: BinaryIO) -> bytes:
+        self._number += 1
+        raw = file.readline(LINE_BYTES_MAX + 1)
+        if len(raw) > LINE_BYTES_MAX:
+            self._refuse(f"a line has at most {LINE_BYTES_MAX} bytes", "is this an exported session?")
+        if not raw and self._number == 1:
+            self._refuse("the file is empty", AGAIN)
+        if not raw.endswith(b"\n"):
+            self._refuse("the file was cut here", AGAIN)
+        return raw
+
+    def _decoded(self, raw: bytes) -> dict[str, Any]:
+        try:
+            value: Any = json.loads(raw)
+        except (ValueError, RecursionError) as exc:
+            self._refuse(f"this is no JSON: {exc}"[:200], AGAIN, exc)
+        if not isinstance(value, dict):
+            self._refuse("this is no JSON object", AGAIN)
+        return cast(dict[str, Any], value)
+
+    def _header(self, value: dict[str, Any]) -> _Header:
+        if value.get("banksman") != "session":
+            what = "a bundle for a bug report" if value.get("banksman") == "bundle" else "no exported session"
+            self._refuse(f"this is {what}", "take a file that was made by an export")
+        version = value.get("version")
+        if not _is_number(version):
+            self._refuse("the version is no number", AGAIN)
+        if version != VERSION:
+            self._refuse(f"a newer Banksman has written this, in version {version}", "use that one, or a newer one")
+        first, last = value.get("first"), value.get("last")
+        if not _is_number(first) or not _is_number(last) or last < first:
+            self._refuse(f"there are no events from {first!r:.40} to {last!r:.40}", AGAIN)
+        agent = value.get("agent")
+        if not isinstance(agent, str):
+            self._refuse("the agent is no text", AGAIN)
+        return _Header(agent, first, last)
+
+    def _line(self, value: dict[str, Any]) -> _Line:
+        seq, epoch, at = value.get("seq"), value.get("epoch"), value.get("at")
+        turn, kind = value.get("turn"), value.get("kind")
+        if not _is_number(seq) or not _is_number(epoch):
+            self._refuse("seq and epoch are numbers from 1 on", AGAIN)
+        if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+            self._refuse("the time is no number", AGAIN)
+        if not (turn is None or isinstance(turn, str)) or not isinstance(kind, str) or not kind:
+            self._refuse("the turn is a text or null, and the kind is a text", AGAIN)
+        return _Line(seq, epoch, float(at), (turn, kind, self._data(kind, value)))
+
+    def _data(self, kind: str, value: dict[str, Any]) -> bytes:
+        allowed = ("frame", "frame64") if kind in (UPDATE, SENT) else ("body", "data64")
+        held = [name for name in ("body", "data64", "frame", "frame64") if name in value]
+        if len(held) != 1 or held[0] not in allowed:
+            self._refuse(f"an event of this kind has either {' or '.join(allowed)}", AGAIN)
+        content = value[held[0]]
+        try:
+            match held[0]:
+                case "body" if isinstance(content, dict):
+                    return _encoded(kind, cast(dict[str, Any], content))
+                case "frame" if isinstance(content, str):
+                    return content.encode()
+                case "frame64" | "data64" if isinstance(content, str):
+                    return base64.b64decode(content, validate=True)
+                case _:
+                    self._refuse(f"{held[0]} is of the wrong type", AGAIN)
+        except (ValueError, TypeError, OverflowError, RecursionError, binascii.Error) as exc:
+            if isinstance(exc, UsageError):
+                raise
+            self._refuse(f"{held[0]} cannot be what was stored: {exc}"[:200], AGAIN, exc)
+
+    def _refuse(self, what: str, hint: str, cause: BaseException | None = None) -> NoReturn:
+        message = f"{self._path}, line {self._number}: {what}"
+        raise UsageError(message, hint=hint, path=self._path, line=self._number) from cause
+
+
+def _is_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= NUMBER_MAX

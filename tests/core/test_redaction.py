@@ -1,0 +1,249 @@
+"""Secrets out of lines: found however they are written, and a line of JSON stays one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banksman.core.event import UPDATE, Entry
+from banksman.core.redaction import REDACTED, SECRET_CHARS_MAX, SECRET_CHARS_MIN, Redactor, in_strings
+from banksman.errors import UsageError
+
+SECRET = "sk-live-0123456789"
+
+# Few characters, so that secrets meet, overlap and stand beside escapes; among them all that have a spelling of theirs.
+letters = st.sampled_from('abntu0"\\/\n %+é😀<')
+texts = st.text(letters, max_size=12)
+secrets = st.lists(st.text(letters, min_size=SECRET_CHARS_MIN, max_size=8), min_size=1, max_size=3)
+
+
+def escaped(text: str) -> str:
+    """As an encoder may write it that escapes everything by its code."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+def covered(text: str, found: list[str]) -> str:
+    """A text without any of these, by looking at each place of each: what overlaps goes together."""
+    spans = sorted(
+        (place, place + len(secret)) for secret in found for place in range(len(text)) if text.startswith(secret, place)
+    )
+    out, kept_from = "", 0
+    while spans:
+        start, end = spans.pop(0)
+        while spans and spans[0][0] < end:
+            end = max(end, spans.pop(0)[1])
+        out += text[kept_from:start] + REDACTED
+        kept_from = end
+    return out + text[kept_from:]
+
+
+def everywhere(value: Any, found: list[str]) -> Any:
+    match value:
+        case str():
+            return covered(value, found)
+        case list():
+            return [everywhere(item, found) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        case dict():
+            return {covered(name, found): everywhere(item, found) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case _:
+            return value
+
+
+# -- where and how it is found ---------------------------------------------------------------------------------------
+WRITTEN: dict[str, Callable[[str], bytes]] = {
+    "as it is": lambda secret: secret.encode(),
+    "JSON in ASCII": lambda secret: json.dumps([secret]).encode(),
+    "JSON in UTF-8": lambda secret: json.dumps([secret], ensure_ascii=False).encode(),
+    "JSON with escaped slashes": lambda secret: json.dumps([secret]).replace("/", "\\/").encode(),
+    "JSON, all by code": lambda secret: f'["{escaped(secret)}"]'.encode(),
+    "JSON, codes in capitals": lambda secret: f'["{escaped(secret).upper().replace("U", "u")}"]'.encode(),
+    "JSON in JSON": lambda secret: json.dumps(json.dumps({"key": secret})).encode(),
+    "JSON in no JSON": lambda secret: f"x {json.dumps(secret)[1:-1]} {{".encode(),
+    "percent-encoded": lambda secret: quote(secret, safe="").encode(),
+    "as a form has it": lambda secret: quote_plus(secret).encode(),
+    "percent-encoded in lower case": lambda secret: quote_plus(secret).lower().encode(),
+    "percent-encoded in JSON": lambda secret: json.dumps({"url": f"?key={quote(secret)}"}).encode(),
+    "between bytes that are no text": lambda secret: b"\xff\xfe" + secret.encode() + b"\x00\xff",
+}
+SECRETS = (
+    SECRET,
+    "pass/word+plus=",
+    'quo"te back\\slash',
+    "pässwörd",
+    "пароль",
+    "tab\tnew\nline",
+    "key😀key",
+    "%41%42",
+    "//////",
+)
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_secret_is_found_however_it_is_written(secret: str, written: str) -> None:
+    redacted = Redactor([secret, "another-secret"]).redact(WRITTEN[written](secret))
+    assert REDACTED.encode() in redacted
+    for spelling in (secret, json.dumps(secret)[1:-1], escaped(secret), quote(secret, safe=""), quote_plus(secret)):
+        assert spelling.encode() not in redacted
+
+
+def test_all_else_in_a_line_stays_as_it_was_byte_for_byte() -> None:
+    line = b'{ "a" : 1.50, "b\\/c":"\\u0041", "d":"x %b y", "e":1e400 ,"f":[true,null]}\r\n' % SECRET.encode()
+    expected = b'{ "a" : 1.50, "b\\/c":"\\u0041", "d":"x [redacted] y", "e":1e400 ,"f":[true,null]}\r\n'
+    assert Redactor([SECRET]).redact(line) == expected
+
+
+def test_what_has_no_secret_is_the_same_object() -> None:
+    redactor = Redactor([SECRET, "пароль"])
+    for line in (b"", b'{"a":"100%, \\u00e9"}', b"no JSON, 100% \\u00", b'"' + SECRET[:-1].encode() + b'"'):
+        assert redactor.redact(line) is line
+
+
+def test_an_escape_is_never_cut() -> None:
+    """`\\t` and then `oken-1` is no `token-1`; and if it were taken for one, a lone backslash would be left."""
+    line = b'{"a":"\\token-1","b":"\\\\token-1"}'
+    assert Redactor(["token-1"]).redact(line) == b'{"a":"\\token-1","b":"\\\\[redacted]"}'
+    coded = b'{"a":"\\u12345678"}'
+    assert Redactor(["345678"]).redact(coded) is coded
+
+
+def test_a_name_of_a_member_and_a_number_are_no_hiding_places() -> None:
+    line = b'{"id-12345678":[12345678,-0.12345678e5,1234567]}'
+    expected = b'{"id-[redacted]":["[redacted]","-0.[redacted]e5",1234567]}'
+    assert Redactor(["12345678"]).redact(line) == expected
+
+
+def test_of_secrets_that_contain_or_overlap_each_other_nothing_is_left() -> None:
+    redactor = Redactor(["secret", "secret-and-more", "more-of-it"])
+    assert redactor.redact(b"<secret-and-more>") == b"<[redacted]>"
+    assert redactor.redact(b"<secret-and-more-of-it>") == b"<[redacted]>"
+    assert redactor.redact(b"<secretsecret>") == b"<[redacted][redacted]>"
+    assert Redactor(["aaaaaa"]).redact(b"<aaaaaaaa>") == b"<[redacted]>"
+
+
+def test_half_of_a_surrogate_pair_beside_a_secret_stays() -> None:
+    """JavaScript cuts texts where it likes, and writes what is left of a character by its code."""
+    line = b'{"a":"\\ud83d ' + SECRET.encode() + b' \\ude00","b":"\\ud800"}'
+    assert json.loads(Redactor([SECRET]).redact(line)) == {"a": "\ud83d [redacted] \ude00", "b": "\ud800"}
+
+
+def test_a_line_that_was_cut_is_redacted_as_text() -> None:
+    line = b'{"a":"x","b":"' + SECRET.encode() + b" and"
+    assert Redactor([SECRET]).redact(line) == b'{"a":"x","b":"[redacted] and'
+
+
+# -- the law ---------------------------------------------------------------------------------------------------------
+values = st.recursive(
+    st.none() | st.booleans() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.data(), secrets)
+def test_the_strings_of_a_line_lose_the_secret_and_nothing_else_changes(data: st.DataObject, found: list[str]) -> None:
+    # What is escaped twice or percent-encoded is found too; the law is of texts in which a secret stands only plainly.
+    spelled = {"\\", "%", "+"}
+    found = [secret for secret in found if not spelled & {*secret}] or ["ab/\n é"]
+    clean = st.text(letters.filter(lambda letter: letter not in spelled), max_size=4)
+    text = st.lists(clean | st.sampled_from(found), max_size=5).map("".join)
+    value = data.draw(
+        st.recursive(
+            st.none() | text,
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+            max_leaves=8,
+        )
+    )
+    line = json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()
+    if data.draw(st.booleans()):
+        line = line.replace(b"/", b"\\/")
+    redacted = Redactor(found).redact(line)
+    assert json.loads(redacted) == everywhere(value, found)
+
+
+@given(values, secrets, st.booleans())
+def test_whatever_the_secrets_a_line_of_json_stays_one(value: Any, found: list[str], is_ascii: bool) -> None:
+    redactor = Redactor(found)
+    line = json.dumps(value, ensure_ascii=is_ascii).encode()
+    redacted = redactor.redact(line)
+    text = json.dumps(json.loads(redacted), ensure_ascii=False)
+    for secret in found:
+        # In the strings: JSON's own punctuation is nobody's secret.
+        assert json.dumps(secret, ensure_ascii=False)[1:-1] not in text.replace(REDACTED, "\0")
+    assert redactor.redact(redacted) == redacted or any(secret in REDACTED for secret in found)
+
+
+@given(st.binary(max_size=30), st.binary(max_size=30), secrets)
+def test_bytes_that_are_no_text_lose_the_secret_and_keep_the_rest(
+    before: bytes, after: bytes, found: list[str]
+) -> None:
+    alone = ["zyxwvuts"]
+    assert Redactor(alone).redact(before + b"zyxwvuts" + after) == before + b"[redacted]" + after
+    Redactor(found).redact(before + after)
+
+
+# -- entries ---------------------------------------------------------------------------------------------------------
+def test_entries_without_a_secret_are_the_same_object() -> None:
+    redactor = Redactor([SECRET])
+    for entries in (
+        [],
+        [("t", UPDATE, b"{}")],
+        [("t", UPDATE, b'{"a":"\\u0041 100%"}'), (None, UPDATE, b"\xff")],
+        [("t", UPDATE, SECRET[:9].encode()), ("t", UPDATE, SECRET[9:].encode())],
+    ):
+        assert redactor.entries(entries) is entries
+
+
+@pytest.mark.parametrize("others", [0, 1, 40])
+def test_entries_with_a_secret_are_replaced_and_the_given_ones_left_alone(others: int) -> None:
+    other: Entry = ("t", UPDATE, b'{"a":"\\u0041"}')
+    prompted: Entry = (None, "turn.queued", b'{"prompt":"' + SECRET.encode() + b'"}')
+    entries = [*[other] * others, prompted]
+    redacted = Redactor([SECRET]).entries(entries)
+    assert list(redacted) == [*[other] * others, (None, "turn.queued", b'{"prompt":"[redacted]"}')]
+    assert SECRET.encode() in entries[-1][2]
+
+
+# -- what it is given ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "secret", ["", "a" * (SECRET_CHARS_MIN - 1), "a" * (SECRET_CHARS_MAX + 1), b"0123456789", None, 7, "\ud800-secret"]
+)
+def test_what_can_be_no_secret_is_refused_and_never_shown(secret: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        Redactor([SECRET, secret])
+    assert refused.value.hint
+    shown = str(refused.value)
+    assert SECRET not in shown
+    assert not secret or str(secret) not in shown
+
+
+@pytest.mark.parametrize("given", [SECRET, b"0123456", None, 7])
+def test_one_text_is_no_list_of_secrets(given: Any) -> None:
+    with pytest.raises(UsageError):
+        Redactor(given)
+
+
+def test_the_longest_and_the_shortest_secrets_are_found() -> None:
+    for secret in ("q" * SECRET_CHARS_MIN, "qx" * (SECRET_CHARS_MAX // 2)):
+        assert Redactor([secret]).redact(secret.encode()) == b"[redacted]"
+
+
+def test_it_shows_none_of_its_secrets() -> None:
+    assert repr(Redactor([SECRET, "пароль"])) == "<Redactor secrets=2>"
+
+
+def test_without_secrets_nothing_is_found() -> None:
+    line = b"100% \\u0041"
+    assert Redactor([]).redact(line) is line
+
+
+def test_any_change_can_be_made_to_the_strings_of_a_line() -> None:
+    assert in_strings(b'{"a":["b",1]}', str.upper) == b'{"A":["B",1]}'
+    assert in_strings(b"a \xff b", str.upper) == b"A \xff B"

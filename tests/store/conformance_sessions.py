@@ -1,0 +1,406 @@
+"""The sessions of a store: what is known of them, names, what is deleted and restored. A part of the suite in
+`conformance`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.store.kit import (
+    AT,
+    Answers,
+    Opens,
+    Writer,
+    chunk,
+    data,
+    everything,
+    everything_placed,
+    follow,
+    known,
+    lines,
+    outcomes,
+    until,
+)
+
+from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
+from banksman.store.log import Chunk, Head, Log
+
+
+def ids(log: Log) -> list[str]:
+    return [one.id for one in log.sessions()]
+
+
+class SessionsConformance(Opens):
+    # Many sessions.
+
+    async def test_sessions_are_listed_in_the_order_of_their_first_claim(self) -> None:
+        async with self.opened() as log:
+            for name in ("b", "a", "c", "a", "b"):
+                await log.claim(name)
+            assert ids(log) == ["b", "a", "c"]
+
+    async def test_two_sessions_do_not_disturb_each_other(self) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+            one.append(b"1")
+            two.append(b"2")
+            one.append(b"x", seq=9)
+            two.append(b"22")
+            one.append(b"xx")
+            await log.claim("one")
+            two.append(b"222")
+            await log.delete("one")
+            two.append(b"2222")
+            assert (await one.answers.all())[1:] == [NotOwner, NotOwner]
+            assert await two.answers.all() == [None] * 4
+            assert log.head("two") == Head(epoch=two.epoch, seq=4, first=1)
+            assert data(await everything(log, "two")) == [b"2", b"22", b"222", b"2222"]
+
+    # Deleting.
+
+    async def test_a_deleted_session_is_as_if_it_had_never_been(self) -> None:
+        async with self.opened() as log:
+            for name in ("a", "s", "b"):
+                await (await Writer.claim(log, name)).commit(b"a", b"b")
+            await log.delete("s")
+            await log.delete("never known")
+            assert log.head("s") == Head(epoch=0, seq=0, first=1)
+            assert await log.read("s", 0) == ((), None)
+            assert ids(log) == ["a", "b"]
+            assert log.find("s") is None
+            assert len(await everything(log, "a")) == 2
+
+    async def test_the_writer_of_a_deleted_session_is_refused_for_good(self) -> None:
+        async with self.opened() as log:
+            await log.claim("s")
+            old = await Writer.claim(log)
+            await log.delete("s")
+            old.append(b"x")
+            old.append(b"x", seq=0)
+            new = await Writer.claim(log)
+            assert new.epoch > old.epoch
+            assert new.seq == 0
+            old.append(b"x", seq=0)
+            new.append(b"a")
+            assert await old.answers.all() == [NotOwner] * 3
+            assert await new.answers.all() == [None]
+            assert [(event.epoch, event.seq, event.data) for event in await everything(log)] == [(new.epoch, 1, b"a")]
+            assert ids(log) == ["s"]
+
+    async def test_what_was_appended_before_a_delete_is_gone_and_answered(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"a")
+            writer.append(b"b")
+            await log.delete("s")
+            assert log.head("s").seq == 0
+            assert await writer.answers.all() in ([None, None], [None, NotOwner], [NotOwner, NotOwner])
+            assert await log.read("s", 0) == ((), None)
+            assert log.sessions() == []
+
+    async def test_whoever_waits_on_a_session_that_is_deleted_is_told(self) -> None:
+        async with self.opened() as log:
+            await (await Writer.claim(log)).commit(b"a")
+            waits = [asyncio.ensure_future(log.wait_past("s", seq)) for seq in (1, 2)]
+            await asyncio.sleep(0)
+            await log.delete("s")
+            new = await Writer.claim(log)
+            again = asyncio.ensure_future(follow(log, 1))
+            await asyncio.sleep(0)
+            await new.commit(b"b", b"c", b"d")
+            for wait in waits:
+                with pytest.raises(StoreError):
+                    await wait
+            assert data(await again)[:1] == [b"b"]
+
+    async def test_what_was_not_answered_before_a_delete_lets_nobody_through_after_it(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"old")
+            await log.delete("s")
+            # It begins after the delete, and the answer may be due still: what it waits for is new.
+            reader = asyncio.ensure_future(follow(log, 1))
+            await asyncio.sleep(0)
+            await writer.answers.all()
+            await (await Writer.claim(log)).commit(b"new")
+            assert data(await reader) == [b"new"]
+
+    # What is known of a session.
+
+    async def test_a_session_is_known_by_what_it_was_made_with(self) -> None:
+        async with self.opened() as log:
+            before = time.time()
+            epoch = await log.claim("s", name="fix-ci", agent="claude")
+            after = time.time()
+            await log.claim("plain")
+            first, second = log.sessions()
+            assert first == known(log, "s")
+            assert first[:6] == ("s", "fix-ci", "claude", epoch, 0, 1)
+            assert second[:3] == ("plain", None, "")
+            assert before <= first.created <= after
+            assert first.changed == first.created
+            owner = first.owner
+            assert owner is not None
+            assert (owner.pid, owner.is_here, owner.is_alive) == (os.getpid(), True, True)
+
+    async def test_a_session_that_is_there_keeps_what_it_has(self) -> None:
+        async with self.opened() as log:
+            writer = Writer(log, "s", await log.claim("s", name="fix-ci", agent="claude"), 0)
+            await writer.commit(b"a", b"b")
+            created = known(log).created
+            # Not even a name that another one has is looked at.
+            await log.claim("other", name="taken")
+            for name in ("another", "taken", None):
+                epoch = await log.claim("s", name=name, agent="codex")
+                assert known(log)[:6] == ("s", "fix-ci", "claude", epoch, 2, 1)
+                assert known(log).created == created
+            assert ids(log) == ["s", "other"]
+
+    async def test_a_listing_shows_the_head_and_the_time_of_the_last_event(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"a", b"b", at=12.5)
+            writer.advance()
+            writer.append(b"c", at=11.0)
+            writer.append(at=99.0)
+            assert await writer.answers.all() == [None] * 4
+            one = known(log)
+            assert (one.epoch, one.seq, one.first, one.changed) == (writer.epoch, 3, 1, 11.0)
+            assert log.head("s") == (one.epoch, one.seq, one.first)
+
+    async def test_one_is_found_by_its_id_else_by_its_name(self) -> None:
+        async with self.opened() as log:
+            await log.claim("one", name="two")
+            await log.claim("two", name="three")
+            assert known(log, "one").id == "one"
+            assert known(log, "two").id == "two"
+            assert known(log, "three").id == "two"
+            assert log.find("four") is None
+            await log.delete("two")
+            assert known(log, "two").id == "one"
+            assert log.find("three") is None
+
+    async def test_whoever_does_not_own_it_any_more_is_not_shown(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.release()
+            await until(lambda: known(log).owner is None)
+            await log.claim("s")
+            assert known(log).owner is not None
+
+    # Names.
+
+    async def test_a_name_has_one_session_and_whoever_comes_later_is_told_which(self) -> None:
+        async with self.opened() as log:
+            await log.claim("one", name="fix-ci")
+            with pytest.raises(NameTaken) as raised:
+                await log.claim("two", name="fix-ci")
+            assert raised.value.ids["session"] == "one"
+            # It has not been made.
+            assert ids(log) == ["one"]
+            assert log.head("two").epoch == 0
+            await log.claim("two", name="fix-cd")
+            for session in ("three", "four"):
+                await log.claim(session)  # No name is no name: any number have it.
+
+    async def test_a_name_is_free_again_when_its_session_is_deleted_and_not_when_it_is_released(self) -> None:
+        async with self.opened() as log:
+            log.release("one", await log.claim("one", name="fix-ci"))
+            with pytest.raises(NameTaken):
+                await log.claim("two", name="fix-ci")
+            await log.delete("one")
+            await log.claim("two", name="fix-ci")
+            assert known(log, "fix-ci").id == "two"
+
+    async def test_many_that_want_one_name_at_once_do_not_share_it(self) -> None:
+        async with self.opened() as log:
+            got = await outcomes(*[log.claim(f"s{number}", name="fix-ci") for number in range(10)])
+            assert [type(one) for one in got if not isinstance(one, int)] == [NameTaken] * 9
+            assert len(log.sessions()) == 1
+
+    async def test_a_session_is_renamed_by_who_knows_its_name(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await log.rename("s", "a", expected=None)
+            assert known(log, "a").id == "s"
+            await log.rename("s", "b", expected="a")
+            assert known(log, "b").id == "s"
+            assert log.find("a") is None
+            await log.rename("s", "b", expected="b")
+            assert known(log).name == "b"
+            await log.rename("s", None, expected="b")
+            assert known(log).name is None
+            assert log.find("b") is None
+            # It is no matter of who writes: the owner has not noticed, and one that nobody owns is renamed too.
+            await writer.commit(b"a")
+            writer.release()
+            await log.rename("s", "c", expected=None)
+            assert known(log, "c").seq == 1
+
+    async def test_a_rename_by_who_read_earlier_changes_nothing(self) -> None:
+        async with self.opened() as log:
+            await log.claim("one", name="a")
+            await log.claim("two", name="b")
+            for session, name, expected in [
+                ("one", "c", "b"),
+                ("one", "c", None),
+                ("one", None, None),
+                ("one", "a", "c"),
+                ("unknown", "c", None),
+                # Also what would be taken is first of all not where it is expected.
+                ("one", "b", "c"),
+            ]:
+                with pytest.raises(UsageError):
+                    await log.rename(session, name, expected=expected)
+            assert [(one.id, one.name) for one in log.sessions()] == [("one", "a"), ("two", "b")]
+
+    async def test_no_session_gets_a_name_that_another_has(self) -> None:
+        async with self.opened() as log:
+            await log.claim("one", name="a")
+            await log.claim("two")
+            with pytest.raises(NameTaken) as raised:
+                await log.rename("two", "a", expected=None)
+            assert raised.value.ids["session"] == "one"
+            assert [(one.id, one.name) for one in log.sessions()] == [("one", "a"), ("two", None)]
+            await log.rename("one", "b", expected="a")
+            await log.rename("two", "a", expected=None)
+            got = await outcomes(*[log.rename("one", f"n{number}", expected="b") for number in range(5)])
+            assert sorted(type(one).__name__ for one in got) == ["NoneType", *["UsageError"] * 4]
+            assert known(log, "one").name == f"n{got.index(None)}"
+
+    # Restoring.
+
+    async def test_a_session_that_was_kept_elsewhere_is_there_and_owned_by_nobody(self) -> None:
+        async with self.opened() as log:
+            history = [
+                chunk(1, b"a", b"b", epoch=2, at=12.5),
+                chunk(3, b"c", epoch=2),
+                chunk(4, b"d", epoch=7, at=99.0),
+            ]
+            await log.restore("s", name="fix-ci", agent="claude", chunks=lambda: history)
+            one = known(log, "fix-ci")
+            assert one[:7] == ("s", "fix-ci", "claude", 7, 4, 1, None)
+            assert one.changed == 99.0
+            assert log.head("s") == Head(epoch=7, seq=4, first=1)
+            assert [(event.epoch, event.at, event.data) for event in await everything(log)] == [
+                (2, 12.5, b"a"),
+                (2, 12.5, b"b"),
+                (2, AT, b"c"),
+                (7, 99.0, b"d"),
+            ]
+            assert await log.snapshot("s") is None
+            answers = Answers()
+            log.append("s", 7, 4, AT, lines(b"x"), answers.done())
+            assert await answers.all() == [NotOwner]
+            writer = await Writer.claim(log)
+            assert writer.epoch > 7
+            await writer.commit(b"e")
+            assert data(await everything(log)) == [b"a", b"b", b"c", b"d", b"e"]
+            assert data([one.event for one in await everything_placed(log)]) == [b"a", b"b", b"c", b"d", b"e"]
+
+    async def test_a_history_may_begin_where_an_older_one_was_cut_off(self) -> None:
+        async with self.opened() as log:
+            await log.restore("s", name=None, agent="", chunks=lambda: iter([chunk(5, b"e"), chunk(6, b"f", b"g")]))
+            assert log.head("s") == Head(epoch=1, seq=7, first=5)
+            page = await log.read("s", 0)
+            assert page.gap == (1, 4)
+            assert data(page.events) == [b"e", b"f", b"g"]
+            writer = await Writer.claim(log)
+            assert writer.seq == 7
+            await writer.commit(b"h")
+
+    async def test_who_waits_is_let_through_by_what_is_restored(self) -> None:
+        async with self.opened() as log:
+            position = (await log.read_many(None)).position
+            waits = [
+                asyncio.ensure_future(log.wait_past("s", 2)),
+                asyncio.ensure_future(log.wait_past_position(position)),
+            ]
+            await asyncio.sleep(0)
+            await log.restore("s", name=None, agent="", chunks=lambda: [chunk(1, b"a", b"b", b"c")])
+            await asyncio.gather(*waits)
+
+    @pytest.mark.parametrize(
+        "history",
+        [
+            [],
+            [chunk(1, b"a"), chunk(3, b"c")],
+            [chunk(1, b"a", b"b"), chunk(2, b"b")],
+            [chunk(1, b"a"), chunk(1, b"a")],
+            [chunk(2, b"b"), chunk(1, b"a")],
+            [chunk(0, b"a")],
+            [chunk(1, b"a", epoch=3), chunk(2, b"b", epoch=2)],
+        ],
+        ids=["none", "hole", "overlap", "twice", "backwards", "before the first", "epochs fall"],
+    )
+    async def test_what_is_no_history_is_not_restored(self, history: list[Chunk]) -> None:
+        async with self.opened() as log:
+            with pytest.raises(UsageError):
+                await log.restore("s", name="fix-ci", agent="", chunks=lambda: iter(history))
+            await self.check_nothing_was_left(log)
+
+    async def test_what_the_chunks_raise_is_raised_and_nothing_is_left(self) -> None:
+        async with self.opened() as log:
+
+            def chunks() -> Iterator[Chunk]:
+                yield chunk(1, b"a")
+                yield chunk(2, b"b")
+                raise ZeroDivisionError
+
+            def broken() -> Iterator[Chunk]:
+                raise ZeroDivisionError
+
+            for call in (chunks, broken):
+                with pytest.raises(ZeroDivisionError):
+                    await log.restore("s", name="fix-ci", agent="", chunks=call)
+                await self.check_nothing_was_left(log)
+
+    async def check_nothing_was_left(self, log: Log) -> None:
+        assert log.sessions() == []
+        assert log.head("s") == Head(epoch=0, seq=0, first=1)
+        assert await log.read("s", 0) == ((), None)
+        assert await everything_placed(log) == []
+        # Not the name either.
+        await log.claim("other", name="fix-ci")
+        await log.delete("other")
+
+    async def test_nothing_is_restored_over_what_is_there(self) -> None:
+        async with self.opened() as log:
+            await log.claim("s", name="fix-ci")
+            with pytest.raises(UsageError):
+                await log.restore("s", name="another", agent="", chunks=lambda: [chunk(1, b"x")])
+            with pytest.raises(NameTaken) as raised:
+                await log.restore("other", name="fix-ci", agent="", chunks=lambda: [chunk(1, b"x")])
+            assert raised.value.ids["session"] == "s"
+            assert ids(log) == ["s"]
+            assert known(log).seq == 0
+            await log.restore("other", name="another", agent="", chunks=lambda: [chunk(1, b"x")])
+            with pytest.raises(UsageError):
+                await log.restore("other", name="another", agent="", chunks=lambda: [chunk(1, b"x")])
+            assert sorted(ids(log)) == ["other", "s"]
+
+    async def test_of_many_that_restore_one_session_one_does(self) -> None:
+        async with self.opened() as log:
+            calls = [
+                log.restore("s", name=None, agent="", chunks=lambda: [chunk(1, b"x"), chunk(2, b"y")]) for _ in range(5)
+            ]
+            got = await outcomes(*calls)
+            assert sorted(type(one).__name__ for one in got) == ["NoneType", *["UsageError"] * 4]
+            assert data(await everything(log)) == [b"x", b"y"]
+
+    async def test_no_epoch_is_given_again_to_what_was_deleted_and_restored(self) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            for _ in range(5):
+                old.advance()
+            await old.commit(b"a")
+            await log.delete("s")
+            await log.restore("s", name=None, agent="", chunks=lambda: [chunk(1, b"a", epoch=1)])
+            new = await Writer.claim(log)
+            assert new.epoch > old.epoch
+            old.append(b"x", seq=1)
+            assert await old.answers.last() is not None
+            await new.commit(b"b")

@@ -1,0 +1,503 @@
+"""Who writes: claims, epochs, answers, leases. A part of the suite in `conformance`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from tests.store.kit import AT, Answers, Opens, Refusal, Writer, data, everything, known, lines, until
+
+from banksman.errors import NotOwner
+from banksman.store.log import Head
+
+
+class WritingConformance(Opens):
+    # One writer at a time.
+
+    async def test_a_session_that_was_never_claimed_is_at_zero_and_not_listed(self) -> None:
+        async with self.opened() as log:
+            assert log.head("s") == Head(epoch=0, seq=0, first=1)
+            assert await log.read("s", 0) == ((), None)
+            assert log.sessions() == []
+
+    async def test_each_claim_raises_the_epoch_and_moves_nothing_else(self) -> None:
+        async with self.opened() as log:
+            first = await log.claim("s")
+            writer = await Writer.claim(log)
+            await writer.commit(b"a", b"b")
+            third = await log.claim("s")
+            assert 0 < first < writer.epoch < third
+            assert log.head("s") == Head(epoch=third, seq=2, first=1)
+            assert [event.epoch for event in await everything(log)] == [writer.epoch] * 2
+
+    async def test_an_append_under_an_older_epoch_is_refused_whatever_it_holds(self) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            await old.commit(b"a")
+            await log.claim("s")
+            for what, seq in [((b"x",), 1), ((), 1), ((b"x",), 0), ((b"x", b"y"), 9)]:
+                old.append(*what, seq=seq)
+            assert (await old.answers.all())[1:] == [NotOwner] * 4
+            assert data(await everything(log)) == [b"a"]
+
+    async def test_an_append_under_an_epoch_that_was_never_given_is_refused(self) -> None:
+        async with self.opened() as log:
+            answers = Answers()
+            for epoch in (0, 1):
+                log.append("s", epoch, 0, AT, lines(b"x"), answers.done())
+            assert await answers.all() == [NotOwner, NotOwner]
+            assert log.sessions() == []
+            writer = await Writer.claim(log)
+            writer.append(b"x", epoch=writer.epoch + 1, seq=0)
+            assert await writer.answers.all() == [NotOwner]
+            assert log.head("s").seq == 0
+
+    @pytest.mark.parametrize("expected_seq", [-1, 0, 1, 3, 4, 1 << 40])
+    async def test_an_append_that_expects_another_seq_is_refused(self, expected_seq: int) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit(b"a", b"b")
+            writer.append(b"x", seq=expected_seq)
+            assert await writer.answers.all() == [None, NotOwner]
+            assert data(await everything(log)) == [b"a", b"b"]
+
+    async def test_of_two_writers_that_both_believe_to_be_the_owner_one_is_right(self) -> None:
+        async with self.opened() as log:
+            one = await Writer.claim(log)
+            answers = Answers()
+            one.append(b"one")
+            log.append("s", one.epoch, 0, AT, lines(b"two"), answers.done())
+            assert await one.answers.all() + await answers.all() == [None, NotOwner]
+            assert data(await everything(log)) == [b"one"]
+
+    async def test_what_is_called_by_who_read_earlier_changes_nothing(self) -> None:
+        """Scenario 51, within one host: whoever was the owner still believes to be, and says all that it can."""
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            await old.commit(b"a", snapshot=b"at 1")
+            assert await old.take("claude:x") is None
+            new = await Writer.claim(log)
+            assert await new.take("claude:y") is None
+            await new.commit(b"b", snapshot=b"at 2")
+            owner, name = known(log).owner, known(log).name
+            old.append(b"late", seq=2, snapshot=b"late")
+            old.append(seq=2, snapshot=b"late")
+            old.lease("claude:z")
+            old.lease(None)
+            old.release()
+            old.advance()
+            # It believes to have advanced until it is told that it has not: what it says is under an epoch that was
+            # never its own, and that must be nobody else's either.
+            old.append(b"late", seq=2, snapshot=b"late")
+            old.lease(None)
+            old.release()
+            new.append(b"c")
+            assert (await old.answers.all())[2:] == [NotOwner] * 7
+            assert await new.answers.all() == [None, None, None]
+            assert data(await everything(log)) == [b"a", b"b", b"c"]
+            assert await log.snapshot("s") == (2, b"at 2")
+            assert (known(log).owner, known(log).name, known(log).epoch) == (owner, name, new.epoch)
+            other = await Writer.claim(log, "other")
+            assert isinstance(await other.take("claude:y"), NotOwner)
+            assert await other.take("claude:x") is None
+
+    async def test_a_claim_takes_all_or_none_of_each_unanswered_append_and_the_new_owner_goes_on_from_there(
+        self,
+    ) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            chunks = [(b"a", b"b"), (b"c",), (b"d", b"e", b"f")]
+            for chunk in chunks:
+                old.append(*chunk)
+            new = await Writer.claim(log)  # Claims, and takes the head for its own.
+            old.append(b"late", seq=new.seq)
+            new.append(b"new")
+            assert await new.answers.all() == [None]
+            kinds = await old.answers.all()
+            committed = kinds.count(None)
+            assert kinds == [None] * committed + [NotOwner] * (len(kinds) - committed)
+            assert committed <= len(chunks)
+            assert data(await everything(log)) == [line for chunk in chunks[:committed] for line in chunk] + [b"new"]
+
+    # Answers.
+
+    async def test_no_answer_comes_inside_a_call(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)  # Its own methods check that no answer came inside.
+            writer.append(b"a")
+            writer.append()
+            writer.advance()
+            writer.lease("claude:x")
+            writer.append(b"x", seq=77)
+            writer.append(b"x", epoch=77)
+            writer.lease("claude:x")
+            writer.release()
+            log.head("s")
+            log.sessions()
+            log.find("s")
+            assert writer.answers.given == []
+            assert len(await writer.answers.all()) == 7
+
+    async def test_answers_come_in_the_order_of_the_appends(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            for number in range(50):
+                writer.append(*[b"%d" % number] * (number % 3))  # Some hold nothing: they keep their place too.
+                if number % 10 == 0:
+                    writer.advance()
+                    writer.lease(f"claude:{number}")
+            writer.append(b"x", seq=1)
+            writer.append(b"x", epoch=0)
+            writer.lease(None)
+            writer.append(b"x")
+            writer.advance()
+            assert await writer.answers.all() == [None] * 60 + [NotOwner] * 5
+
+    async def test_what_is_answered_is_committed(self) -> None:
+        async with self.opened() as log:
+            epoch = await log.claim("s")
+            heads: list[int] = []
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def done(error: Refusal) -> None:
+                assert error is None
+                heads.append(log.head("s").seq)
+                if len(heads) == 3:
+                    told.set_result(None)
+
+            for seq in (0, 2, 4):
+                log.append("s", epoch, seq, AT, lines(b"a", b"b"), done)
+            await told
+            assert all(head >= seq for head, seq in zip(heads, (2, 4, 6), strict=True))
+            assert data(await everything(log)) == [b"a", b"b"] * 3
+
+    async def test_an_append_of_nothing_commits_nothing_and_is_answered(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit()
+            assert log.head("s") == Head(epoch=writer.epoch, seq=0, first=1)
+            await writer.commit(b"a")
+            await writer.commit()
+            assert log.head("s").seq == 1
+
+    async def test_those_behind_a_failed_one_fail_too(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"a")
+            writer.append(b"x", seq=5)
+            writer.append(b"y")
+            writer.append()
+            writer.append(b"z", seq=1)  # This one would fit, had the two before it not been lost.
+            assert await writer.answers.all() == [None, *[NotOwner] * 4]
+            assert data(await everything(log)) == [b"a"]
+
+    async def test_one_behind_a_failed_one_fails_even_if_its_seq_fits_by_accident(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit(b"a", b"b")
+            writer.append(b"x", b"y", seq=0)
+            writer.append(b"z")
+            assert writer.seq == 3
+            assert (await writer.answers.all())[1:] == [NotOwner, NotOwner]
+            assert data(await everything(log)) == [b"a", b"b"]
+
+    async def test_a_writer_that_was_told_of_a_failure_may_go_on_from_the_head(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            answers = Answers()
+            second, third = answers.done(), answers.done()
+
+            def again(error: Refusal) -> None:
+                second(error)
+                log.append("s", writer.epoch, log.head("s").seq, AT, lines(b"again"), third)
+
+            writer.append(b"a")
+            log.append("s", writer.epoch, 7, AT, lines(b"x"), again)
+            assert await answers.all() == [NotOwner, None]
+            assert data(await everything(log)) == [b"a", b"again"]
+
+    async def test_a_stale_writer_does_not_fail_the_owner_behind_it(self) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            new = await Writer.claim(log)
+            old.append(b"old")
+            new.append(b"a")
+            old.append(b"old")
+            new.append(b"b")
+            assert await old.answers.all() == [NotOwner, NotOwner]
+            assert await new.answers.all() == [None, None]
+            assert data(await everything(log)) == [b"a", b"b"]
+
+    async def test_a_claim_ends_the_failure_of_the_writer_before(self) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            old.append(b"x", seq=5)
+            new = await Writer.claim(log)
+            new.append(b"a")
+            assert await old.answers.all() == [NotOwner]
+            assert await new.answers.all() == [None]
+
+    async def test_a_callback_that_raises_keeps_no_other_from_its_answer(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+
+            def fail(error: Refusal) -> None:
+                raise ZeroDivisionError(error)
+
+            with caplog.at_level(logging.ERROR, "banksman"):
+                log.append("one", one.epoch, 0, AT, lines(b"a"), fail)
+                one.append(b"b", seq=1)
+                two.append(b"c")
+                assert await one.answers.all() == [None]
+                assert await two.answers.all() == [None]
+            assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
+            assert data(await everything(log, "one")) == [b"a", b"b"]
+
+    async def test_an_append_from_inside_an_answer_is_answered_after_it(self) -> None:
+        async with self.opened() as log:
+            epoch = await log.claim("s")
+            seen: list[str] = []
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def first(error: Refusal) -> None:
+                seen.append("first begins")
+                log.append("s", epoch, 2, AT, lines(b"c"), third)
+                seen.append("first ends")
+
+            def second(error: Refusal) -> None:
+                seen.append("second")
+
+            def third(error: Refusal) -> None:
+                seen.append("third")
+                told.set_result(None)
+
+            log.append("s", epoch, 0, AT, lines(b"a"), first)
+            log.append("s", epoch, 1, AT, lines(b"b"), second)
+            await told
+            assert seen == ["first begins", "first ends", "second", "third"]
+            assert data(await everything(log)) == [b"a", b"b", b"c"]
+
+    async def test_the_callers_list_is_its_own_again_after_the_append(self) -> None:
+        async with self.opened() as log:
+            epoch = await log.claim("s")
+            answers = Answers()
+            entries = lines(b"a", b"b")
+            log.append("s", epoch, 0, AT, entries, answers.done())
+            entries.clear()
+            entries += lines(b"x")
+            assert await answers.all() == [None]
+            assert data(await everything(log)) == [b"a", b"b"]
+
+    # Raising one's own epoch.
+
+    async def test_who_has_a_session_advances_and_goes_on_at_once(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            epoch = writer.epoch
+            writer.append(b"a")
+            writer.advance()
+            writer.append(b"b")
+            writer.advance()
+            writer.append(b"c", epoch=epoch + 1)
+            assert await writer.answers.all() == [None, None, None, None, NotOwner]
+            assert [(event.epoch, event.data) for event in await everything(log)] == [(epoch, b"a"), (epoch + 1, b"b")]
+            assert log.head("s") == Head(epoch=epoch + 2, seq=2, first=1)
+            assert await log.claim("s") > epoch + 2
+
+    async def test_what_was_leased_is_still_had_after_an_advance(self) -> None:
+        async with self.opened() as log:
+            writer, other = await Writer.claim(log), await Writer.claim(log, "other")
+            writer.lease("claude:x")
+            writer.advance()
+            assert await writer.answers.all() == [None, None]
+            assert isinstance(await other.take("claude:x"), NotOwner)
+
+    async def test_a_lease_that_is_refused_fails_nothing_behind_it(self) -> None:
+        async with self.opened() as log:
+            writer, other = await Writer.claim(log), await Writer.claim(log, "other")
+            assert await other.take("claude:x") is None
+            writer.lease("claude:x")
+            writer.append(b"a")
+            writer.advance()
+            writer.append(b"b")
+            assert await writer.answers.all() == [NotOwner, None, None, None]
+
+    async def test_nobody_raises_an_epoch_that_is_not_its_own(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            answers = Answers()
+            for session, epoch in (("s", writer.epoch - 1), ("s", writer.epoch + 1), ("never claimed", 1)):
+                log.advance(session, epoch, answers.done())
+            assert await answers.all() == [NotOwner] * 3
+            assert [(one.id, one.epoch) for one in log.sessions()] == [("s", writer.epoch)]
+            await writer.commit(b"a")
+
+    async def test_who_was_fenced_off_does_not_advance_into_the_new_owners_epoch(self) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            new = await Writer.claim(log)
+            old.advance()
+            old.append(b"old")
+            new.append(b"new")
+            assert await old.answers.all() == [NotOwner, NotOwner]
+            assert await new.answers.all() == [None]
+            await log.delete("s")
+            again = await Writer.claim(log)
+            new.advance()
+            new.append(b"new", seq=0)
+            again.append(b"again")
+            assert await new.answers.all() == [None, NotOwner, NotOwner]
+            assert await again.answers.all() == [None]
+            assert data(await everything(log)) == [b"again"]
+
+    async def test_an_advance_behind_a_failure_fails_and_what_follows_it_too(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"x", seq=7)
+            writer.advance()
+            writer.append(b"y", seq=0)
+            assert await writer.answers.all() == [NotOwner] * 3
+            assert log.head("s") == Head(epoch=writer.epoch - 1, seq=0, first=1)
+            # It was told, and goes on under the epoch that it has.
+            writer.epoch -= 1
+            writer.append(b"a", seq=0)
+            assert await writer.answers.last() is None
+
+    # Letting go.
+
+    async def test_what_is_released_belongs_to_nobody_and_is_not_written(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"a", snapshot=b"at 1")
+            writer.append(b"b")
+            writer.release()
+            writer.append(b"x")
+            writer.append()
+            writer.lease("claude:x")
+            writer.advance()
+            assert await writer.answers.all() == [None, None, *[NotOwner] * 4]
+            await until(lambda: known(log).owner is None)
+            assert log.head("s") == Head(epoch=writer.epoch - 1, seq=2, first=1)
+            new = await Writer.claim(log)
+            assert new.epoch >= writer.epoch
+            assert new.seq == 2
+            await new.commit(b"c")
+            assert data(await everything(log)) == [b"a", b"b", b"c"]
+
+    async def test_a_release_is_behind_what_was_called_before_whoever_claims_at_once(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            for number in range(20):
+                writer.append(b"%d" % number)
+            writer.release()
+            new = await Writer.claim(log)
+            assert new.seq == 20
+            assert await writer.answers.all() == [None] * 20
+
+    async def test_a_release_under_another_epoch_does_nothing(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            assert await writer.take("claude:x") is None
+            log.release("s", writer.epoch - 1)
+            log.release("s", writer.epoch + 1)
+            log.release("never claimed", 1)
+            await writer.commit(b"a")
+            assert known(log).owner is not None
+            other = await Writer.claim(log, "other")
+            assert isinstance(await other.take("claude:x"), NotOwner)
+            writer.release()
+            writer.release()  # There is nothing left to let go of.
+            assert await other.take("claude:x") is None
+
+    async def test_one_who_releases_before_it_is_told_of_a_failure_has_released(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            writer.append(b"x", seq=9)
+            writer.release()
+            assert await writer.answers.all() == [NotOwner]
+            await until(lambda: known(log).owner is None)
+            new = await Writer.claim(log)
+            await new.commit(b"a")
+
+    # What only one of them may have.
+
+    async def test_a_lease_has_one_holder_and_whoever_comes_later_is_told_who(self) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+            assert await one.take("claude:x") is None
+            # To be refused changes nothing: it is refused again, and the holder has it, and may take it again.
+            for _ in range(2):
+                refusal = await two.take("claude:x")
+                assert isinstance(refusal, NotOwner)
+                assert refusal.ids["session"] == "one"
+                assert "one" in str(refusal)
+                assert refusal.hint
+            assert await one.take("claude:x") is None
+            two.append(b"a")
+            assert await two.answers.last() is None
+
+    async def test_a_lease_gives_back_what_the_session_had(self) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+            assert await one.take("claude:x") is None
+            assert await one.take("claude:y") is None
+            assert await two.take("claude:x") is None
+            # One who is refused still has what it had.
+            assert isinstance(await one.take("claude:x"), NotOwner)
+            assert isinstance(await two.take("claude:y"), NotOwner)
+            assert isinstance(await one.take("claude:x"), NotOwner)
+            assert await two.take(None) is None
+            assert await one.take("claude:x") is None
+            assert await two.take("claude:y") is None
+
+    async def test_to_have_nothing_and_give_it_back_is_no_failure(self) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+            assert await one.take("claude:x") is None
+            assert await two.take(None) is None
+            assert isinstance(await two.take("claude:x"), NotOwner)
+
+    @pytest.mark.parametrize("how", ["release", "delete", "claim"])
+    async def test_a_lease_ends_with_the_tenure_in_which_it_was_taken(self, how: str) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+            assert await one.take("claude:x") is None
+            if how == "release":
+                one.release()
+            elif how == "delete":
+                await log.delete("one")
+            else:
+                await log.claim("one")
+            assert await two.take("claude:x") is None
+
+    async def test_a_lease_is_in_line_with_the_appends_and_fails_with_them(self) -> None:
+        async with self.opened() as log:
+            one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+            assert await one.take("claude:x") is None
+            two.append(b"a")
+            two.lease("claude:x")
+            two.append(b"it is ours")  # It rests on the lease, and so it must not be written.
+            two.advance()
+            assert await two.answers.all() == [None, NotOwner, NotOwner, NotOwner]
+            assert data(await everything(log, "two")) == [b"a"]
+            one.append(b"x", seq=9)
+            one.lease(None)
+            assert (await one.answers.all())[1:] == [NotOwner, NotOwner]
+            assert isinstance(await Writer(log, "two", two.epoch - 1, 1).take("claude:x"), NotOwner)
+
+    async def test_only_the_owner_leases(self) -> None:
+        async with self.opened() as log:
+            old = await Writer.claim(log)
+            new = await Writer.claim(log)
+            answers = Answers()
+            log.lease("never claimed", 1, "claude:x", answers.done())
+            log.lease("s", new.epoch + 1, "claude:x", answers.done())
+            old.lease("claude:x")
+            assert await answers.all() == [NotOwner, NotOwner]
+            assert await old.answers.all() == [NotOwner]
+            other = await Writer.claim(log, "other")
+            assert await other.take("claude:x") is None
+            await new.commit(b"a")  # What the others said was not its failure.

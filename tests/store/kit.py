@@ -1,0 +1,210 @@
+"""What the suites of the log have in common: a writer, a reader, and who listens to the answers.
+
+Nothing here assumes when an answer comes, only in which order: an engine may give it in the loop's next pass, or from
+a thread a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from banksman.core.event import UPDATE, Entry, Event
+from banksman.errors import NotOwner, StoreError
+from banksman.store.log import READ_EVENTS_MAX, Chunk, Done, Known, Log, Placed
+
+AT = 1700000000.25
+
+Refusal = StoreError | NotOwner | None
+
+
+def lines(*data: bytes) -> list[Entry]:
+    return [("t-1", UPDATE, line) for line in data]
+
+
+def data(events: Sequence[Event]) -> list[bytes]:
+    return [event.data for event in events]
+
+
+def chunk(first: int, *data: bytes, epoch: int = 1, at: float = AT) -> Chunk:
+    return Chunk(first, epoch, at, lines(*data))
+
+
+def known(log: Log, session: str = "s") -> Known:
+    """A session that is there."""
+    found = log.find(session)
+    assert found is not None
+    return found
+
+
+class Opens:
+    """What the parts of the suite share: how a log is opened."""
+
+    async def open_log(self, *, retained_bytes: int | None = None) -> Log:
+        """A new, empty log; with `retained_bytes`, one that keeps about so much of a session."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def opened(self, *, retained_bytes: int | None = None) -> AsyncGenerator[Log]:
+        log = await self.open_log(retained_bytes=retained_bytes)
+        try:
+            yield log
+        finally:
+            await log.close()
+
+
+class Answers:
+    """What a log said to each call, in the order in which it said it."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, Refusal]] = []
+        self._asked = 0
+        self._more: asyncio.Future[None] | None = None
+
+    def done(self) -> Done:
+        """The callback of one more call; they are numbered from 0."""
+        number, self._asked = self._asked, self._asked + 1
+
+        def done(error: Refusal) -> None:
+            self.given.append((number, error))
+            if self._more is not None and not self._more.done():
+                self._more.set_result(None)
+
+        return done
+
+    async def all(self) -> list[type[Exception] | None]:
+        """Wait until each call has its answer; they came once each, and in order. What kind each was."""
+        while len(self.given) < self._asked:
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
+        assert [number for number, _ in self.given] == list(range(self._asked))
+        return self.kinds
+
+    async def last(self) -> Refusal:
+        """What the last call was answered, when all were."""
+        await self.all()
+        return self.given[-1][1]
+
+    @property
+    def kinds(self) -> list[type[Exception] | None]:
+        return [None if error is None else type(error) for _, error in self.given]
+
+
+class Writer:
+    """The owner of a session, and where it believes the session to be. It goes on without waiting for answers."""
+
+    def __init__(self, log: Log, session: str, epoch: int, seq: int) -> None:
+        self.log = log
+        self.session = session
+        self.epoch = epoch
+        self.seq = seq
+        self.answers = Answers()
+
+    @classmethod
+    async def claim(cls, log: Log, session: str = "s") -> Writer:
+        epoch = await log.claim(session)
+        return cls(log, session, epoch, log.head(session).seq)
+
+    def append(
+        self,
+        *what: bytes | Entry,
+        epoch: int | None = None,
+        seq: int | None = None,
+        at: float = AT,
+        snapshot: bytes | None = None,
+    ) -> None:
+        entries = [("t-1", UPDATE, one) if isinstance(one, bytes) else one for one in what]
+        epoch = self.epoch if epoch is None else epoch
+        seq = self.seq if seq is None else seq
+        self._call(lambda done: self.log.append(self.session, epoch, seq, at, entries, done, snapshot))
+        if epoch == self.epoch:
+            self.seq = seq + len(entries)
+
+    def advance(self) -> None:
+        self._call(lambda done: self.log.advance(self.session, self.epoch, done))
+        self.epoch += 1
+
+    def lease(self, name: str | None) -> None:
+        self._call(lambda done: self.log.lease(self.session, self.epoch, name, done))
+
+    def release(self) -> None:
+        answered = len(self.answers.given)
+        self.log.release(self.session, self.epoch)
+        assert len(self.answers.given) == answered, "answered inside the call"
+
+    async def commit(self, *what: bytes | Entry, snapshot: bytes | None = None) -> None:
+        """Append, and wait until it and all before it are committed."""
+        self.append(*what, snapshot=snapshot)
+        assert set(await self.answers.all()) == {None}
+
+    async def take(self, name: str | None) -> Refusal:
+        """Lease, and wait: what was answered."""
+        self.lease(name)
+        return await self.answers.last()
+
+    def _call(self, call: Callable[[Done], None]) -> None:
+        answered = len(self.answers.given)
+        call(self.answers.done())
+        assert len(self.answers.given) == answered, "answered inside the call"
+
+
+async def everything(log: Log, session: str = "s", after: int = 0, limit: int = READ_EVENTS_MAX) -> list[Event]:
+    """All that is committed after a seq, page by page, where nothing was dropped."""
+    events: list[Event] = []
+    while (page := await log.read(session, after, limit)).events:
+        assert page.gap is None
+        assert len(page.events) <= limit
+        assert [event.seq for event in page.events] == list(range(after + 1, after + 1 + len(page.events)))
+        events += page.events
+        after = events[-1].seq
+    return events
+
+
+async def follow(log: Log, last: int, session: str = "s", after: int = 0, limit: int = 7) -> list[Event]:
+    """A reader: takes what is there, waits past it, until the event `last` is there."""
+    events: list[Event] = []
+    while after < last:
+        await log.wait_past(session, after)
+        page = await log.read(session, after, limit)
+        assert page.events, "woken for an event that cannot be read"
+        events += page.events
+        after = page.events[-1].seq
+    return events
+
+
+async def everything_placed(
+    log: Log, after: str | None = None, limit: int = READ_EVENTS_MAX, sessions: Sequence[str] | None = None
+) -> list[Placed]:
+    """All that is committed after a position, page by page, where nothing was dropped."""
+    placed: list[Placed] = []
+    while (page := await log.read_many(after, limit, sessions=sessions)).events:
+        assert not page.gaps
+        assert len(page.events) <= limit
+        placed += page.events
+        after = page.position
+    return placed
+
+
+async def follow_all(log: Log, count: int, limit: int = 7, sessions: Sequence[str] | None = None) -> list[Event]:
+    """A reader of many sessions, until it has so many events."""
+    events: list[Event] = []
+    position: str | None = None
+    while len(events) < count:
+        page = await log.read_many(position, limit, sessions=sessions)
+        events += [placed.event for placed in page.events]
+        position = page.position
+        if not page.events:
+            await log.wait_past_position(position)
+    return events
+
+
+async def outcomes(*calls: Awaitable[object]) -> list[object]:
+    """What they give or raise, all at once."""
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """For what nobody is told of, like a release: it is looked at again and again."""
+    while not fact():  # noqa: ASYNC110  There is nothing that could be waited for.
+        await asyncio.sleep(0)

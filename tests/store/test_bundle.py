@@ -1,0 +1,251 @@
+"""A session for a bug report: what happened is in it, and what is nobody else's affair is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import pwd
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banksman.core.event import PROCESS_EXITED, SENT, TURN_ENDED, TURN_QUEUED, UPDATE, Entry, entry
+from banksman.errors import UsageError
+from banksman.store.bundle import RUN_FRAMES_MAX, bundle, scrubber
+from banksman.store.memory import MemoryLog
+
+AT = 1700000000.0
+HOME = pwd.getpwuid(os.getuid()).pw_dir
+# Put together here: who looks for keys in a repository is not to find any.
+KEYS = {
+    "of a model": "sk-" + "ant-api03-Zx8QwP0aJkLm",
+    "of GitHub": "gh" + "p_0123456789abcdefABCDEF",
+    "of GitHub, fine-grained": "github" + "_pat_0123456789abcdefABCDEF",
+    "of Slack": "xo" + "xb-123456789-abcdef",
+    "of AWS": "AK" + "IA0123456789ABCDEF",
+    "a JWT": "ey" + "JhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+    "a private key": "-----BEGIN RSA PRIVATE" + " KEY-----\nMIIEow+/=\nabc\n-----END RSA PRIVATE KEY-----",
+}
+
+
+def frame(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def said(text: str) -> Entry:
+    content = [{"type": "text", "text": text}]
+    return (
+        "t-1",
+        UPDATE,
+        frame({"type": "assistant", "message": {"role": "assistant", "content": content}, "uuid": "u"}),
+    )
+
+
+def streamed(text: str, member: str = "text") -> Entry:
+    delta = {"type": f"{member}_delta", member: text}
+    event = {"type": "content_block_delta", "index": 0, "delta": delta}
+    return "t-1", UPDATE, frame({"type": "stream_event", "event": event, "uuid": "u"})
+
+
+async def bundled(path: Path, *entries: Entry, seconds: float = 0.0, **how: Any) -> list[dict[str, Any]]:
+    """The lines of the bundle of a session with these entries, each so long after the last. The first is its header."""
+    log = MemoryLog()
+    epoch = await log.claim("s-1", name="a name", agent="claude")
+    for place, each in enumerate(entries):
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        log.append("s-1", epoch, place, AT + place * seconds, [each], answer.set_result)
+        assert await answer is None
+    await bundle(log, "a name", path, **how)
+    await log.close()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- what is in it ---------------------------------------------------------------------------------------------------
+async def test_it_tells_what_was_said_both_ways_and_what_happened(tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    sent = frame({"type": "user", "message": {"role": "user", "content": "a prompt"}, "uuid": "u"})
+    entries: list[Entry] = [
+        entry("t-1", TURN_QUEUED, prompt="a prompt", key="a key", priority=10),
+        ("t-1", SENT, sent),
+        said("an answer"),
+        (None, UPDATE, b"\xff no text"),
+        entry("t-1", TURN_ENDED, outcome="failed", by="exit", text="an answer", error="it said: an answer"),
+        entry(None, PROCESS_EXITED, process=1, code=3, signal=None),
+    ]
+    header, *lines = await bundled(path, *entries, seconds=0.5)
+    assert header["banksman"] == "bundle"
+    assert (header["version"], header["agent"], header["text"]) == (1, "claude", True)
+    assert header["python"] == platform.python_version()
+    assert header["banksman_version"]
+    assert os.uname().sysname in header["platform"]
+    assert os.uname().nodename not in header["platform"].split()
+    assert [line["at"] for line in lines] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert [(line["seq"], line["turn"], line["kind"]) for line in lines] == [
+        (place, turn, kind) for place, (turn, kind, _) in enumerate(entries, 1)
+    ]
+    assert [line.get("frame", "").encode() for line in lines[1:3]] == [sent, entries[2][2]]
+    assert "frame64" in lines[3]
+    assert [line.get("body") for line in lines] == [
+        *[None] * 4,
+        {"outcome": "failed", "by": "exit"},
+        {"process": 1, "code": 3, "signal": None},
+    ]
+
+
+async def test_the_file_is_new_and_its_owners_only(tmp_path: Path) -> None:
+    await bundled(tmp_path / "bundle", said("x"))
+    assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["bundle"]
+    with pytest.raises(UsageError, match="already"):
+        await bundled(tmp_path / "bundle", said("x"))
+
+
+async def test_a_secret_that_can_be_none_makes_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        await bundled(tmp_path / "bundle", said("x"), secrets=["short"])
+    assert os.listdir(tmp_path) == []
+
+
+# -- what is not -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("around", ["{}", "key={}, more", '"{}"', "\\n{}", "({})"])
+def test_what_looks_like_a_key_is_taken_out(key: str, around: str) -> None:
+    scrubbed = scrubber()(around.format(KEYS[key]))
+    assert scrubbed == around.format("[redacted]")
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("Authorization: Bearer abc.def-123", "Authorization: Bearer [redacted]"),
+        ("authorization: basic dXNlcjpwYXNz", "authorization: basic [redacted]"),
+        ("export MY_API_KEY=abcdef; x", "export MY_API_KEY=[redacted] x"),
+        ("https://me:pass-word@host/x", "https://me:[redacted]@host/x"),
+        ("to bob.b+x@mail.example.org, now", "to [email], now"),
+        ("/home/somebody/x and /Users/else/y", "/home/[user]/x and /Users/[user]/y"),
+        ("C:\\Users\\somebody\\x", "C:\\Users\\[user]\\x"),
+    ],
+)
+def test_what_stays_is_the_word_before_it(text: str, scrubbed: str) -> None:
+    assert scrubber()(text) == scrubbed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a basic understanding of tokens",
+        "npm i foo@1.2.3 @scope/name",
+        "sk-short",
+        "risk-averse-and-very-long-word",
+        "14a394fb-a313-4f13-8efb-83148cf8ecd6",
+        "toolu_0123456789abcdefABCDEF",
+        "/srv/project/file.py --root x",
+        "max_tokens=100000",
+    ],
+)
+def test_ordinary_text_stays(text: str) -> None:
+    assert scrubber()(text) == text
+
+
+def test_the_home_folder_and_the_user_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/data/people/zaphod")
+    monkeypatch.setenv("USER", "zaphod")
+    scrub = scrubber()
+    assert scrub("/data/people/zaphod/x, /data/people/zaphod") == "[home]/x, [home]"
+    assert scrub("/x/projects/-data-people-zaphod-app") == "/x/projects/-[home]-app"
+    assert scrub("/mnt/zaphod/x /mnt/zaphodia") == "/mnt/[user]/x /mnt/zaphodia"
+    assert scrub(f"{HOME}/x") == "[home]/x"
+
+
+async def test_secrets_are_taken_out_of_frames_both_ways_and_the_frames_stay_frames(tmp_path: Path) -> None:
+    secret = 'my "secret" phrase'
+    key = KEYS["of a model"]
+    asked = frame({"type": "user", "message": {"content": f"use {secret} and {key}"}, key: 1})
+    _, sent, update = await bundled(tmp_path / "bundle", ("t-1", SENT, asked), said(f"ok: {secret}"), secrets=[secret])
+    assert json.loads(sent["frame"])["message"]["content"] == "use [redacted] and [redacted]"
+    assert "[redacted]" in json.loads(sent["frame"])
+    assert json.loads(update["frame"])["message"]["content"][0]["text"] == "ok: [redacted]"
+    assert "secret" not in (tmp_path / "bundle").read_text()
+
+
+@pytest.mark.parametrize("member", ["text", "thinking", "partial_json"])
+async def test_a_secret_that_is_streamed_in_pieces_is_taken_out(member: str, tmp_path: Path) -> None:
+    pieces = ["so: ", "my-se", "cret-w", "ord", " it is"]
+    entries = [said("before"), *(streamed(piece, member) for piece in pieces), said("after")]
+    _, *lines = await bundled(tmp_path / "bundle", *entries, secrets=["my-secret-word"])
+    frames = [json.loads(line["frame"]) for line in lines]
+    shown = [each["event"]["delta"][member] for each in frames[1:-1]]
+    assert shown == ["x" * len(piece) for piece in pieces]
+    assert frames[1]["event"]["delta"]["type"] == f"{member}_delta"
+    assert [each["message"]["content"][0]["text"] for each in (frames[0], frames[-1])] == ["before", "after"]
+
+
+async def test_pieces_without_a_secret_stay_byte_for_byte(tmp_path: Path) -> None:
+    entries = [streamed(f"piece {number} ") for number in range(5)]
+    _, *lines = await bundled(tmp_path / "bundle", *entries, secrets=["my-secret-word"])
+    assert [line["frame"].encode() for line in lines] == [data for _, _, data in entries]
+
+
+async def test_a_stream_that_is_too_long_to_be_held_is_looked_at_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
+    assert RUN_FRAMES_MAX > 1000
+    monkeypatch.setattr("banksman.store.bundle.RUN_FRAMES_MAX", 3)
+    pieces = ["a", "b", "c", "my-secret", "-word", "d", "e"]
+    _, *lines = await bundled(tmp_path / "bundle", *map(streamed, pieces), secrets=["my-secret-word"])
+    shown = [json.loads(line["frame"])["event"]["delta"]["text"] for line in lines]
+    assert shown == ["a", "b", "c", "x" * 9, "x" * 5, "x", "e"]
+
+
+# -- without text ----------------------------------------------------------------------------------------------------
+async def test_without_text_only_the_structure_is_left(tmp_path: Path) -> None:
+    private = "private words"
+    tool = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": private, "name": private}}
+    asked = {"subtype": "can_use_tool", "tool_name": "Bash", "input": {"type": private}, "description": private}
+    hooked = {"subtype": "hook_callback", "callback_id": "h", "input": {"tool_name": "Bash", "cwd": private}}
+    values: list[dict[str, Any]] = [
+        {"type": "user", "message": {"role": "user", "content": private}, "uuid": "u"},
+        {"type": "assistant", "message": {"content": [tool, {"type": "text", "text": private}]}, "unknown": [private]},
+        {"type": "control_request", "request_id": "q", "request": asked},
+        {"type": "control_request", "request_id": "r", "request": hooked},
+        {"type": "result", "subtype": "success", "result": private, "user_message_uuids": ["u"], "is_error": False},
+    ]
+    entries: list[Entry] = [("t-1", UPDATE, frame(value)) for value in values]
+    path = tmp_path / "bundle"
+    header, *lines = await bundled(path, *entries, streamed(private), ("t-1", UPDATE, private.encode()), text=False)
+    assert header["text"] is False
+    assert "private" not in path.read_text()
+    masked = "x" * len(private)
+    expected = [json.loads(frame(value).replace(private.encode(), masked.encode())) for value in values]
+    assert [json.loads(line["frame"]) for line in lines[:5]] == expected
+    assert json.loads(lines[5]["frame"])["event"]["delta"] == {"type": "text_delta", "text": masked}
+    assert lines[6]["frame"] == masked
+
+
+async def test_frames_that_are_hard_to_read_are_masked_whole(tmp_path: Path) -> None:
+    deep = b'{"a":' * 20_000 + b'"private"' + b"}" * 20_000
+    half = b'{"type":"user","a":"\\ud800 private","uuid":"\\ud800"}'
+    _, *lines = await bundled(tmp_path / "bundle", ("t", UPDATE, deep), ("t", UPDATE, half), text=False)
+    assert lines[0]["frame"] == "x" * len(deep)
+    assert json.loads(lines[1]["frame"]) == {"type": "user", "a": "x" * 9, "uuid": "\ud800"}
+
+
+# -- cost ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("unit", ["a", "sk-", "eyJa.", "a@", "A_", "://", "/home/", "-----BEGIN ", "bearer ", "\\n"])
+def test_a_long_text_of_any_kind_is_looked_through_in_time_that_grows_with_it(unit: str) -> None:
+    """Four times the text in far less than sixteen times the time: no pattern begins anew at each place of a word."""
+    scrub = scrubber(["my-secret-word"])
+
+    def seconds(size: int) -> float:
+        text = unit * (size // len(unit))
+        best = 1e9
+        for _ in range(3):
+            began = time.process_time()
+            scrub(text)
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert seconds(200_000) < max(10 * seconds(50_000), 0.05)

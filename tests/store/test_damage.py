@@ -1,0 +1,425 @@
+"""A write-ahead log that lost what was acknowledged, made by a process that was killed and by a file that was cut.
+
+Each case also shows what SQLite itself does with it: it opens the store and says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from banksman.errors import StoreDamaged
+from banksman.store.sqlite import damage
+from banksman.store.sqlite.damage import check_tail, closed, opened
+
+LOG_HEADER = 32
+FRAME = 24 + 4096
+# Rows of 5000 bytes: one page of the table and one that overflows, all zeros in half of them.
+_WRITER = """
+import os, signal, sqlite3, sys
+signal.alarm(60)
+path, rows, *pragmas = sys.argv[1:]
+connection = sqlite3.connect(path, isolation_level=None)
+for pragma in (*pragmas, "journal_mode=wal", "wal_autocheckpoint=0"):
+    connection.execute(f"PRAGMA {pragma}").fetchall()
+connection.execute("CREATE TABLE IF NOT EXISTS rows (number INTEGER PRIMARY KEY, data BLOB)")
+def insert(count):
+    for number in range(count):
+        data = os.urandom(5000) if number % 2 else bytes(5000)
+        connection.execute("INSERT INTO rows (data) VALUES (?)", (data,))
+"""
+_DIE = "\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def killed_writer(path: Path, rows: int, *pragmas: str, code: str = "insert(int(rows))") -> None:
+    """A process that commits so many rows and is killed: it leaves the store, its log and its index."""
+    argv = [sys.executable, "-c", _WRITER + code + _DIE, str(path), str(rows), *pragmas]
+    assert subprocess.run(argv, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert os.path.exists(f"{path}-shm")
+
+
+def rows_in(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT count(*) FROM rows").fetchone()[0]
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def index_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-shm")
+
+
+def write_at(path: Path, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def left(path: Path) -> Path:
+    """What a killed writer of ten rows left: one frame for each row at least, none of them in the store itself."""
+    killed_writer(path, 10)
+    assert (os.path.getsize(log_of(path)) - LOG_HEADER) % FRAME == 0
+    return path
+
+
+@pytest.fixture(autouse=True)
+def counts_nothing() -> Iterator[None]:
+    yield
+    assert not +damage._logs  # pyright: ignore[reportPrivateUsage]
+
+
+def cut(amount: int) -> Callable[[Path], None]:
+    return lambda log: os.truncate(log, max(os.path.getsize(log) - amount, 0))
+
+
+def cut_to(size: int) -> Callable[[Path], None]:
+    return lambda log: os.truncate(log, size)
+
+
+def zero_tail(amount: int) -> Callable[[Path], None]:
+    return lambda log: write_at(log, os.path.getsize(log) - amount, bytes(amount))
+
+
+def flip(offset: int) -> Callable[[Path], None]:
+    def change(log: Path) -> None:
+        offset_found = offset if offset >= 0 else os.path.getsize(log) + offset
+        write_at(log, offset_found, bytes([log.read_bytes()[offset_found] ^ 1]))
+
+    return change
+
+
+LOSSES: dict[str, Callable[[Path], None]] = {
+    "cut by a byte": cut(1),
+    "cut by a frame": cut(FRAME),
+    "cut in a frame's header": cut(FRAME - 10),
+    "cut by half": cut(10 * FRAME),
+    "cut to its header": cut_to(LOG_HEADER),
+    "cut within its header": cut_to(LOG_HEADER - 1),
+    "cut to nothing": cut_to(0),
+    "last byte zeroed, if it was not": flip(-1),
+    "last page zeroed": zero_tail(4096),
+    "last frame zeroed": zero_tail(FRAME),
+    "last three frames zeroed": zero_tail(3 * FRAME),
+    "a byte of the first page": flip(LOG_HEADER + 24 + 100),
+    "a byte of a page in the middle": flip(LOG_HEADER + 6 * FRAME + 3000),
+    "a frame in the middle": lambda log: write_at(log, LOG_HEADER + 5 * FRAME, bytes(FRAME)),
+    "a salt of a frame": flip(LOG_HEADER + 4 * FRAME + 9),
+    "header zeroed": lambda log: write_at(log, 0, bytes(LOG_HEADER)),
+    "a byte of the header": flip(9),
+    "removed": os.unlink,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_log_that_lost_a_commit_is_damage(left: Path, loss: str) -> None:
+    LOSSES[loss](log_of(left))
+    with pytest.raises(StoreDamaged, match="has lost its end") as caught:
+        check_tail(str(left))
+    assert "restore a backup" in caught.value.hint
+    ids = caught.value.ids
+    assert isinstance(ids["whole"], int)
+    assert isinstance(ids["frames"], int)
+    assert 0 <= ids["whole"] < ids["frames"]
+    # It looked and touched nothing: it says so again, and to whoever comes next.
+    with pytest.raises(StoreDamaged):
+        check_tail(str(left))
+    # The control: SQLite says nothing, and what was committed is not there.
+    with contextlib.suppress(sqlite3.OperationalError):  # no such table: it went too
+        assert rows_in(left) < 10
+
+
+def test_a_log_as_the_writer_left_it_passes(left: Path) -> None:
+    check_tail(str(left))
+    check_tail(str(left), is_synced=True)
+    assert rows_in(left) == 10
+
+
+def test_through_a_symlink_the_same_files_are_looked_at(left: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(left)
+    cut(1)(log_of(left))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("extra", [b"\0" * 2 * FRAME, os.urandom(3 * FRAME), os.urandom(17)], ids=len)
+def test_what_follows_the_last_commit_is_nobodys_loss(left: Path, extra: bytes) -> None:
+    """A transaction that was cut off, frames of an older generation, a file system's padding."""
+    with open(log_of(left), "ab") as file:
+        file.write(extra)
+    check_tail(str(left))
+    assert rows_in(left) == 10
+
+
+def test_a_transaction_that_was_never_committed_is_nobodys_loss(path: Path) -> None:
+    """It has spilled into the log (the cache is small), and its writer died in it."""
+    code = "insert(10)\nconnection.execute('BEGIN')\ninsert(200)"
+    killed_writer(path, 0, "cache_size=2", code=code)
+    assert os.path.getsize(log_of(path)) > LOG_HEADER + 100 * FRAME
+    check_tail(str(path))
+    assert rows_in(path) == 10
+
+
+def test_a_log_that_began_anew_over_an_older_one_passes_until_it_is_cut(path: Path) -> None:
+    """The frames behind the last commit are whole, but of the generation before: they must not count."""
+    code = "insert(50)\nconnection.execute('PRAGMA wal_checkpoint(RESTART)').fetchall()\ninsert(3)"
+    killed_writer(path, 0, code=code)
+    check_tail(str(path))
+    # Its own frames are the first few. The last of them gives way to the old one that was there before.
+    with open(log_of(path), "rb") as file:
+        salts = file.read(LOG_HEADER)[16:24]
+        data = file.read()
+    own = next(number for number in range(len(data) // FRAME) if data[number * FRAME + 8 :][:8] != salts)
+    assert 0 < own < 20
+    write_at(log_of(path), LOG_HEADER + (own - 1) * FRAME, data[own * FRAME :][:FRAME])
+    with pytest.raises(StoreDamaged) as caught:
+        check_tail(str(path))
+    assert (caught.value.ids["frames"], caught.value.ids["whole"]) == (own, own - 1)
+
+
+def test_where_all_was_folded_back_a_missing_log_is_no_loss_but_a_cut_one_is_damage(path: Path) -> None:
+    """Of what is left of the log, SQLite would take pages older than those that the store has."""
+    code = "insert(10)\nconnection.execute('PRAGMA wal_checkpoint(PASSIVE)').fetchall()"
+    killed_writer(path, 0, code=code)
+    check_tail(str(path))
+    kept = log_of(path).read_bytes()
+    cut(3 * FRAME)(log_of(path))
+    with pytest.raises(StoreDamaged) as caught:
+        check_tail(str(path))
+    assert "the store itself has every commit" in caught.value.hint
+    for damaged in (b"", kept[: LOG_HEADER - 1], bytes(LOG_HEADER)):
+        log_of(path).write_bytes(damaged)
+        check_tail(str(path))
+    log_of(path).unlink()
+    check_tail(str(path))
+    assert rows_in(path) == 10
+
+
+def test_the_hint_is_one_that_works(path: Path, tmp_path: Path) -> None:
+    """Half of the log is folded back. Cut behind that place, it still leads to a sound store with each commit up to
+    some; cut before it, the store's own pages are of several times and nothing is promised."""
+    code = """
+insert(10)
+reader = sqlite3.connect(path, isolation_level=None)
+reader.execute("BEGIN")
+reader.execute("SELECT count(*) FROM rows").fetchall()
+insert(10)
+connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+"""
+    killed_writer(path, 0, code=code)
+    frames = (os.path.getsize(log_of(path)) - LOG_HEADER) // FRAME
+    (folded,) = struct.unpack_from("=I", index_of(path).read_bytes(), 96)
+    assert 0 < folded < frames
+    for kept in (frames - 1, folded + 6, folded, folded - 1, 0):
+        copy = tmp_path / f"copy-{kept}"
+        for suffix in ("", "-wal", "-shm"):
+            shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+        os.truncate(log_of(copy), LOG_HEADER + kept * FRAME)
+        with pytest.raises(StoreDamaged) as caught:
+            check_tail(str(copy))
+        assert (f"remove {copy}-shm to go on" in caught.value.hint) == (kept >= folded)
+        assert f"remove {copy}-wal" not in caught.value.hint
+        if kept >= folded:
+            index_of(copy).unlink()
+            check_tail(str(copy))
+            assert 10 <= rows_in(copy) < 20
+            with contextlib.closing(sqlite3.connect(copy)) as connection:
+                assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_without_an_index_there_is_no_witness(left: Path) -> None:
+    cut(FRAME)(log_of(left))
+    kept = index_of(left).read_bytes()
+    for index in (b"", kept[:135], bytes(len(kept))):
+        index_of(left).write_bytes(index)
+        check_tail(str(left))
+    index_of(left).unlink()
+    check_tail(str(left))
+
+
+def test_one_whole_copy_in_the_index_is_enough(left: Path) -> None:
+    """Its writer was killed between the two, or in one of them."""
+    cut(FRAME)(log_of(left))
+    kept = index_of(left).read_bytes()
+    for offset in (16, 48 + 16):
+        index_of(left).write_bytes(kept[:offset] + bytes([kept[offset] ^ 1]) + kept[offset + 1 :])
+        with pytest.raises(StoreDamaged):
+            check_tail(str(left))
+    torn = bytearray(kept)
+    torn[16] ^= 1
+    torn[48 + 16] ^= 1
+    index_of(left).write_bytes(torn)
+    check_tail(str(left))
+
+
+def test_an_index_from_before_the_machine_was_started_is_believed_only_if_commits_were_synced(left: Path) -> None:
+    cut(FRAME)(log_of(left))
+    before = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 1
+    os.utime(index_of(left), (before, before))
+    check_tail(str(left))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(left), is_synced=True)
+    os.utime(index_of(left), (before + 2, before + 2))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(left))
+
+
+def test_nothing_is_there_in_a_new_store(path: Path) -> None:
+    check_tail(str(path))
+    assert os.listdir(path.parent) == []
+
+
+def test_while_another_process_has_it_open_its_index_lives(left: Path) -> None:
+    """And cannot be judged from outside: it may be at work on it in this very moment."""
+    code = "insert(1)\nos.write(1, b'open\\n')\nos.read(0, 1)"
+    argv = [sys.executable, "-c", _WRITER + code, str(left), "0"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        kept = log_of(left).read_bytes()
+        cut(FRAME)(log_of(left))
+        check_tail(str(left))
+        process.kill()
+        process.wait()
+        with pytest.raises(StoreDamaged):
+            check_tail(str(left))
+        log_of(left).write_bytes(kept)
+        check_tail(str(left))
+
+
+def test_while_this_process_has_it_open_nothing_is_opened_and_no_lock_is_lost(left: Path) -> None:
+    """The control is a close of the index in the same process: it drops the locks that keep others out."""
+    is_locked_outside = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)\n"
+        "try: c.execute('BEGIN IMMEDIATE'); print('free')\n"
+        "except sqlite3.OperationalError as exc: print(exc)"
+    )
+
+    def seen_from_outside() -> str:
+        argv = [sys.executable, "-c", is_locked_outside, str(left)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+    with contextlib.closing(sqlite3.connect(left, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        check_tail(str(left))  # Nobody has told us of this connection.
+        assert seen_from_outside() == "database is locked"
+        opened(str(left))
+        check_tail(str(left))
+        closed(str(left))
+        assert seen_from_outside() == "database is locked"
+        os.close(os.open(index_of(left), os.O_RDONLY))
+        assert seen_from_outside() == "free"
+
+
+def test_the_check_waits_for_the_last_log_of_this_process(left: Path) -> None:
+    cut(FRAME)(log_of(left))
+    opened(str(left))
+    opened(str(left))
+    check_tail(str(left))
+    closed(str(left))
+    check_tail(str(left))
+    closed(str(left))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(left))
+    with pytest.raises(AssertionError, match="closed more often"):
+        closed(str(left))
+
+
+def test_in_a_long_log_each_frame_is_seen_and_the_newest_are_verified(path: Path) -> None:
+    """Past the bound a frame of another generation or of zeros is noticed, and a changed byte is not: it is stated."""
+    killed_writer(path, 600)
+    frames = (os.path.getsize(log_of(path)) - LOG_HEADER) // FRAME
+    assert frames > damage.VERIFIED_FRAMES_MAX + 100
+    check_tail(str(path))
+    kept = log_of(path).read_bytes()
+    # The oldest that is verified, and the one before it.
+    first = frames - damage.VERIFIED_FRAMES_MAX
+    for number, is_seen in ((first, True), (first - 1, False)):
+        flip(LOG_HEADER + number * FRAME + 24 + 100)(log_of(path))
+        if is_seen:
+            with pytest.raises(StoreDamaged) as caught:
+                check_tail(str(path))
+            assert caught.value.ids["whole"] == number
+        else:
+            check_tail(str(path))
+        log_of(path).write_bytes(kept)
+    old = next(place for place in range(LOG_HEADER + FRAME, len(kept), FRAME) if any(kept[place + 24 : place + FRAME]))
+    assert old < LOG_HEADER + (first - 1) * FRAME
+    for changed in (bytes(FRAME), kept[old : old + 24] + bytes(4096)):
+        write_at(log_of(path), old, changed)
+        with pytest.raises(StoreDamaged):
+            check_tail(str(path))
+    log_of(path).write_bytes(kept)
+    check_tail(str(path))
+
+
+def test_a_log_that_went_another_way_from_the_same_beginning_is_damage(left: Path, tmp_path: Path) -> None:
+    """Whole in itself, as many frames, of the same generation: only the index knows that it is not the one."""
+    other = tmp_path / "other"
+    for suffix in ("", "-wal", "-shm"):
+        shutil.copy(f"{left}{suffix}", f"{other}{suffix}")
+    for path in (left, other):
+        killed_writer(path, 0, code="insert(2)")
+        check_tail(str(path))
+    assert log_of(left).stat().st_size == log_of(other).stat().st_size
+    shutil.copy(log_of(other), log_of(left))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(left))
+
+
+@pytest.mark.parametrize("page_bytes", [512, 8192, 65536])
+def test_pages_of_other_sizes_are_read(path: Path, page_bytes: int) -> None:
+    killed_writer(path, 5, f"page_size={page_bytes}")
+    check_tail(str(path))
+    assert (os.path.getsize(log_of(path)) - LOG_HEADER) % (24 + page_bytes) == 0
+    cut(1)(log_of(path))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(path))
+
+
+def test_a_log_in_the_order_of_another_machine_is_read(left: Path) -> None:
+    """Its checksums are sums of words in that machine's order, as a bit in its first word says. Such a log has an index
+    of that machine too, so here the index is told the new sum."""
+    data = bytearray(log_of(left).read_bytes())
+    index = bytearray(index_of(left).read_bytes())
+    other = ">" if sys.byteorder == "little" else "<"
+
+    def summed(part: bytearray, sums: tuple[int, int], order: str) -> tuple[int, int]:
+        words = struct.unpack(f"{order}{len(part) // 4}I", part)
+        for place in range(0, len(words), 2):
+            first = (sums[0] + words[place] + sums[1]) & 0xFFFFFFFF
+            sums = first, (sums[1] + words[place + 1] + first) & 0xFFFFFFFF
+        return sums
+
+    data[3] ^= 1
+    sums = summed(data[:24], (0, 0), other)
+    data[24:32] = struct.pack(">2I", *sums)
+    for offset in range(LOG_HEADER, len(data), FRAME):
+        sums = summed(data[offset : offset + 8] + data[offset + 24 : offset + FRAME], sums, other)
+        data[offset + 16 : offset + 24] = struct.pack(">2I", *sums)
+    index[24:32] = struct.pack("=2I", *sums)
+    index[40:48] = struct.pack("=2I", *summed(index[:40], (0, 0), "="))
+    log_of(left).write_bytes(data)
+    index_of(left).write_bytes(index)
+    check_tail(str(left))
+    flip(LOG_HEADER + 7 * FRAME + 99)(log_of(left))
+    with pytest.raises(StoreDamaged):
+        check_tail(str(left))

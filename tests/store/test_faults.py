@@ -1,0 +1,310 @@
+"""Each fault of the file, made for real: full disks, locks, foreign files, folders that may not be written.
+
+What needs a disk of its own runs in a mount namespace, and what needs a user without rights in a process that gives its
+own up; next to each there is a way to the same code that works everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banksman.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+from banksman.store.sqlite import faults
+from banksman.store.sqlite.faults import translate
+
+# Ends by itself, and says as JSON what each attempt came to.
+_PROGRAM = """
+import errno, json, os, resource, signal, sqlite3, sys
+from banksman.store.sqlite.faults import translate
+signal.alarm(60)
+WORDS = sys.argv[1:]
+
+def store(path):
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    connection.execute("PRAGMA journal_mode=wal").fetchall()
+    connection.execute("CREATE TABLE IF NOT EXISTS rows (data BLOB)")
+    return connection
+
+def fill(connection):
+    for _ in range(1000):
+        connection.execute("INSERT INTO rows VALUES (randomblob(5000))")
+
+def attempt(path, doing, what):
+    try:
+        what()
+    except (sqlite3.Error, OSError) as exc:
+        error = translate(exc, path, doing)
+        said = {"class": type(error).__name__, "said": str(error), "hint": error.hint, "code": error.ids["code"]}
+    else:
+        said = {"class": None}
+    print(json.dumps(said))
+"""
+
+
+def run(code: str, *words: object, prefix: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    argv = [*prefix, sys.executable, "-c", _PROGRAM + code, *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def with_own_mounts(code: str, *words: object) -> list[dict[str, Any]]:
+    """Run where a file system can be mounted that nobody else sees, and that goes with the process."""
+    flags = ("--mount", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))
+    argv = ["unshare", *flags, "mount", "-t", "tmpfs", "none", "/mnt"]
+    probe = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"NOT TESTED: nothing can be mounted here: {probe.stderr}")
+    return run(code, *words, prefix=("unshare", *flags))
+
+
+def translated(path: Path, doing: str, what: Callable[[], object]) -> StoreError:
+    with pytest.raises((sqlite3.Error, OSError)) as caught:
+        what()
+    error = translate(caught.value, str(path), doing)
+    assert doing in str(error)
+    assert str(path) in str(error)
+    return error
+
+
+@contextlib.contextmanager
+def connected(path: Path, **options: Any) -> Generator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0, **options)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    with connected(path) as connection:
+        connection.execute("PRAGMA journal_mode=wal").fetchall()
+        connection.execute("CREATE TABLE rows (data BLOB)")
+        connection.executemany("INSERT INTO rows VALUES (?)", [(os.urandom(5000),) for _ in range(20)])
+    return path
+
+
+# -- no room ---------------------------------------------------------------------------------------------------------
+def test_a_store_that_may_not_grow_is_full(path: Path) -> None:
+    with connected(path) as connection:
+        connection.execute("PRAGMA max_page_count=40").fetchall()
+        error = translated(path, "append to", lambda: connection.execute("INSERT INTO rows VALUES (zeroblob(1000000))"))
+    assert type(error) is StoreFull
+    assert error.hint == faults.FREE_SPACE
+    assert error.ids["code"] == "SQLITE_FULL"
+
+
+def test_a_disk_that_fills_up_is_full_at_every_step(tmp_path: Path) -> None:
+    """In the middle of the writes, at the making of a store, and at that of its index."""
+    code = """
+import subprocess
+(folder,) = WORDS
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
+first, small = f"{folder}/first", f"{folder}/small"
+store(small).close()
+connection = store(first)
+attempt(first, "append to", lambda: fill(connection))
+rest = open(f"{folder}/rest", "wb", buffering=0)
+
+def take_all():
+    try:
+        while rest.write(bytes(4096)): pass
+    except OSError: pass
+
+take_all()
+attempt(f"{folder}/second", "open", lambda: store(f"{folder}/second"))
+attempt(f"{folder}/file", "write", lambda: open(f"{folder}/file", "wb", buffering=0).write(b"x"))
+# This store is whole, and for its index there is no room.
+attempt(small, "read", lambda: sqlite3.connect(small).execute("SELECT count(*) FROM rows").fetchall())
+"""
+    said = with_own_mounts(code, tmp_path)
+    assert [answer["class"] for answer in said] == ["StoreFull"] * 4
+    assert [answer["hint"] for answer in said] == [faults.FREE_SPACE] * 4
+    assert [answer["code"] for answer in said] == ["SQLITE_FULL", "SQLITE_FULL", "ENOSPC", "SQLITE_IOERR_SHMSIZE"]
+
+
+def test_no_more_names_on_a_disk_is_full_too(tmp_path: Path) -> None:
+    code = """
+import subprocess
+(folder,) = WORDS
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=2", "none", folder], check=True)
+attempt(f"{folder}/store", "open", lambda: store(f"{folder}/store"))
+"""
+    (said,) = with_own_mounts(code, tmp_path)
+    assert (said["class"], said["code"]) == ("StoreFull", "SQLITE_CANTOPEN")
+
+
+def test_a_write_that_fails_with_room_on_the_disk_is_no_full_disk(tmp_path: Path) -> None:
+    """The kernel refuses a file larger than the process may make."""
+    code = """
+path = f"{WORDS[0]}/store"
+connection = store(path)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+attempt(path, "append to", lambda: fill(connection))
+with open(f"{WORDS[0]}/file", "wb") as file:
+    attempt(path, "back up", lambda: os.posix_fallocate(file.fileno(), 0, 300_000))
+"""
+    by_sqlite, by_kernel = run(code, tmp_path)
+    assert (by_sqlite["class"], by_sqlite["code"]) == ("StoreError", "SQLITE_IOERR_WRITE")
+    assert by_sqlite["hint"] == faults.LOOK_AT_DISK
+    assert (by_kernel["class"], by_kernel["code"]) == ("StoreFull", "EFBIG")
+
+
+def test_a_full_disk_of_the_kernels_own_word(path: Path) -> None:
+    """/dev/full is a disk without room that is always there."""
+
+    def write() -> None:
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    assert type(translated(path, "back up", write)) is StoreFull
+
+
+# -- no right --------------------------------------------------------------------------------------------------------
+def test_a_store_that_is_opened_for_reading_may_not_be_written(path: Path) -> None:
+    with connected(Path(f"file:{path}?mode=ro"), uri=True) as connection:
+        error = translated(path, "append to", lambda: connection.execute("DELETE FROM rows"))
+    assert type(error) is StoreReadOnly
+    assert error.hint == faults.ALLOW_WRITING
+
+
+def test_who_lacks_the_right_is_told_so() -> None:
+    """As another user than the owner: a file that may be read, a folder in which nothing may be made, one into which
+    nobody may look."""
+    folder = tempfile.mkdtemp()
+    code = """
+(folder,) = WORDS
+os.chmod(folder, 0o755)
+store(f"{folder}/store").close()
+os.mkdir(f"{folder}/secret", 0o700)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+else:
+    os.chmod(f"{folder}/store", 0o444); os.chmod(f"{folder}/secret", 0); os.chmod(folder, 0o555)
+attempt(f"{folder}/store", "append to", lambda: fill(store(f"{folder}/store")))
+attempt(f"{folder}/new", "make", lambda: store(f"{folder}/new"))
+attempt(f"{folder}/secret/store", "open", lambda: open(f"{folder}/secret/store"))
+attempt(f"{folder}/new", "lock", lambda: open(f"{folder}/new", "w"))
+"""
+    try:
+        said = run(code, folder)
+    finally:
+        os.chmod(folder, 0o700)
+        shutil.rmtree(folder)
+    assert [answer["class"] for answer in said] == ["StoreReadOnly"] * 4
+    assert said[1]["code"] == "SQLITE_CANTOPEN"
+    assert said[2]["code"] == "EACCES"
+
+
+def test_a_disk_that_is_mounted_for_reading_only_is_said(tmp_path: Path) -> None:
+    code = """
+import subprocess
+(folder,) = WORDS
+subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+store(f"{folder}/store").close()
+subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+attempt(f"{folder}/store", "append to", lambda: fill(store(f"{folder}/store")))
+attempt(f"{folder}/new", "make", lambda: store(f"{folder}/new"))
+attempt(f"{folder}/file", "write", lambda: open(f"{folder}/file", "w"))
+"""
+    said = with_own_mounts(code, tmp_path)
+    assert [answer["class"] for answer in said] == ["StoreReadOnly"] * 3
+    assert said[2]["code"] == "EROFS"
+
+
+def test_a_file_that_was_taken_away_is_not_called_a_matter_of_rights(path: Path) -> None:
+    with connected(path) as connection:
+        connection.execute("PRAGMA journal_mode=delete").fetchall()
+        path.rename(path.with_name("elsewhere"))
+        error = translated(path, "append to", lambda: connection.execute("DELETE FROM rows"))
+    assert (type(error), error.hint) == (StoreReadOnly, faults.MOVED)
+    assert error.ids["code"] == "SQLITE_READONLY_DBMOVED"
+
+
+# -- others ----------------------------------------------------------------------------------------------------------
+def test_a_store_that_another_writes_is_busy(path: Path) -> None:
+    with connected(path) as one, connected(path) as other:
+        one.execute("BEGIN IMMEDIATE")
+        error = translated(path, "append to", lambda: other.execute("BEGIN IMMEDIATE"))
+        assert (type(error), error.hint) == (StoreBusy, faults.LET_GO)
+        one.execute("ROLLBACK")
+        # A reader whose picture is older than the last write may not go on to write; this too is one to try again.
+        one.execute("BEGIN")
+        one.execute("SELECT * FROM rows").fetchall()
+        other.execute("DELETE FROM rows WHERE rowid = 1")
+        error = translated(path, "append to", lambda: one.execute("DELETE FROM rows"))
+    assert (type(error), error.ids["code"]) == (StoreBusy, "SQLITE_BUSY_SNAPSHOT")
+
+
+def test_a_table_that_is_being_read_is_busy(path: Path) -> None:
+    with connected(path) as connection:
+        rows = connection.execute("SELECT * FROM rows")
+        rows.fetchone()
+        error = translated(path, "migrate", lambda: connection.execute("DROP TABLE rows"))
+        rows.close()
+    assert (type(error), error.ids["code"]) == (StoreBusy, "SQLITE_LOCKED")
+
+
+def test_a_file_that_is_locked_is_busy(path: Path) -> None:
+    error = translate(BlockingIOError(errno.EAGAIN, "locked"), str(path), "lock")
+    assert type(error) is StoreBusy
+
+
+# -- what is in the file ---------------------------------------------------------------------------------------------
+def test_a_foreign_file_is_damage(path: Path) -> None:
+    path.write_bytes(b"not a store " * 1000)
+    with connected(path) as connection:
+        error = translated(path, "open", lambda: connection.execute("SELECT * FROM sqlite_schema").fetchall())
+    assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, faults.RESTORE, "SQLITE_NOTADB")
+
+
+def test_a_page_that_was_overwritten_is_damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096 : 2 * 4096] = b"\xff" * 4096
+    path.write_bytes(data)
+    with connected(path) as connection:
+        error = translated(path, "read", lambda: connection.execute("SELECT * FROM rows").fetchall())
+    assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, faults.RESTORE, "SQLITE_CORRUPT")
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "store"
+    for what in (lambda: sqlite3.connect(path), lambda: os.stat(path)):
+        error = translated(path, "open", what)
+        assert (type(error), error.hint) == (StoreError, faults.MAKE_FOLDER)
+    error = translated(tmp_path, "open", lambda: sqlite3.connect(tmp_path))
+    assert (type(error), error.hint) == (StoreError, faults.MAKE_FOLDER)
+
+
+def test_too_many_open_files_are_no_fault_of_the_disk(path: Path) -> None:
+    error = translate(OSError(errno.EMFILE, "too many"), str(path), "open")
+    assert type(error) is StoreError
+    assert "ulimit -n" in error.hint
+
+
+def test_what_has_no_code_is_still_an_error_of_the_store(path: Path) -> None:
+    """Python's module raises some by itself; and a bare OSError has no number."""
+    connection = sqlite3.connect(path)
+    connection.close()
+    error = translated(path, "read", lambda: connection.execute("SELECT 1"))
+    assert (type(error), error.ids["code"]) == (StoreError, "ProgrammingError")
+    assert type(translate(OSError("odd"), str(path), "read")) is StoreError
+    with connected(path) as open_one:
+        error = translated(path, "read", lambda: open_one.execute("SELECT * FROM nowhere"))
+    assert (type(error), error.ids["code"]) == (StoreError, "SQLITE_ERROR")

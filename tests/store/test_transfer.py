@@ -1,0 +1,453 @@
+"""A session as a file: it comes back as it was, and a file that is not whole makes no session."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banksman.core.event import SENT, TURN_QUEUED, UPDATE, Entry, Event, entry
+from banksman.errors import NameTaken, StoreError, StoreFull, UsageError
+from banksman.store import transfer
+from banksman.store.memory import MemoryLog
+from banksman.store.transfer import export, export_to, import_session, write_new
+
+AT = 1700000000.25
+
+# One of each sort: ours; ours, as another encoder would write it; frames that are JSON, text, and neither.
+ENTRIES: list[Entry] = [
+    entry("t-1", TURN_QUEUED, prompt='say "hé😀\\"\n', turn="a member of this name", number=1e16, nothing=None),
+    ("t-1", TURN_QUEUED, b'{ "prompt": "spaced" }'),
+    ("t-1", "process.started", b'{"a":1,"a":2}'),
+    ("t-1", "process.started", b'{"big":123456789012345678901234567890}'),
+    ("t-1", "process.started", b'{"deep":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    ("t-1", "process.started", b"[]"),
+    ("t-1", "process.started", b"\xff"),
+    ("t-1", SENT, b'{"type":"user","uuid":"\\u0041"}'),
+    (None, UPDATE, b'{"type" : "system"}\r'),
+    (None, UPDATE, "é😀\u2028\x7f\x00".encode()),
+    (None, UPDATE, b"\xff\xfe no text"),
+    (None, UPDATE, b"\x00" * 1000),
+    (None, UPDATE, b""),
+]
+
+
+async def append(
+    log: MemoryLog,
+    session: str,
+    epoch: int,
+    after: int,
+    entries: list[Entry],
+    at: float = AT,
+    snapshot: bytes | None = None,
+) -> None:
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    log.append(session, epoch, after, at, entries, answer.set_result, snapshot)
+    assert await answer is None
+
+
+async def written(log: MemoryLog, session: str = "s-1", entries: list[Entry] = ENTRIES) -> None:
+    """A session of two epochs and several times."""
+    epoch = await log.claim(session, name="a name", agent="claude")
+    await append(log, session, epoch, 0, entries)
+    await append(log, session, epoch, len(entries), entries[:1], at=AT + 0.125)
+    epoch = await log.claim(session)
+    await append(log, session, epoch, len(entries) + 1, entries[:2], at=AT + 1)
+    log.release(session, epoch)
+
+
+async def exported(log: MemoryLog, session: str = "s-1") -> list[bytes]:
+    return [line async for line in export(log, session)]
+
+
+async def everything(log: MemoryLog, session: str) -> list[tuple[Any, ...]]:
+    events: list[Event] = []
+    while (page := await log.read(session, events[-1].seq if events else log.head(session).first - 1)).events:
+        events += page.events
+    return [(event.seq, event.epoch, event.at, event.turn, event.kind, event.data) for event in events]
+
+
+# -- out and in again ------------------------------------------------------------------------------------------------
+async def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
+    one, other = MemoryLog(), MemoryLog()
+    await written(one)
+    await export_to(one, "s-1", tmp_path / "file")
+    count = await import_session(other, tmp_path / "file", session="s-2", name="another")
+    assert count == len(ENTRIES) + 3
+    assert await everything(other, "s-2") == await everything(one, "s-1")
+    known = other.find("another")
+    assert known is not None
+    assert (known.id, known.agent, known.seq, known.owner) == ("s-2", "claude", count, None)
+    # And once more: the file's lines are the same, but for whose they are.
+    assert (await exported(other, "s-2"))[1:-1] == (await exported(one))[1:-1]
+    await one.close()
+    await other.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from([UPDATE, SENT, TURN_QUEUED]), st.binary(max_size=40)), min_size=1))
+def test_any_data_comes_back_byte_for_byte(given: list[tuple[str, bytes]]) -> None:
+    entries: list[Entry] = [(None, kind, data) for kind, data in given]
+
+    async def run() -> None:
+        one, other = MemoryLog(), MemoryLog()
+        await append(one, "s-1", await one.claim("s-1"), 0, entries)
+        lines = await exported(one)
+        assert all(line.count(b"\n") == 1 for line in lines)
+        # Not the test's own folder, which all examples would share.
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"".join(lines))
+            file.flush()
+            await import_session(other, file.name, session="s-1", name=None)
+        assert await everything(other, "s-1") == await everything(one, "s-1")
+        await one.close()
+        await other.close()
+
+    asyncio.run(run())
+
+
+async def test_the_file_can_be_read_by_people_where_that_costs_nothing() -> None:
+    log = MemoryLog()
+    await written(log)
+    header, *lines, footer = [json.loads(line) for line in await exported(log)]
+    assert header["banksman"] == "session"
+    assert (header["version"], header["id"], header["name"], header["agent"]) == (1, "s-1", "a name", "claude")
+    assert (header["first"], header["last"]) == (1, len(lines))
+    held = [next(name for name in line if name in ("body", "data64", "frame", "frame64")) for line in lines]
+    frames = ["frame", "frame", "frame", "frame64", "frame64", "frame"]
+    assert held == ["body", "data64", "data64", "body", "data64", "data64", "data64", *frames, "body", "body", "data64"]
+    assert lines[0]["body"]["prompt"] == 'say "hé😀\\"\n'
+    assert (footer["end"], footer["events"]) == (True, len(lines))
+    await log.close()
+
+
+async def test_an_export_ends_where_the_session_was_when_it_began() -> None:
+    log = MemoryLog()
+    epoch = await log.claim("s-1")
+    await append(log, "s-1", epoch, 0, ENTRIES[:2])
+    lines = export(log, "s-1")
+    header = json.loads(await anext(lines))
+    await append(log, "s-1", epoch, 2, ENTRIES[:5])
+    rest = [json.loads(line) async for line in lines]
+    assert header["last"] == 2
+    assert [line.get("seq") for line in rest] == [1, 2, None]
+    assert rest[-1]["events"] == 2
+    await log.close()
+
+
+async def test_a_session_that_lost_its_beginning_keeps_its_numbers(tmp_path: Path) -> None:
+    one, other = MemoryLog(bytes_max=4000), MemoryLog()
+    epoch = await one.claim("s-1")
+    for after in range(0, 40, 2):
+        await append(one, "s-1", epoch, after, [(None, UPDATE, b"x" * 300)] * 2, snapshot=b"so far")
+    first = one.head("s-1").first
+    assert first > 1
+    await export_to(one, "s-1", tmp_path / "file")
+    assert await import_session(other, tmp_path / "file", session="s-1", name=None) == 41 - first
+    assert await everything(other, "s-1") == await everything(one, "s-1")
+    await one.close()
+    await other.close()
+
+
+async def test_an_export_of_what_is_deleted_meanwhile_has_no_last_line() -> None:
+    log = MemoryLog()
+    await written(log)
+    lines = export(log, "s-1")
+    await anext(lines)
+    await log.delete("s-1")
+    with pytest.raises(StoreError, match="no longer there"):
+        await anext(lines)
+    await log.close()
+
+
+async def test_many_events_of_one_time_come_in_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_EVENTS_MAX", 3)
+    one, other = MemoryLog(), MemoryLog()
+    await append(one, "s-1", await one.claim("s-1"), 0, [(None, UPDATE, b"%d" % n) for n in range(10)])
+    await export_to(one, "s-1", tmp_path / "file")
+    chunks = list(transfer._chunks(str(tmp_path / "file")))  # pyright: ignore[reportPrivateUsage]
+    assert [(chunk.first, len(chunk.entries)) for chunk in chunks] == [(1, 3), (4, 3), (7, 3), (10, 1)]
+    await import_session(other, tmp_path / "file", session="s-1", name=None)
+    assert await everything(other, "s-1") == await everything(one, "s-1")
+    await one.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("session", ["nobody", "empty"])
+async def test_where_there_is_nothing_nothing_is_exported(session: str, tmp_path: Path) -> None:
+    log = MemoryLog()
+    await log.claim("empty")
+    with pytest.raises(UsageError):
+        await export_to(log, session, tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+    await log.close()
+
+
+# -- files that are not whole ----------------------------------------------------------------------------------------
+def hashed(lines: list[bytes]) -> list[bytes]:
+    """With the last line as it must be for the others, so that nothing but what was changed is wrong."""
+    digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
+    return [*lines[:-1], transfer.line_of({**json.loads(lines[-1]), "sha256": digest})]
+
+
+def changed(number: int, **members: Any) -> Callable[[list[bytes]], list[bytes]]:
+    """With other members in a line; None: without it."""
+
+    def change(lines: list[bytes]) -> list[bytes]:
+        value = {**json.loads(lines[number - 1]), **members}
+        value = {name: member for name, member in value.items() if member is not ...}
+        lines[number - 1] = json.dumps(value).encode() + b"\n"
+        return hashed(lines)
+
+    return change
+
+
+def edited(lines: list[bytes]) -> list[bytes]:
+    """One letter of one prompt is another."""
+    other = base64.b64encode(ENTRIES[1][2].replace(b"spaced", b"Spaced"))
+    return [line.replace(base64.b64encode(ENTRIES[1][2]), other) for line in lines]
+
+
+BAD: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, str]] = {
+    "empty": (lambda _: [], 1, "empty"),
+    "cut in a line": (lambda lines: [*lines[:3], lines[3][:-5]], 4, "was cut here"),
+    "cut after a line": (lambda lines: lines[:4], 5, "was cut here"),
+    "without its last newline": (lambda lines: [*lines[:-1], lines[-1][:-1]], 17 + 1, "was cut here"),
+    "without a line": (lambda lines: hashed([*lines[:4], *lines[5:]]), 5, "does not follow"),
+    "a line twice": (lambda lines: hashed([*lines[:4], lines[3], *lines[4:]]), 5, "does not follow"),
+    "without its last event": (lambda lines: hashed([*lines[:-2], lines[-1]]), 17, "up to"),
+    "another count": (changed(18, events=3), 18, "up to"),
+    "another hash": (lambda lines: [*lines[:-1], lines[-1].replace(b'256":"', b'256":"0')], 18, "hash"),
+    "another byte": (edited, 18, "hash"),
+    "something after it": (lambda lines: [*lines, b"\n"], 19, "follows the end"),
+    "a blank line": (lambda lines: [lines[0], b"\n", *lines[1:]], 2, "no JSON"),
+    "no object": (lambda lines: [lines[0], b"[]\n", *lines[1:]], 2, "no JSON object"),
+    "too deep": (lambda lines: [lines[0], b"[" * 100_000 + b"\n", *lines[1:]], 2, "no JSON"),
+    "no text": (lambda lines: [lines[0], b'{"seq":"\xff"}\n', *lines[1:]], 2, "no JSON"),
+    "another sort of file": (lambda lines: [b'{"name":"x"}\n', *lines[1:]], 1, "no exported session"),
+    "a bundle": (changed(1, banksman="bundle"), 1, "bug report"),
+    "a newer version": (changed(1, version=2), 1, "newer"),
+    "no version": (changed(1, version=...), 1, "version"),
+    "no agent": (changed(1, agent=None), 1, "agent"),
+    "no range": (changed(1, first=0), 1, "no events from"),
+    "a range that falls": (changed(1, last=0), 1, "no events from"),
+    "a seq that is none": (changed(2, seq="1"), 2, "numbers"),
+    "a seq that is a bool": (changed(2, seq=True), 2, "numbers"),
+    "an epoch past all numbers": (changed(2, epoch=1 << 63), 2, "numbers"),
+    "an epoch that falls": (changed(2, epoch=2), 3, "falls"),
+    "no time": (changed(2, at=None), 2, "time"),
+    "a time that is none": (changed(2, at=float("nan")), 2, "time"),
+    "a turn that is none": (changed(2, turn=7), 2, "turn"),
+    "no kind": (changed(2, kind=""), 2, "kind"),
+    "no data": (changed(2, body=...), 2, "either"),
+    "two sorts of data": (changed(2, data64=""), 2, "either"),
+    "a body of a frame": (changed(9, frame=..., body={}), 9, "either"),
+    "a body that is none": (changed(2, body=[]), 2, "wrong type"),
+    "a body that is no text": (changed(2, body={"a": "\ud800"}), 2, "cannot be"),
+    "a frame that is none": (changed(9, frame=7), 9, "wrong type"),
+    "a frame that is no text": (changed(9, frame="\ud800"), 9, "cannot be"),
+    "base64 that is none": (changed(3, data64="e30!"), 3, "cannot be"),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+async def test_a_file_that_is_not_whole_makes_no_session(how: str, tmp_path: Path) -> None:
+    change, number, why = BAD[how]
+    one, other = MemoryLog(), MemoryLog()
+    await written(one)
+    lines = await exported(one)
+    assert len(lines) == 18
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(change(lines)))
+    with pytest.raises(UsageError, match=f"line {number}: .*{why}") as refused:
+        await import_session(other, path, session="s-1", name=None)
+    assert refused.value.hint
+    assert refused.value.ids == {"path": str(path), "line": number}
+    assert other.sessions() == []
+    await one.close()
+    await other.close()
+
+
+async def test_every_place_where_a_file_can_be_cut_is_noticed(tmp_path: Path) -> None:
+    one, other = MemoryLog(), MemoryLog()
+    await append(one, "s-1", await one.claim("s-1"), 0, ENTRIES[:2])
+    whole = b"".join(await exported(one))
+    path = tmp_path / "file"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UsageError):
+            await import_session(other, path, session="s-1", name=None)
+    path.write_bytes(whole)
+    await import_session(other, path, session="s-1", name=None)
+    await one.close()
+    await other.close()
+
+
+async def test_a_line_is_bounded_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = MemoryLog(), MemoryLog()
+    await append(one, "s-1", await one.claim("s-1"), 0, [(None, UPDATE, b"x" * 1000)])
+    lines = await exported(one)
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(lines))
+    longest = max(map(len, lines))
+    monkeypatch.setattr(transfer, "LINE_BYTES_MAX", longest)
+    assert await exported(one) == lines
+    await import_session(other, path, session="s-1", name=None)
+    monkeypatch.setattr(transfer, "LINE_BYTES_MAX", longest - 1)
+    with pytest.raises(UsageError, match="event 1 is too large"):
+        await exported(one)
+    with pytest.raises(UsageError, match="line 2: a line has at most"):
+        await import_session(other, path, session="s-2", name=None)
+    await one.close()
+    await other.close()
+
+
+async def test_a_file_that_changes_between_the_two_readings_makes_no_session(tmp_path: Path) -> None:
+    one, other = MemoryLog(), MemoryLog()
+    await written(one)
+    path = tmp_path / "file"
+    await export_to(one, "s-1", path)
+    restore = other.restore
+
+    async def late(*args: Any, **how: Any) -> None:
+        path.write_bytes(path.read_bytes()[:-10])
+        await restore(*args, **how)
+
+    other.restore = late
+    with pytest.raises(UsageError, match="was cut here"):
+        await import_session(other, path, session="s-1", name=None)
+    assert other.sessions() == []
+    await one.close()
+    await other.close()
+
+
+async def test_an_import_takes_nobodys_place(tmp_path: Path) -> None:
+    log = MemoryLog()
+    await written(log)
+    await export_to(log, "s-1", tmp_path / "file")
+    with pytest.raises(UsageError, match="already"):
+        await import_session(log, tmp_path / "file", session="s-1", name=None)
+    with pytest.raises(NameTaken):
+        await import_session(log, tmp_path / "file", session="s-2", name="a name")
+    assert [known.id for known in log.sessions()] == ["s-1"]
+    await log.close()
+
+
+@pytest.mark.parametrize("name", ["missing", "folder", "file/below"])
+async def test_a_file_that_cannot_be_read_is_the_callers_to_find(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    log = MemoryLog()
+    with pytest.raises(UsageError, match="cannot read"):
+        await import_session(log, tmp_path / name, session="s-1", name=None)
+    await log.close()
+
+
+# -- the file itself -------------------------------------------------------------------------------------------------
+async def lines_of(*lines: bytes) -> AsyncIterator[bytes]:
+    for line in lines:
+        yield line
+
+
+async def test_the_file_is_its_owners_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        await write_new(tmp_path / "file", lines_of(b"a\n", b"b\n"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+    assert (tmp_path / "file").read_bytes() == b"a\nb\n"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+async def test_more_than_is_written_at_once_is_written_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "WRITE_BYTES", 100)
+    lines = [b"%d\n" % number for number in range(1000)]
+    await write_new(tmp_path / "file", lines_of(*lines))
+    assert (tmp_path / "file").read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize("sort", ["file", "folder", "dangling link"])
+async def test_what_is_there_is_never_overwritten(sort: str, tmp_path: Path) -> None:
+    path = tmp_path / "taken"
+    match sort:
+        case "file":
+            path.write_bytes(b"mine")
+        case "folder":
+            path.mkdir()
+        case _:
+            path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="already"):
+        await write_new(path, lines_of(b"a\n"))
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+async def test_a_file_that_appears_while_we_write_is_not_overwritten_either(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"a\n"
+        path.write_bytes(b"mine")
+
+    with pytest.raises(UsageError, match="already"):
+        await write_new(path, lines())
+    assert path.read_bytes() == b"mine"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+async def test_of_what_fails_half_way_nothing_is_left(tmp_path: Path) -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"a\n"
+        assert len(os.listdir(tmp_path)) == 1
+        assert not (tmp_path / "file").exists()
+        raise StoreError("the disk is gone")
+
+    with pytest.raises(StoreError, match="the disk is gone"):
+        await write_new(tmp_path / "file", lines())
+    assert os.listdir(tmp_path) == []
+
+
+async def test_of_what_is_cancelled_half_way_nothing_is_left(tmp_path: Path) -> None:
+    reached = asyncio.Event()
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"x" * transfer.WRITE_BYTES
+        reached.set()
+        await asyncio.Event().wait()
+
+    writing = asyncio.ensure_future(write_new(tmp_path / "file", lines()))
+    await reached.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_folder_that_is_not_there_is_the_callers_to_make(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        await write_new(tmp_path / "nowhere" / "file", lines_of(b"a\n"))
+
+
+async def test_a_full_disk_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel's own: /dev/full takes nothing."""
+    full = os.open("/dev/full", os.O_WRONLY)
+
+    def opened(_: str) -> tuple[str, Any]:
+        return str(tmp_path / "partial"), open(full, "wb", buffering=0)
+
+    monkeypatch.setattr(transfer, "_opened", opened)
+    with pytest.raises(StoreFull):
+        await write_new(tmp_path / "file", lines_of(b"a\n"))
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,310 @@
+"""The agent that plays a recording: what was said is said again, to a host that makes up other names this time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.recordings import reading
+from tests.sessions.helpers import QUICK
+
+from banksman import Event, Session, Turn
+from banksman.core import event as kinds
+from banksman.core.outcome import Outcome
+from banksman.run.host import Host
+from banksman.store.bundle import bundle
+from banksman.store.memory import MemoryLog
+from banksman.testing import fake_agent
+from banksman.testing.fake_agent import replay
+
+MAIN = Path(fake_agent.__file__).parent / "__main__.py"
+SECONDS_MAX = 20
+
+Frame = dict[str, Any]
+
+
+def player(path: Path) -> list[str]:
+    return [sys.executable, "-I", "-S", str(MAIN), "--replay", str(path)]
+
+
+def played(path: Path, told: Sequence[Frame] | bytes) -> tuple[list[Frame], int, bytes]:
+    """What it says when it is told all this at once and its stdin is closed; its code; its stderr."""
+    data = told if isinstance(told, bytes) else b"".join(json.dumps(frame).encode() + b"\n" for frame in told)
+    done = subprocess.run(player(path), input=data, capture_output=True, timeout=SECONDS_MAX, check=False)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.returncode, done.stderr
+
+
+def recorded(path: Path, *steps: tuple[str, Any]) -> Path:
+    lines = [json.dumps({"t": 0.0, "d": kind, "v": value}) for kind, value in steps]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def request(subtype: str, name: str) -> Frame:
+    return {"type": "control_request", "request_id": name, "request": {"subtype": subtype}}
+
+
+def answered(name: str, **response: Any) -> Frame:
+    return {"type": "control_response", "response": {"subtype": "success", "request_id": name, "response": response}}
+
+
+def prompt(text: str, uuid: str) -> Frame:
+    return {"type": "user", "message": {"role": "user", "content": text}, "uuid": uuid}
+
+
+def said(word: str) -> Frame:
+    return {"type": "system", "subtype": word}
+
+
+# -- recordings ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", reading.NAMES)
+def test_all_of_a_recording_is_said_again(name: str) -> None:
+    """To a host that calls everything by other names."""
+    told = reading.frames(name, "in")
+    names = {frame["request_id"]: f"another-{n}" for n, frame in enumerate(told) if "request_id" in frame}
+    uuids = {frame["uuid"]: f"another-uuid-{n}" for n, frame in enumerate(told) if "uuid" in frame}
+
+    def renamed(frame: Frame) -> Frame:
+        text = json.dumps(frame)
+        for old, new in {**names, **uuids}.items():
+            text = text.replace(json.dumps(old), json.dumps(new))
+        return json.loads(text)
+
+    frames, _, _ = played(reading.FOLDER / f"{name}.jsonl", [renamed(frame) for frame in told])
+    assert frames == [renamed(frame) for frame in reading.frames(name, "out")]
+
+
+def test_what_was_said_after_something_was_told_is_not_said_before(tmp_path: Path) -> None:
+    steps = [
+        ("out", said("a")),
+        ("in", prompt("x", "1")),
+        ("out", said("b")),
+        ("in", prompt("y", "2")),
+        ("out", said("c")),
+    ]
+    path = recorded(tmp_path / "file", *steps)
+    assert played(path, [])[0] == [said("a")]
+    assert played(path, [prompt("other", "7")])[0] == [said("a"), said("b")]
+    assert played(path, [prompt("other", "7"), prompt("another", "8")])[0] == [said("a"), said("b"), said("c")]
+
+
+def test_only_the_same_kind_of_frame_is_what_was_told(tmp_path: Path) -> None:
+    path = recorded(
+        tmp_path / "file",
+        ("in", request("set_model", "r1")),
+        ("out", answered("r1", model="m")),
+        ("in", prompt("x", "u1")),
+        ("out", {**said("init"), "user_message_uuids": ["u1"]}),
+        ("in", answered("q2")),
+        ("in", answered("q1")),
+        ("out", said("end")),
+    )
+    # In another order, as far as that can be: each waits for its own.
+    told = [prompt("x", "v1"), answered("q1"), request("set_model", "s1")]
+    assert played(path, told)[0] == [answered("s1", model="m"), {**said("init"), "user_message_uuids": ["v1"]}]
+    assert played(path, [*told, answered("q2")])[0][-1] == said("end")
+
+
+def test_names_that_change_places_are_not_mixed_up(tmp_path: Path) -> None:
+    path = recorded(
+        tmp_path / "file",
+        ("in", prompt("x", "u1")),
+        ("in", prompt("y", "u2")),
+        ("out", {**said("init"), "user_message_uuids": ["u1", "u2"]}),
+    )
+    assert played(path, [prompt("x", "u2"), prompt("y", "u1")])[0][0]["user_message_uuids"] == ["u2", "u1"]
+
+
+def test_a_request_that_was_never_made_is_answered_all_the_same(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
+    assert played(path, [request("initialize", "i"), prompt("x", "v1")])[0] == [answered("i"), said("end")]
+    assert played(path, [prompt("x", "v1"), request("interrupt", "i")])[0] == [said("end"), answered("i")]
+
+
+def test_an_interrupt_that_was_repeated_need_not_be(tmp_path: Path) -> None:
+    path = recorded(
+        tmp_path / "file",
+        ("in", prompt("x", "u1")),
+        ("in", request("interrupt", "a")),
+        ("out", answered("a")),
+        ("in", request("interrupt", "b")),
+        ("out", answered("b")),
+        ("out", said("end")),
+        ("in", prompt("y", "u2")),
+        ("in", request("interrupt", "c")),
+        ("out", answered("c")),
+    )
+    once = [prompt("x", "v1"), request("interrupt", "k"), prompt("y", "v2")]
+    assert played(path, once)[0] == [answered("k"), said("end")]
+    assert played(path, [*once, request("interrupt", "l")])[0] == [answered("k"), said("end"), answered("l")]
+
+
+def test_a_process_that_died_by_itself_does_so_again(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("err", "no more\n"), ("ev", "exit 3"))
+    assert played(path, [prompt("x", "v1")]) == ([], 3, b"no more\n")
+    assert played(path, []) == ([], 0, b"")
+
+
+def test_a_process_that_was_stopped_waits_to_be(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("ev", "stdin closed"), ("ev", "exit 3"))
+    assert played(path, [prompt("x", "v1")])[1] == 0
+
+
+def test_a_prompt_too_many_is_an_error(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
+    frames, code, stderr = played(path, [prompt("x", "v1"), prompt("y", "v2")])
+    assert (frames, code) == ([said("end")], 64)
+    assert b"no more prompts" in stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]\n", '{"a":1}\n', '{"banksman":"bundle"}\n', '{"d":"out"}\n', '{"d":"tree","v":[]}\n']
+)
+def test_what_is_no_recording_is_refused_loudly(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    _, code, stderr = played(tmp_path / "file", [])
+    assert code == 64
+    assert b"cannot be played" in stderr
+
+
+def test_a_line_that_is_no_frame_ends_it_as_it_ends_the_agent(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
+    assert played(path, b"{\n")[1] == 1
+
+
+def test_it_starts_without_anything_that_takes_time() -> None:
+    """As the fake agent: what it imports is counted, since a time would be the machine's."""
+    code = "import sys; from banksman.testing.fake_agent import replay; print(*sys.modules)"
+    source = MAIN.parents[3]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(source)!r}); {code}"],
+        capture_output=True,
+        check=True,
+    )
+    assert not {"msgspec", "asyncio", "typing", "dataclasses", "logging"} & {*done.stdout.decode().split()}
+
+
+# -- bundles of sessions ---------------------------------------------------------------------------------------------
+class Told:
+    """A session with its log, asked one thing after the other."""
+
+    def __init__(self, log: MemoryLog, session: Session) -> None:
+        self.log = log
+        self.session = session
+        self.outcomes: list[Outcome] = []
+
+    async def ask(self, text: str) -> None:
+        self.outcomes.append(await (await self.session.ask(text)).outcome())
+
+    async def ask_and_answer(self, text: str) -> None:
+        after = self.log.head(self.session.id).seq
+        turn = await self.session.ask(text)
+        asked = await self.until(kinds.QUESTION_ASKED, after)
+        await self.session.answer(asked.body["question"], "allow")
+        self.outcomes.append(await turn.outcome())
+
+    async def interrupt(self, text: str, last: str) -> None:
+        after = self.log.head(self.session.id).seq
+        turn: Turn = await self.session.ask(text)
+        async for event in self.session.events(after, waits=True):
+            if event.kind == kinds.UPDATE and last.encode() in event.data:
+                break
+        await turn.interrupt()
+        self.outcomes.append(await turn.outcome())
+
+    async def until(self, kind: str, after: int) -> Event:
+        async for event in self.session.events(after, waits=True):
+            if event.kind == kind:
+                return event
+        raise AssertionError("the session was closed before that")
+
+    async def events(self) -> list[Event]:
+        return [event async for event in self.session.events(0, waits=False)]
+
+    async def shown(self) -> list[Any]:
+        """What a reader saw: every update, and what became of each turn and process."""
+        seen = [event for event in await self.events() if event.kind != kinds.SENT]
+        return [
+            event.body["updates"] if event.kind == kinds.UPDATE else event.kind
+            for event in seen
+            # When an answer is noted beside the frames that follow it is the host's own affair.
+            if event.kind not in (kinds.QUESTION_ASKED, kinds.QUESTION_ANSWERED)
+        ]
+
+
+async def told(command: list[str], path: Path | None, talk: Any, **how: Any) -> tuple[list[Outcome], list[Any]]:
+    """Have this talk with an agent, and make a bundle of it."""
+    log: list[MemoryLog] = []
+
+    def store() -> MemoryLog:
+        log.append(MemoryLog())
+        return log[0]
+
+    host: AbstractAsyncContextManager[Any] = Host(store)
+    async with host as owner:
+        session = await owner.open("claude", command=command, options=QUICK)
+        told = Told(log[0], session)
+        await talk(told)
+        await session.close()
+        if path is not None:
+            await bundle(log[0], session.id, path, **how)
+        return told.outcomes, await told.shown()
+
+
+async def plain(told: Told) -> None:
+    await told.ask("hello")
+    await told.ask("@@think hmm\n@@stream 30 0\n@@say bye")
+    await told.ask("@@failure it went wrong")
+
+
+async def asked(told: Told) -> None:
+    await told.ask_and_answer('@@ask Bash {"command":"ls"}\n@@say after')
+    await told.ask("more")
+
+
+async def interrupted(told: Told) -> None:
+    await told.interrupt("@@stream 3 0\n@@say waiting\n@@hang", "waiting")
+    await told.ask("more")
+
+
+async def died(told: Told) -> None:
+    await told.ask("hello")
+    await told.ask("@@say last words\n@@exit 3")
+    # Its memory is gone with it: the next process cannot resume, and the one after begins anew.
+    await told.ask("again")
+    await told.ask("and again")
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["whole", "without text"])
+@pytest.mark.parametrize("talk", [plain, asked, interrupted, died])
+async def test_a_bundle_of_a_session_can_be_played_as_its_agent(talk: Any, text: bool, tmp_path: Path) -> None:
+    outcomes, shown = await told(fake_agent.command(), tmp_path / "bundle", talk, text=text)
+    # What is waited for in the talk is masked with the rest.
+    talk = _masked_talk if talk is interrupted and not text else talk
+    again, shown_again = await told(player(tmp_path / "bundle"), tmp_path / "second", talk, text=text)
+    assert [outcome.kind for outcome in again] == [outcome.kind for outcome in outcomes]
+    assert [len(outcome.text or "") for outcome in again] == [len(outcome.text or "") for outcome in outcomes]
+    if text:
+        assert [outcome.text for outcome in again] == [outcome.text for outcome in outcomes]
+        assert shown_again == shown
+    else:
+        assert [type(item) for item in shown_again] == [type(item) for item in shown]
+
+
+async def _masked_talk(told: Told) -> None:
+    await told.interrupt("whatever", '"text":"xxxxxxx"')
+    await told.ask("more")
+
+
+async def test_a_bundle_of_what_was_played_is_the_same_talk(tmp_path: Path) -> None:
+    """And so it can be played for ever."""
+    await told(fake_agent.command(), tmp_path / "first", died)
+    await told(player(tmp_path / "first"), tmp_path / "second", died)
+    first, second = [replay.read((tmp_path / name).read_bytes().split(b"\n")) for name in ("first", "second")]
+    assert [[verb for verb, _ in life] for life in second] == [[verb for verb, _ in life] for life in first]
