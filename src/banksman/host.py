@@ -39,7 +39,7 @@ class Host(host.Host):
 
     def __init__(
         self,
-        store: str | None = "memory:",
+        store: str | None = None,
         *,
         secrets: Sequence[str] = (),
         processes_max: int | None = None,

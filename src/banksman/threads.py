@@ -31,7 +31,7 @@ class Host(threads.Host):
 
     def __init__(
         self,
-        store: str | None = "memory:",
+        store: str | None = None,
         *,
         secrets: Sequence[str] = (),
         processes_max: int | None = None,

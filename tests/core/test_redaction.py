@@ -132,6 +132,12 @@ def test_half_of_a_surrogate_pair_beside_a_secret_stays() -> None:
     """JavaScript cuts texts where it likes, and writes what is left of a character by its code."""
     line = b'{"a":"\\ud83d ' + SECRET.encode() + b' \\ude00","b":"\\ud800"}'
     assert json.loads(Redactor([SECRET]).redact(line)) == {"a": "\ud83d [redacted] \ude00", "b": "\ud800"}
+    paired = b'{"a":"\\ud800 key\\ud83d\\ude00key"}'
+    assert json.loads(Redactor(["key😀key"]).redact(paired)) == {"a": "\ud800 [redacted]"}
+
+
+def test_a_space_may_be_a_plus_where_nothing_else_is_encoded() -> None:
+    assert Redactor(["é è é è"]).redact("é+è+é+è".encode()) == b"[redacted]"
 
 
 def test_a_line_that_was_cut_is_redacted_as_text() -> None:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import sqlite3
 import sys
@@ -219,6 +220,8 @@ class Runs:
         self._count(death)
         if death.code in {0, -9}:
             problems = looked_at(path, self._campaign.level, death.said)
+            kept = {path, f"{path}-hosts", schema.backup_path(path, 1)}
+            problems += [f"it was left behind: {left.name}" for left in folder.iterdir() if str(left) not in kept]
         else:
             problems = [f"the child ended by itself with {death.code}"]
         self.report.problems += [f"{what}, {last_of(death.calls)}: {problem}" for problem in problems]
@@ -232,7 +235,7 @@ class Runs:
             report.before += b"epoch" not in death.said
             report.closing += b"closing" in death.said
             if death.calls:
-                name = " ".join(death.calls[-1]).rstrip("0123456789")  # Some names end in a pid.
+                name = " ".join(death.calls[-1])
                 report.calls[name] = report.calls.get(name, 0) + 1
         else:
             report.ended += 1
@@ -305,10 +308,9 @@ def die_in_migration(campaign: Campaign) -> Report:
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
                 assert connection.execute("PRAGMA user_version").fetchall() == [(today,)]
                 assert connection.execute("SELECT seq FROM sessions").fetchall() == [(EVENTS,)]
-        # In a container the next process has the same pid as the one that died.
+        # In a container the next process has the same pid as the one that died, and may be misled by a name of it.
         for left in Path(path).parent.iterdir():
-            if left.suffix[1:].isdigit():
-                left.rename(left.with_suffix(f".{os.getpid()}"))
+            left.rename(left.with_name(re.sub(r"(?<=\.bak\.)\d+", str(os.getpid()), left.name)))
         # All of it was acknowledged long before.
         return death._replace(said=death.said + b"epoch 1\n%d\n" % EVENTS)
 

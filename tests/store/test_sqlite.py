@@ -1,17 +1,48 @@
-"""The log in an SQLite file: all that every engine must do, and what only this one does."""
+"""The log in an SQLite file: all that every engine must do, and what only this one does.
+
+How its file is made, opened, migrated and refused is in `test_sqlite_opening`; what becomes of it when processes are
+killed, in `test_crash`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from banksman.store.log import Log
-from banksman.store.sqlite import SqliteLog
+from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreFull
+from banksman.store.log import Chunk, Head, Log
+from banksman.store.sqlite import SqliteLog, opening
+from banksman.store.sqlite.chunks import CHUNK_BYTES
+from banksman.store.sqlite.work import LOST_CHUNKS_MAX, Work
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
-from tests.store.conformance import LogConformance, SharedLogConformance  # noqa: E402
+from tests.store.conformance import (  # noqa: E402
+    AT,
+    Answers,
+    LogConformance,
+    SharedLogConformance,
+    Writer,
+    chunk,
+    data,
+    everything,
+    everything_placed,
+    follow,
+    known,
+    lines,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class TestSqliteLog(LogConformance):
@@ -30,3 +61,501 @@ class TestSharedSqliteLog(SharedLogConformance):
 
     async def open_pair(self) -> tuple[Log, Log]:
         return SqliteLog(self.path), SqliteLog(self.path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def work_of(log: SqliteLog) -> Work:
+    return log._bridge._work  # pyright: ignore[reportPrivateUsage]
+
+
+def change(path: Path, *statements: str) -> None:
+    """By somebody else's connection."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+# -- committing ------------------------------------------------------------------------------------------------------
+async def test_what_waits_of_all_sessions_is_one_transaction_with_one_change_for_each(path: Path) -> None:
+    log = SqliteLog(path)
+    writers = [await Writer.claim(log, name) for name in "abc"]
+    said: list[str] = []
+    work_of(log).connection.set_trace_callback(said.append)
+    # The writer's thread cannot take one before the others are there: it is held at its next BEGIN.
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writers[0].append(b"first, and waits for the lock")
+        for _ in range(5):
+            for writer in writers:
+                writer.append(b"x")
+        other.execute("ROLLBACK")
+    for writer in writers:
+        assert set(await writer.answers.all()) == {None}
+    work_of(log).connection.set_trace_callback(None)
+    # The first may have been taken alone; all others came together.
+    assert 1 <= said.count("COMMIT") <= 2
+    assert len([one for one in said if one.startswith("UPDATE sessions")]) <= 4
+    assert len([one for one in said if one.startswith("INSERT INTO chunks")]) == 16
+    await log.close()
+
+
+@pytest.mark.parametrize(("level", "synced"), [("normal", [2, 1, 2]), ("full", [2, 2, 2])])
+async def test_a_claim_and_an_advance_are_synced_at_every_level_and_an_append_as_the_level_says(
+    path: Path, level: str, synced: list[int]
+) -> None:
+    log = SqliteLog(path, level=level)
+
+    async def is_synced() -> int:
+        """How the transaction was that was answered just now: 1 is NORMAL, 2 is FULL."""
+        return work_of(log).row("PRAGMA synchronous")[0]
+
+    writer = await Writer.claim(log)
+    seen = [await is_synced()]
+    await writer.commit(b"a")
+    seen.append(await is_synced())
+    writer.advance()
+    await writer.answers.all()
+    seen.append(await is_synced())
+    assert seen == synced
+    await log.close()
+
+
+async def test_if_the_transaction_fails_all_of_it_fails_and_what_is_behind_until_it_was_told(path: Path) -> None:
+    log = SqliteLog(path)
+    one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
+    await one.commit(b"a")
+    # SQLite's own bound on the file: there is no more room.
+    pages = work_of(log).row("PRAGMA page_count")[0]
+    await log._bridge.call(lambda work: work.execute(f"PRAGMA max_page_count = {pages}").fetchall())  # pyright: ignore[reportPrivateUsage]
+    one.append(b"x" * 100_000)
+    one.append(b"behind")
+    one.append(b"would fit", seq=1)
+    two.append(b"y" * 100_000)
+    assert await one.answers.all() == [None, StoreFull, *[one.answers.kinds[2]] * 2]
+    assert one.answers.kinds[2] in {StoreFull, NotOwner}
+    assert await two.answers.all() == [StoreFull]
+    assert [log.head(name).seq for name in ("one", "two")] == [1, 0]
+    await log._bridge.call(lambda work: work.execute("PRAGMA max_page_count = 1000000").fetchall())  # pyright: ignore[reportPrivateUsage]
+    one.append(b"b", seq=1)
+    two.append(b"c", seq=0)
+    assert await one.answers.last() is None
+    assert await two.answers.last() is None
+    assert data(await everything(log, "one")) == [b"a", b"b"]
+    await log.close()
+
+
+async def test_who_holds_the_file_longer_than_we_wait_is_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "BUSY_SECONDS_MAX", 0.05)
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    await writer.commit(b"a")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writer.append(b"b")
+        error = await writer.answers.last()
+        assert isinstance(error, StoreBusy)
+        assert error.hint
+        with pytest.raises(StoreBusy):
+            await log.claim("another")
+        # Reading waits for nobody.
+        assert data((await log.read("s", 0)).events) == [b"a"]
+        other.execute("ROLLBACK")
+    writer.append(b"b", seq=1)
+    assert await writer.answers.last() is None
+    await log.close()
+
+
+async def test_a_claim_that_is_cancelled_has_claimed_nothing(path: Path) -> None:
+    log, other = SqliteLog(path), SqliteLog(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        claim = asyncio.ensure_future(log.claim("s"))
+        await asyncio.sleep(0)
+        claim.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claim
+        holder.execute("ROLLBACK")
+    # In line behind it, and behind what it gave back.
+    await log.claim("t")
+    await log.claim("t")
+    assert known(log).owner is None
+    assert await other.claim("s") > 1
+    await asyncio.gather(log.close(), other.close())
+
+
+async def test_an_error_of_who_restores_is_its_own_and_leaves_nothing(path: Path) -> None:
+    log = SqliteLog(path)
+
+    def chunks() -> Iterator[Chunk]:
+        yield chunk(1, b"a")
+        raise FileNotFoundError("of the bundle")
+
+    waiting = asyncio.ensure_future(log.claim("before"))
+    with pytest.raises(FileNotFoundError, match="of the bundle"):
+        await log.restore("s", name=None, agent="", chunks=chunks)
+    assert await waiting == 1
+    assert log.find("s") is None
+    assert await everything_placed(log) == []
+    await log.close()
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+async def test_what_is_kept_fits_to_the_byte_and_goes_no_further_than_the_snapshot(path: Path) -> None:
+    probe = SqliteLog(path)
+    writer = await Writer.claim(probe)
+    await writer.commit(b"." * 1000)
+    weight = work_of(probe).row("SELECT bytes FROM sessions")[0]
+    assert weight == work_of(probe).row("SELECT length(blob) FROM chunks")[0] + CHUNK_BYTES
+    await probe.close()
+    log = SqliteLog(path, bytes_max=3 * weight)
+    writer = await Writer.claim(log)
+    for _ in range(4):
+        await writer.commit(b"." * 1000)
+    assert log.head("s").first == 1  # There is no snapshot: nothing may go.
+    await writer.commit(b"." * 1000, snapshot=b"at 6")
+    assert log.head("s") == Head(writer.epoch, 6, 4)
+    await writer.commit(b"." * 1000)
+    assert log.head("s").first == 5
+    for _ in range(4):
+        await writer.commit(b"." * 1000)
+    # The snapshot is of 6: from 7 on all is kept.
+    assert log.head("s") == Head(writer.epoch, 11, 7)
+    page = await log.read("s", 2)
+    assert page.gap == (3, 6)
+    assert [event.seq for event in page.events] == [7, 8, 9, 10, 11]
+    assert (await log.read_many(None)).gaps == {"s": 6}
+    await log.close()
+
+
+async def test_what_is_too_old_goes_and_the_newest_never(path: Path) -> None:
+    log = SqliteLog(path, seconds_max=3600)
+    writer = await Writer.claim(log)
+    for age in (7300, 3700, 3500, 10):
+        writer.append(b"x", at=time.time() - age)
+    await writer.commit(b"y", snapshot=b"at 5")  # Its own time is years ago.
+    assert log.head("s").first == 3
+    old = await Writer.claim(log, "old")
+    await old.commit(b"a", snapshot=b"at 1")
+    await old.commit(b"b", snapshot=b"at 2")
+    assert data((await log.read("old", 0)).events) == [b"b"]
+    await log.close()
+
+
+async def test_a_deleted_history_is_gone_from_the_files(path: Path) -> None:
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    secret = b"the secret of the deleted one"
+    for _ in range(20):
+        await writer.commit(secret * 500, snapshot=secret * 300)
+    await log.trim("s", 5)
+    await (await Writer.claim(log, "other")).commit(b"something else")
+
+    def found() -> list[str]:
+        return [file.name for file in path.parent.iterdir() if secret in file.read_bytes()]
+
+    assert found()
+    await log.delete("s")
+    assert found() == []
+    await log.close()
+    assert found() == []
+
+
+async def test_no_position_is_given_twice_when_the_newest_is_deleted(path: Path) -> None:
+    log = SqliteLog(path)
+    await (await Writer.claim(log, "a")).commit(b"a")
+    await (await Writer.claim(log, "b")).commit(b"b")
+    end = (await log.read_many(None)).position
+    await log.delete("b")
+    assert (await log.read_many(None)).position == end
+    await (await Writer.claim(log, "c")).commit(b"c")
+    page = await log.read_many(end)
+    assert [placed.event.data for placed in page.events] == [b"c"]
+    await log.delete("c")
+    assert work_of(log).row("SELECT count(*) FROM chunks WHERE session IS NULL")[0] == 1
+    await log.close()
+
+
+async def test_after_a_restart_of_the_machine_no_position_is_given_again(path: Path) -> None:
+    """What was lost by a power cut had positions, and readers may have them."""
+    log = SqliteLog(path)
+    await (await Writer.claim(log)).commit(b"a")
+    before = int((await log.read_many(None)).position, 16)
+    await log.close()
+    change(path, "INSERT INTO hosts (pid, boot, started, address) VALUES (1, 'before the cut', 1, '')")
+    log = SqliteLog(path)
+    await (await Writer.claim(log, "t")).commit(b"b")
+    after = int((await log.read_many(None)).position, 16)
+    assert after == before + LOST_CHUNKS_MAX + 1
+    assert [placed.event.data for placed in await everything_placed(log)] == [b"a", b"b"]
+    # A position between, which was lost, is a place to go on from.
+    assert len((await log.read_many(f"{before + 3:x}")).events) == 1
+    assert work_of(log).row("SELECT count(*) FROM hosts")[0] == 1
+    await log.close()
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("where", ["blob", "epoch", "length"])
+async def test_a_changed_byte_of_a_chunk_is_told_with_the_events_that_it_takes(path: Path, where: str) -> None:
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    for number in range(3):
+        await writer.commit(b"%d." % number * 3000, b"x")
+    await log.close()
+    row = "WHERE first = 3"
+    match where:
+        case "blob":
+            change(path, f"UPDATE chunks SET blob = replace(blob, x'312e', x'302e') {row}")
+        case "epoch":
+            change(path, f"UPDATE chunks SET epoch = 9 {row}")
+        case _:
+            change(path, f"UPDATE chunks SET blob = substr(blob, 1, 2000) {row}")
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match=r"events 3 to 4 of session s") as raised:
+        await log.read("s", 0)
+    assert raised.value.ids == {"session": "s", "first": 3, "last": 4}
+    assert raised.value.hint
+    with pytest.raises(StoreDamaged):
+        await log.read_many(None)
+    assert [event.seq for event in (await log.read("s", 4)).events] == [5, 6]
+    # It can be gone on from: what is damaged is the past.
+    writer = await Writer.claim(log)
+    await writer.commit(b"more")
+    await log.close()
+
+
+async def test_a_damaged_snapshot_is_not_given(path: Path) -> None:
+    log = SqliteLog(path)
+    await (await Writer.claim(log)).commit(b"a", snapshot=b"at 1")
+    await log.close()
+    change(path, "UPDATE snapshots SET data = x'00'")
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match="snapshot at 1 of session s"):
+        await log.snapshot("s")
+    await log.close()
+
+
+# -- following -------------------------------------------------------------------------------------------------------
+async def test_who_follows_what_is_written_here_reads_no_disk_and_nobody_polls(path: Path) -> None:
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    reader = asyncio.ensure_future(follow(log, 30))
+    asked: list[object] = []
+    put = log._bridge._reader.put  # pyright: ignore[reportPrivateUsage]
+    log._bridge._reader.put = lambda request: (asked.append(request), put(request))[1]  # pyright: ignore[reportPrivateUsage]
+    for number in range(30):
+        await writer.commit(b"%d" % number)
+        assert log._waiting._timer is None  # pyright: ignore[reportPrivateUsage]
+    events = await reader
+    assert asked == []
+    # What is in memory is what is on the disk.
+    log._recent.drop("s")  # pyright: ignore[reportPrivateUsage]
+    assert await everything(log) == events
+    assert asked
+    await log.close()
+
+
+async def test_what_is_kept_in_memory_has_a_bound_for_all_sessions_together(path: Path) -> None:
+    log = SqliteLog(path)
+    recent = log._recent  # pyright: ignore[reportPrivateUsage]
+    recent._bytes_max = 50_000  # pyright: ignore[reportPrivateUsage]
+    writers = [await Writer.claim(log, name) for name in "abc"]
+    for number in range(100):
+        for writer in writers:
+            writer.append(b"%d" % number * 400)
+    for writer in writers:
+        await writer.answers.all()
+        assert recent._weight <= 50_000  # pyright: ignore[reportPrivateUsage]
+        assert recent.read(writer.session, 0, 1, None) is None
+        assert recent.read(writer.session, 99, 1, None) is not None
+        for after in range(0, 100, 7):
+            assert [event.seq for event in (await log.read(writer.session, after, 9)).events] == [
+                *range(after + 1, min(101, after + 10))
+            ]
+    await log.delete("a")
+    writers[1].release()
+    await log.delete("c")
+    assert recent._weight == 0  # pyright: ignore[reportPrivateUsage]
+    await log.close()
+
+
+async def test_who_waits_on_what_was_ours_hears_of_the_next_owner(path: Path) -> None:
+    """Its wait began when only we could write, and so nobody looked at what others do."""
+    here, there = SqliteLog(path), SqliteLog(path)
+    writer = await Writer.claim(here)
+    waits = [asyncio.ensure_future(here.wait_past("s", seq)) for seq in (0, 1)]
+    await asyncio.sleep(0)
+    writer.release()
+    await here.claim("behind the release")
+    new = await Writer.claim(there)
+    await new.commit(b"a", b"b")
+    await asyncio.gather(*waits)
+    await asyncio.gather(here.close(), there.close())
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+RACER = """
+import asyncio, sys
+from banksman.errors import NotOwner
+from banksman.store.sqlite import SqliteLog
+
+async def main(path, rounds):
+    log = SqliteLog(path)
+    for number in range(rounds):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            print(await log.claim(f"s{number}"), flush=True)
+        except NotOwner as exc:
+            assert exc.ids["pid"] > 0
+            print("refused", flush=True)
+    sys.stdin.readline()
+    await log.close()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], line: str = "") -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
+    """Closes the pipes too."""
+    process.communicate(timeout=seconds)
+    return process.returncode
+
+
+def test_of_several_processes_that_claim_at_once_one_wins_each_time(path: Path) -> None:
+    rounds = 20
+    # None of them finds the store made: they race for that too.
+    racers = [start(RACER, str(path), str(rounds)) for _ in range(4)]
+    for number in range(rounds):
+        assert [said(racer) for racer in racers] == ["ready"] * 4
+        for racer in racers:
+            tell(racer)
+        answers = sorted(said(racer) for racer in racers)
+        assert answers == ["1", "refused", "refused", "refused"], number
+    assert [ended(racer) for racer in racers] == [0] * 4
+
+
+HOLDER = """
+import asyncio, sys
+from banksman.store.sqlite import SqliteLog
+
+async def main(path):
+    log = SqliteLog(path, address="there")
+    epoch = await log.claim("s")
+    leased = asyncio.get_running_loop().create_future()
+    log.lease("s", epoch, "claude:x", leased.set_result)
+    assert await leased is None
+    print(epoch, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path) -> None:
+    holder = start(HOLDER, str(path))
+    epoch = int(said(holder))
+    log = SqliteLog(path)
+    with pytest.raises(NotOwner, match="there") as raised:
+        await log.claim("s")
+    assert raised.value.ids == {"session": "s", "pid": holder.pid, "address": "there"}
+    mine = await Writer.claim(log, "mine")
+    assert isinstance(await mine.take("claude:x"), NotOwner)
+    with pytest.raises(NotOwner):
+        await log.delete("s")
+    owner = known(log).owner
+    assert owner is not None
+    assert (owner.pid, owner.address, owner.is_here, owner.is_alive) == (holder.pid, "there", False, True)
+    holder.send_signal(signal.SIGKILL)
+    assert ended(holder) == -signal.SIGKILL
+    owner = known(log).owner
+    assert owner is not None
+    assert not owner.is_alive
+    assert await mine.take("claude:x") is None
+    assert await log.claim("s") > epoch
+    await log.close()
+
+
+UNCLOSED = """
+import asyncio, os, sys
+from banksman.store.sqlite import SqliteLog
+
+async def main(path):
+    global log
+    log = SqliteLog(path)
+    epoch = await log.claim("s")
+    committed = asyncio.get_running_loop().create_future()
+    log.append("s", epoch, 0, 1.0, [(None, "update", b"a")], committed.set_result)
+    assert await committed is None
+    if sys.argv[2] == "fork":
+        pid = os.fork()
+        if not pid:
+            return
+        assert os.waitpid(pid, 0)[1] == 0
+        await log.claim("t")
+    log.append("s", epoch, 1, 1.0, [(None, "update", b"b")], lambda error: None)
+
+asyncio.run(main(sys.argv[1]))
+if sys.argv[2] == "collected":
+    del log
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "collected", "fork"])
+async def test_a_program_that_never_closes_ends_all_the_same(path: Path, how: str) -> None:
+    assert ended(start(UNCLOSED, str(path), how)) == 0
+    log = SqliteLog(path)
+    assert data(await everything(log))[:1] == [b"a"]
+    assert await log.claim("s") > 1
+    await log.close()
+
+
+def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs(path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    answers = Answers()
+
+    async def begin() -> SqliteLog:
+        log = SqliteLog(path)
+        epoch = await log.claim("s")
+
+        def interrupted(_: object) -> None:
+            raise KeyboardInterrupt
+
+        log.append("s", epoch, 0, AT, lines(b"a"), interrupted)
+        for seq in (1, 2):
+            log.append("s", epoch, seq, AT, lines(b"b"), answers.done())
+        return log
+
+    try:
+        log = loop.run_until_complete(begin())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_forever()
+        assert loop.run_until_complete(answers.all()) == [None, None]
+        loop.run_until_complete(log.close())
+    finally:
+        loop.close()

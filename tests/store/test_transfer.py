@@ -31,7 +31,7 @@ ENTRIES: list[Entry] = [
     ("t-1", TURN_QUEUED, b'{ "prompt": "spaced" }'),
     ("t-1", "process.started", b'{"a":1,"a":2}'),
     ("t-1", "process.started", b'{"big":123456789012345678901234567890}'),
-    ("t-1", "process.started", b'{"deep":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    ("t-1", "process.started", b'{"deep":' + b"[" * 600 + b"]" * 600 + b"}"),
     ("t-1", "process.started", b"[]"),
     ("t-1", "process.started", b"\xff"),
     ("t-1", SENT, b'{"type":"user","uuid":"\\u0041"}'),
@@ -389,9 +389,12 @@ async def test_what_is_there_is_never_overwritten(sort: str, tmp_path: Path) -> 
             path.mkdir()
         case _:
             path.symlink_to(tmp_path / "nowhere")
+    lines = lines_of(b"a\n")
     with pytest.raises(UsageError, match="already"):
-        await write_new(path, lines_of(b"a\n"))
+        await write_new(path, lines)
     assert os.listdir(tmp_path) == ["taken"]
+    # It was known before anything was read.
+    assert await anext(lines) == b"a\n"
 
 
 async def test_a_file_that_appears_while_we_write_is_not_overwritten_either(tmp_path: Path) -> None:

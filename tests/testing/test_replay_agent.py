@@ -102,6 +102,7 @@ def test_only_the_same_kind_of_frame_is_what_was_told(tmp_path: Path) -> None:
         ("in", prompt("x", "u1")),
         ("out", {**said("init"), "user_message_uuids": ["u1"]}),
         ("in", answered("q2")),
+        ("out", said("middle")),
         ("in", answered("q1")),
         ("out", said("end")),
     )
@@ -188,6 +189,39 @@ def test_it_starts_without_anything_that_takes_time() -> None:
         check=True,
     )
     assert not {"msgspec", "asyncio", "typing", "dataclasses", "logging"} & {*done.stdout.decode().split()}
+
+
+# -- bundles ---------------------------------------------------------------------------------------------------------
+def happened(kind: str, turn: str | None = None, **body: Any) -> bytes:
+    return json.dumps({"kind": kind, "turn": turn, "body": body}).encode()
+
+
+EXITED = happened("process.exited", code=3, signal=None)
+KILLED = happened("process.exited", code=None, signal=9)
+STARTED = happened("turn.started", "t-1")
+FAILED = happened("turn.ended", "t-1", outcome="failed", by="exit")
+STOPPED = happened("turn.ended", "t-1", outcome="interrupted", by="ladder")
+NEXT = happened("process.started", process=2)
+CLOSED = happened("session.closed")
+
+
+@pytest.mark.parametrize(
+    ("lines", "dies"),
+    [
+        pytest.param([STARTED, EXITED, FAILED, CLOSED], True, id="in a turn"),
+        pytest.param([STARTED, KILLED, FAILED, CLOSED], False, id="in a turn, by a signal"),
+        pytest.param([STARTED, EXITED, STOPPED, CLOSED], False, id="in a turn that was stopped"),
+        pytest.param([STARTED, EXITED, NEXT, FAILED], False, id="in a turn that failed with the next process"),
+        pytest.param([STARTED, FAILED, EXITED, NEXT, CLOSED], True, id="with nothing open"),
+        pytest.param([EXITED, CLOSED], False, id="when the session was closed"),
+        pytest.param([happened("process.retired"), EXITED, NEXT], False, id="when it was let go"),
+        pytest.param([], False, id="not yet"),
+    ],
+)
+def test_a_process_of_a_bundle_dies_by_itself_if_it_did(lines: list[bytes], dies: bool) -> None:
+    spoke = json.dumps({"kind": "update", "turn": None, "frame": "{}"}).encode()
+    lives = replay.read([b'{"banksman":"bundle"}', happened("process.started", process=1), spoke, *lines])
+    assert lives == [[("say", b"{}"), *([("exit", 3)] if dies else [])]]
 
 
 # -- bundles of sessions ---------------------------------------------------------------------------------------------

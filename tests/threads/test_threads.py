@@ -129,7 +129,7 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 
 # -- the same names --------------------------------------------------------------------------------------------------
 # What the shell awaits of its own objects, and callers do not.
-INNER = {"Host": {"run"}, "Session": {"events"}, "Turn": {"complete", "kept"}, "Command": {"wait_started"}}
+INNER = {"Host": {"run"}, "Session": {"events", "wait_left"}, "Turn": {"complete", "kept"}, "Command": {"wait_started"}}
 # What callers may use without waiting. The rest of what is not async is the shell's own.
 LOOKED_AT = {
     "Host": {"__init__", "session", "sessions", "commands", "command", "take_ended"},
@@ -510,7 +510,7 @@ def test_threads_that_share_a_reader_get_each_item_once(host: threads.Host) -> N
 
 def test_closing_a_reader_ends_the_wait_of_another_thread(host: threads.Host) -> None:
     session = open_session(host)
-    reader = session.follow()
+    reader = session.follow(session.status().seq)
     waiter = start(lambda: list(reader))
     _wait_for_calls(host, 1)
     reader.close()

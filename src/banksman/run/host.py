@@ -210,13 +210,13 @@ class Host:
 
     def session(self, id_or_name: str) -> Session:
         """Any session of the store, by its id or its name. To read it needs nothing more; the first ask claims it:
-        `NotOwner` if a live host elsewhere has it."""
-        self._bind()
+        `NotOwner` if a live host elsewhere has it. Of a host that is closed: one that it had."""
         return self._own_sessions().find(id_or_name)
 
     def sessions(self) -> list[Session]:
-        """Every session of the store, whoever has it, oldest first."""
-        self._bind()
+        """Every session of the store, whoever has it, oldest first. Of a host that is closed: those that it had."""
+        if self._is_closing and self._sessions is None:
+            return []
         return self._own_sessions().all()
 
     async def delete(self, session: Session | str) -> None:
@@ -231,6 +231,7 @@ class Host:
 
     def _own_sessions(self) -> Sessions:
         if self._sessions is None:
+            self._bind()
             from banksman.core.redaction import Redactor  # noqa: PLC0415
             from banksman.run.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
             from banksman.run.sessions.registry import Sessions  # noqa: PLC0415
@@ -251,6 +252,7 @@ class Host:
         if timeout is not None:
             check_seconds("timeout", timeout)
         self._is_draining = True
+        self._open_no_more()
         loop = asyncio.get_running_loop()
         for session in self._our_sessions():
             session.drain_nowait()
@@ -273,8 +275,13 @@ class Host:
                 deadline.cancel()
         await self.close()
 
+    def _open_no_more(self) -> None:
+        if self._sessions is not None:
+            self._sessions.is_closing = True
+
     def _stop_all(self) -> None:
         self._is_closing = True
+        self._open_no_more()
         for session in self._our_sessions():
             session.close_nowait()
         for command in list(self._running.values()):

@@ -29,10 +29,11 @@ class Readers:
     to it; of another host's, or nobody's, when our log is closed: it ends where that host has closed it."""
 
     def __init__(
-        self, store: Log, session: str, finished: asyncio.Future[None], project: Project, *, is_ours: bool
+        self, store: Log, session: str, finished: asyncio.Future[None], project: Project, *, since: int | None = None
     ) -> None:
+        """`since`: the last seq of before it was ours; None: it is not."""
         self._store = store
-        self._is_ours = is_ours
+        self._since = since
         self._project = project
         self._session = session
         self._finished = finished
@@ -48,6 +49,10 @@ class Readers:
     def _note_end(self, _: asyncio.Future[None]) -> None:
         # One moment for all who close, again and again or one session after the other.
         self._finished_at = self._loop.time()
+
+    @property
+    def _is_ours(self) -> bool:
+        return self._since is not None
 
     async def events(
         self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None, epoch: int | None = None
@@ -72,7 +77,7 @@ class Readers:
                     yield event
                     seq = event.seq
                     is_closed = event.kind == kinds.SESSION_CLOSED
-                    if event.kind == kinds.SESSION_CLOSED and self._finished.done():
+                    if is_closed and self._is_ours and self._finished.done() and seq > (self._since or 0):
                         return  # There is nothing after it; and the log may be closed by now.
                 if page.events:
                     continue

@@ -20,7 +20,7 @@ from banksman.core.config import Config
 from banksman.core.event import SESSION_OPENED, SESSION_SETTING, entry
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
-from banksman.errors import BanksmanError, NameTaken, NotOwner, UsageError
+from banksman.errors import BanksmanError, Closed, NameTaken, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.life import Life
@@ -29,6 +29,7 @@ from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.recorded import opening_of
 from banksman.run.sessions.session import Session
+from banksman.run.waiters import Waiters
 from banksman.store.log import Known, Log
 
 log = logging.getLogger("banksman")
@@ -81,6 +82,10 @@ class Sessions:
         # Those that we have, or had until they were closed, oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
         self._startups: dict[str, Startup] = {}
+        # The host has begun to close: what is being opened will not be.
+        self.is_closing = False
+        self._working = 0
+        self._pauses = Waiters()
         # Those that are just being opened, by name or id.
         self._opening: dict[str, asyncio.Future[None]] = {}
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,6 +97,10 @@ class Sessions:
     async def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
         """A new one; or, under the name of one that is known, that one: as it is, if it is open here, which from its
         next turn on is as asked for; else it is claimed, and goes on where it was."""
+        async with self._at_work():
+            return await self._open(opening, name, on_question)
+
+    async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         if name is None:
             return await self._add(opening, None, on_question)
         async with self._alone(name):
@@ -108,6 +117,16 @@ class Sessions:
                 if here is not None and not here.is_closed:
                     await here.wait_closed()  # It is on its way out: what it leaves is what is opened.
                 return await self._reopen(known, opening, on_question)
+
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncGenerator[None]:
+        """Somebody opens a session. Who closes the log waits for it."""
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
+            self._pauses.wake()
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncGenerator[None]:
@@ -176,6 +195,9 @@ class Sessions:
         past = await recovery.take_over(
             self.store, session.id, epoch, opening.config, entries, resumes=opening.resumes if resume else None
         )
+        if self.is_closing:
+            # Nobody would ever close it: all that are to be closed have been told so.
+            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
         startup = Startup(session, opening)
         life = Life(
             session.id,
@@ -223,7 +245,8 @@ class Sessions:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
         forked = startup.next.forked(conversation)
         try:
-            return await self._add(forked, name, on_question or session.on_question, settings=session.settings)
+            async with self._at_work():
+                return await self._add(forked, name, on_question or session.on_question, settings=session.settings)
         except NameTaken as exc:
             forked.close()
             raise UsageError(f"there is a session {name!r} already", hint="another name") from exc
@@ -231,13 +254,18 @@ class Sessions:
     # -- finding -----------------------------------------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
         """Any session of the store, by its id or its name."""
-        known = self.store.find(id_or_name)
-        if known is None:
-            raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
-        return self._handle(known)
+        if self._ends.done():
+            found = [session for session in self.ours() if id_or_name in (session.id, session.name)]
+            if found:
+                return found[-1]
+        elif (known := self.store.find(id_or_name)) is not None:
+            return self._handle(known)
+        raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
 
     def all(self) -> list[Session]:
-        """Every session of the store, oldest first."""
+        """Every session of the store, oldest first; of one that is closed, those that we had."""
+        if self._ends.done():
+            return self.ours()
         return [self._handle(known) for known in self.store.sessions()]
 
     def ours(self) -> list[Session]:
@@ -269,7 +297,7 @@ class Sessions:
 
     async def _claim(self, session: Session) -> None:
         """Somebody asks in a session that is not ours: take it, as it was opened the last time."""
-        async with self._alone(session.id):
+        async with self._at_work(), self._alone(session.id):
             if session.is_ours:
                 return
             here = self._known.get(session.id)
@@ -331,8 +359,11 @@ class Sessions:
 
     async def close(self) -> None:
         """Nobody is to read any more: the log is about to be closed."""
+        self.is_closing = True
         if not self._ends.done():
             self._ends.set_result(None)
+        while self._working:
+            await self._pauses.wait()
         if self._settling is not None:
             await asyncio.wait((self._settling,))
         await asyncio.gather(*(session.wait_left() for session in list(self._others.values())))

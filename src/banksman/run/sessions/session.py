@@ -89,14 +89,15 @@ class Session:
         self._life: Life | None = None
         # How often it was opened here.
         self.openings = 0
-        self._readers = Readers(store, id, ends, dialect.project, is_ours=False)
+        self._readers = Readers(store, id, ends, dialect.project)
 
     def live(self, life: Life) -> None:
         """It is ours from here on."""
         self._life = life
         self.openings += 1
         life.promises.save = self._save
-        self._readers = Readers(self._store, self.id, life.promises.finished, self.dialect.project, is_ours=True)
+        head = life.driver.state.head
+        self._readers = Readers(self._store, self.id, life.promises.finished, self.dialect.project, since=head)
         life.begin(self)
 
     def __repr__(self) -> str:

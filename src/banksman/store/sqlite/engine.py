@@ -4,9 +4,8 @@ It promises what every engine does (`log.py`), at one of two levels. `full`: wha
 `normal`: it is in the kernel's hands, survives the death of any process, and after a power cut the newest of it may be
 gone, whole appends from the end, but never an epoch (`ownership.py`).
 
-Two threads do what may wait: one writes (`writer.py`), one reads histories (`reader.py`). This one asks the store only
-what it answers at once (`looking.py`). Between them go operations and requests, and each comes back settled by one
-callback of the loop for a whole group. Nothing is shared but those.
+Two threads do what may wait: one writes (`writer.py`), one reads histories (`reader.py`). The loop's own asks the store
+only what it answers at once (`looking.py`). `bridge.py` is between them.
 
 Several hosts may have the file open. Who lives is told by locks (`owners.py`), and who has a session by its row; every
 change of a session is made under the store's write lock by who says what it believes to be there.
@@ -20,19 +19,16 @@ inherited does nothing there, and does not hang.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 import os
 import socket
-import sqlite3
-import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from banksman.core.event import Entry, Project
-from banksman.errors import StoreError, UsageError
+from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,
@@ -47,17 +43,14 @@ from banksman.store.log import (
 )
 from banksman.store.sqlite import opening, ownership, pages, upkeep
 from banksman.store.sqlite.appending import Append
+from banksman.store.sqlite.bridge import Bridge
 from banksman.store.sqlite.chunks import events_of
-from banksman.store.sqlite.faults import translate
-from banksman.store.sqlite.looking import Look
 from banksman.store.sqlite.ownership import Held
 from banksman.store.sqlite.positions import Position, no_such
-from banksman.store.sqlite.reader import Reader, Request
 from banksman.store.sqlite.recent import Recent
 from banksman.store.sqlite.upkeep import Retention
 from banksman.store.sqlite.waiting import Waiting
-from banksman.store.sqlite.work import Call, Change, Operation, Told, Work
-from banksman.store.sqlite.writer import Writer
+from banksman.store.sqlite.work import Call, Change, Told
 
 LEVELS = ("full", "normal")
 
@@ -94,45 +87,24 @@ class SqliteLog:
         self._loop = asyncio.get_running_loop()
         self.path = opening.checked_path(path)
         self._phase = _Phase.OPEN
-        self._opening = opening.Opening(self.path, level=level)
-        try:
-            first = self._opening.open()
-            self._look = Look(self._opening.connect(busy_seconds=opening.LOOK_BUSY_SECONDS_MAX), self.path)
-            reading = self._opening.connect()
-        except BaseException as exc:
-            self._opening.close()
-            if isinstance(exc, (sqlite3.Error, OSError)):
-                raise translate(exc, self.path, "open") from exc
-            raise
-        # The sessions that are claimed here: nobody else can write or delete them.
+        # The sessions that are claimed here: nobody else can write or delete them. Who is not in it may be ours all the
+        # same: then it is only served as any other is.
         self._owned: dict[str, Held] = {}
         self._recent = Recent()
-        self._waiting = Waiting(self._look, self._owned)
         # The last failure that its writer was told of. See `work.py`.
         self._told = 0
-        self._unsettled: list[Operation] = []
         # What was called after the close began, to be answered behind all else.
         self._late: list[Callable[[], None]] = []
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._threads_left = 2
-        self._work = Work(first, self.path, address or socket.gethostname())
-        # The threads know this object weakly: a program that forgets it must be able to lose it.
-        this: weakref.ReferenceType[SqliteLog] = weakref.ref(self)
-        self._writer = Writer(
-            self._work,
-            path=self.path,
-            is_full=level == "full",
-            is_writable=self._opening.is_writable,
+        self._bridge = Bridge(
+            self.path,
+            self,
+            level=level,
+            address=address or socket.gethostname(),
             retention=Retention(bytes_max, seconds_max),
-            hand_over=partial(_hand_over, self._loop, this, SqliteLog._on_group),
         )
-        self._reader = Reader(
-            reading, path=self.path, hand_over=partial(_hand_over, self._loop, this, SqliteLog._on_read)
-        )
-        # Not joined there: see the writer.
-        self._finalizer = weakref.finalize(self, _stop, self._writer, self._reader)
-        self._writer.start()
-        self._reader.start()
+        self._look = self._bridge.look
+        self._waiting = Waiting(self._look, self._owned)
 
     def __repr__(self) -> str:
         return f"<SqliteLog {self.path!r} {self._phase.name} owned={len(self._owned)} waiting={len(self._waiting)}>"
@@ -143,7 +115,9 @@ class SqliteLog:
         self._check_open()
         _check_text(session, name, agent)
         function = partial(ownership.claim, session=session, name=name, agent=agent)
-        held = await self._call(function, then=partial(self._on_claimed, session), is_synced=True, needs_host=True)
+        held = await self._bridge.call(
+            function, then=partial(self._on_claimed, session), is_synced=True, needs_host=True
+        )
         return held.epoch
 
     def _on_claimed(self, session: str, held: Held, is_wanted: bool) -> None:
@@ -154,27 +128,28 @@ class SqliteLog:
     def advance(self, session: str, epoch: int, done: Done) -> None:
         if self._is_late(session, done):
             return
-        held = self._owned.get(session)
-        if held is not None and held.epoch == epoch:
-            held.epoch += 1
         function = partial(ownership.advance, session=session, epoch=epoch)
-        self._writer.put(Change(self._on_told, session, epoch, self._told, done, function, is_synced=True))
+        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_synced=True))
 
     def release(self, session: str, epoch: int) -> None:
         if self._phase is not _Phase.OPEN:
             return
+        self._disown(session, epoch)
+        self._bridge.put(Call(_log_failure, partial(ownership.release, session=session, epoch=epoch)))
+
+    def _disown(self, session: str, epoch: int) -> None:
+        """From here on others may write it, unless it was claimed here anew."""
         held = self._owned.get(session)
-        if held is not None and held.epoch == epoch:
+        if held is not None and held.epoch <= epoch:
             del self._owned[session]
             self._recent.drop(session)
             self._waiting.on_released()
-        self._writer.put(Call(_log_failure, partial(ownership.release, session=session, epoch=epoch)))
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
         if self._is_late(session, done):
             return
         function = partial(ownership.lease, session=session, epoch=epoch, name=name)
-        self._writer.put(Change(self._on_told, session, epoch, self._told, done, function))
+        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_rested_on=False))
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
@@ -189,7 +164,7 @@ class SqliteLog:
     ) -> None:
         if self._is_late(session, done):
             return
-        self._writer.put(
+        self._bridge.put(
             Append(self._on_appended, session, epoch, self._told, done, expected_seq, at, entries, snapshot)
         )
 
@@ -204,7 +179,7 @@ class SqliteLog:
         def restored(*_: object) -> None:
             self._waiting.on_committed(session, self._look.place(session).head.seq)
 
-        await self._call(function, then=restored, is_alone=True)
+        await self._bridge.call(function, then=restored, is_alone=True)
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
@@ -226,11 +201,11 @@ class SqliteLog:
             # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
             await asyncio.sleep(0)
             return Page(events, None)
-        return await self._ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
+        return await self._bridge.ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
 
     async def snapshot(self, session: str) -> Snapshot | None:
         self._check_open()
-        return await self._ask(partial(pages.snapshot, session=session))
+        return await self._bridge.ask(partial(pages.snapshot, session=session))
 
     async def wait_past(self, session: str, seq: int) -> None:
         if seq < 0:
@@ -250,7 +225,7 @@ class SqliteLog:
         position = Position.of(after)
         self._check_open()
         wanted = None if sessions is None else frozenset(sessions)
-        found = await self._ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
+        found = await self._bridge.ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
         # Here and not in the reader's thread: how a session is shown is looked up by code that belongs to the loop.
         placed: list[Placed] = []
         for piece in found.pieces:
@@ -281,20 +256,20 @@ class SqliteLog:
     # -- the sessions of the store -----------------------------------------------------------------------------------
     def sessions(self) -> list[Known]:
         self._check_open()
-        return self._look.sessions(self._work.host)
+        return self._look.sessions(self._bridge.host)
 
     def find(self, id_or_name: str) -> Known | None:
         self._check_open()
-        return self._look.find(id_or_name, self._work.host)
+        return self._look.find(id_or_name, self._bridge.host)
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         self._check_open()
         _check_text(session, name)
-        await self._call(partial(upkeep.rename, session=session, name=name, expected=expected))
+        await self._bridge.call(partial(upkeep.rename, session=session, name=name, expected=expected))
 
     async def trim(self, session: str, before: int) -> int:
         self._check_open()
-        return await self._call(partial(upkeep.trim, session=session, before=before))
+        return await self._bridge.call(partial(upkeep.trim, session=session, before=before))
 
     async def delete(self, session: str) -> None:
         self._check_open()
@@ -305,67 +280,18 @@ class SqliteLog:
             if number is not None:
                 self._waiting.on_deleted(session, number)
 
-        await self._call(partial(upkeep.delete, session=session), then=deleted)
+        await self._bridge.call(partial(upkeep.delete, session=session), then=deleted)
 
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
         if self._phase is _Phase.OPEN:
             self._phase = _Phase.CLOSING
-            self._finalizer()
+            self._bridge.stop()
         await asyncio.shield(self._closed)
 
-    # -- between the threads -----------------------------------------------------------------------------------------
-    async def _call(
-        self, function: Callable[[Work], Any], *, then: Callable[[Any, bool], None] | None = None, **how: bool
-    ) -> Any:
-        """What the writer's thread makes of it. `then` hears of what was done, and whether somebody still waits."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def settled(call: Call) -> None:
-            if call.error is None and then is not None:
-                then(call.value, not future.cancelled())
-            _resolve(future, call.value, call.error)
-
-        self._writer.put(Call(settled, function, **how))
-        return await future
-
-    async def _ask(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
-        """What the reader's thread makes of it."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def settled(request: Request) -> None:
-            _resolve(future, request.value, request.error)
-
-        self._reader.put(Request(settled, function, lambda: not future.cancelled()))
-        return await future
-
-    def _on_read(self, request: Request | None) -> None:
-        if request is None:
-            self._on_thread_ended()
-        else:
-            request.settled(request)
-
-    def _on_group(self, group: list[Operation]) -> None:
-        """In the loop: what became of a group, in the order of the calls."""
-        if not group:
-            self._on_thread_ended()
-            return
-        self._unsettled += group
-        self._settle()
-
-    def _settle(self) -> None:
-        group, self._unsettled = self._unsettled, []
-        settled = 0
-        try:
-            for operation in group:
-                settled += 1
-                operation.settled(operation)
-            self._waiting.on_group()
-        finally:
-            # Also reached when a callback let a KeyboardInterrupt through: the others are still owed their answers.
-            if settled < len(group):
-                self._unsettled[:0] = group[settled:]
-                self._loop.call_soon(self._settle)
+    # -- answering ---------------------------------------------------------------------------------------------------
+    def on_group(self) -> None:
+        self._waiting.on_group()
 
     def _on_appended(self, append: Append) -> None:
         if append.error is None and append.entries:
@@ -381,6 +307,8 @@ class SqliteLog:
         # Before it is told, so that the writer may go on from inside its `done`.
         self._told = max(self._told, call.failure)
         error: Any = call.error
+        if isinstance(error, NotOwner) and call.is_rested_on:
+            self._disown(call.session, call.epoch)
         try:
             call.done(error)
         except Exception:
@@ -404,18 +332,9 @@ class SqliteLog:
             self._loop.call_soon(answer)
         return True
 
-    def _on_thread_ended(self) -> None:
-        self._threads_left -= 1
-        if self._threads_left:
-            return
-        self._settle()
+    def on_ended(self) -> None:
         # Only now, so that what was on its way at the close still lets those through who waited for it.
         self._waiting.close(StoreError("the log is closed"))
-        # The last that they do is to say so.
-        self._writer.thread.join()
-        self._reader.thread.join()
-        self._look.close()
-        self._opening.close()
         self._owned.clear()
         self._phase = _Phase.CLOSED
         for answer in self._late:
@@ -434,37 +353,6 @@ class _Late(Told):
 
 def _ignore(_: object) -> None:
     pass
-
-
-def _hand_over(
-    loop: asyncio.AbstractEventLoop,
-    this: weakref.ReferenceType[SqliteLog],
-    method: Callable[[SqliteLog, Any], None],
-    what: Any,
-) -> None:
-    """From one of the threads to the loop. A loop that is closed has nobody left who waits."""
-
-    def arrive() -> None:
-        log = this()
-        if log is not None:
-            method(log, what)
-
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(arrive)
-
-
-def _stop(writer: Writer, reader: Reader) -> None:
-    writer.stop()
-    reader.stop()
-
-
-def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)
 
 
 def _log_failure(call: Call) -> None:

@@ -25,7 +25,8 @@ from banksman.store.sqlite.work import Work
 
 @dataclass(slots=True)
 class Held:
-    """A session that is claimed here. `seq` is its head, as it was answered: nobody else can move it."""
+    """A session that is claimed here, under that epoch or by now a higher one. `seq` is its head, as it was answered:
+    nobody else can move it."""
 
     epoch: int
     number: int

@@ -4,10 +4,10 @@ An operation is made in the loop's thread, performed in the writer's and settled
 of them at a time, so nothing in it is locked. `error` is what kept it out, or None. One that is refused for a reason of
 its own raises before it has written anything, so that the others of its group can go on in the same transaction.
 
-Failures. Whatever a writer calls rests on what it called before. So after a call of a session's writer has failed,
-those behind it fail too, until the writer was told of the first. Failures are numbered, and told in that order; a call
-carries the number of the last one that was told when it was made. If the last failure of its own session and epoch has
-a higher one, whoever made the call did not know yet.
+Failures. What a writer calls rests on what it appended before, and on its epoch. So after an append or an advance has
+failed, those behind it fail too, until the writer was told of the first. Failures are numbered, and told in that order;
+a call carries the number of the last one that was told when it was made. If the last failure of its own session and
+epoch has a higher one, whoever made the call did not know yet.
 """
 
 from __future__ import annotations
@@ -178,6 +178,9 @@ class Told(Operation):
 
     __slots__ = ("done", "epoch", "failure", "session", "told")
 
+    # Whether those behind it fail with it.
+    is_rested_on = True
+
     def __init__(self, settled: Callable[[Any], None], session: str, epoch: int, told: int, done: Done) -> None:
         super().__init__(settled)
         self.session = session
@@ -195,7 +198,7 @@ class Told(Operation):
 class Change(Told):
     """A writer's call that is no append. It raises `NotOwner`, before it writes."""
 
-    __slots__ = ("_function", "is_synced")
+    __slots__ = ("_function", "is_rested_on", "is_synced")
 
     def __init__(  # noqa: PLR0917
         self,
@@ -207,10 +210,12 @@ class Change(Told):
         function: Callable[[Work], None],
         *,
         is_synced: bool = False,
+        is_rested_on: bool = True,
     ) -> None:
         super().__init__(settled, session, epoch, told, done)
         self._function = function
         self.is_synced = is_synced
+        self.is_rested_on = is_rested_on
 
     def perform(self, work: Work) -> None:
         if work.failures.is_behind(self):
@@ -234,7 +239,7 @@ class Failures:
 
     def refuse(self, call: Told, error: StoreError | NotOwner) -> None:
         call.error = error
-        if self.is_behind(call):
+        if self.is_behind(call) or not call.is_rested_on:
             return
         self._number += 1
         # Calls come in the order in which they were made, so whoever calls from here on knows of these.

@@ -1,0 +1,178 @@
+"""Between the loop and the two threads: what goes to them, and how it comes back settled.
+
+Operations and requests go by a queue each; what became of them comes back by one callback of the loop for a group.
+Nothing else is shared. The threads know this object weakly, so that a program that forgets its log can lose it: then
+they are told to end, as by a close, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from banksman.store.sqlite import opening
+from banksman.store.sqlite.faults import translate
+from banksman.store.sqlite.looking import Look
+from banksman.store.sqlite.reader import Reader, Request
+from banksman.store.sqlite.upkeep import Retention
+from banksman.store.sqlite.work import Call, Operation, Work
+from banksman.store.sqlite.writer import Writer
+
+
+class Hears(Protocol):
+    """The log, as its bridge sees it."""
+
+    def on_group(self) -> None:
+        """All of a group was settled."""
+        ...
+
+    def on_ended(self) -> None:
+        """Both threads have ended, and all that they did was settled. The connections are still there."""
+        ...
+
+
+class Bridge:
+    """The open store: its connections and its threads, from the first moment on. Made in the loop that it belongs to.
+
+    `look` is for the loop's own thread.
+    """
+
+    def __init__(self, path: str, hears: Hears, *, level: str, address: str, retention: Retention) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hears = hears
+        self._opening = opening.Opening(path, level=level)
+        try:
+            writing = self._opening.open()
+            self.look = Look(self._opening.connect(busy_seconds=opening.LOOK_BUSY_SECONDS_MAX), path)
+            reading = self._opening.connect()
+        except BaseException as exc:
+            self._opening.close()
+            if isinstance(exc, (sqlite3.Error, OSError)):
+                raise translate(exc, path, "open") from exc
+            raise
+        self._unsettled: list[Operation] = []
+        self._threads_left = 2
+        self._work = Work(writing, path, address)
+        this: weakref.ReferenceType[Bridge] = weakref.ref(self)
+        self._writer = Writer(
+            self._work,
+            path=path,
+            is_full=level == "full",
+            is_writable=self._opening.is_writable,
+            retention=retention,
+            hand_over=partial(_hand_over, self._loop, this, Bridge._on_group),
+        )
+        self._reader = Reader(reading, path=path, hand_over=partial(_hand_over, self._loop, this, Bridge._on_read))
+        self.put = self._writer.put
+        # Also at the interpreter's end. The threads are not joined there: see the writer.
+        self.stop = weakref.finalize(self, _stop, self._writer, self._reader)
+        self._writer.start()
+        self._reader.start()
+
+    @property
+    def host(self) -> int | None:
+        """Our id among the hosts, once there is one."""
+        return self._work.host
+
+    async def call(
+        self, function: Callable[[Work], Any], *, then: Callable[[Any, bool], None] | None = None, **how: bool
+    ) -> Any:
+        """What the writer's thread makes of it. `then` hears of what was done, and whether somebody still waits."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def settled(call: Call) -> None:
+            if call.error is None and then is not None:
+                then(call.value, not future.cancelled())
+            _resolve(future, call.value, call.error)
+
+        self.put(Call(settled, function, **how))
+        return await future
+
+    async def ask(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
+        """What the reader's thread makes of it."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def settled(request: Request) -> None:
+            _resolve(future, request.value, request.error)
+
+        self._reader.put(Request(settled, function, lambda: not future.cancelled()))
+        return await future
+
+    def _on_read(self, request: Request | None) -> None:
+        if request is None:
+            self._on_thread_ended()
+        else:
+            request.settled(request)
+
+    def _on_group(self, group: list[Operation]) -> None:
+        """In the loop: what became of a group, in the order of the calls."""
+        if not group:
+            self._on_thread_ended()
+            return
+        self._unsettled += group
+        self._settle()
+
+    def _settle(self) -> None:
+        group, self._unsettled = self._unsettled, []
+        settled = 0
+        try:
+            for operation in group:
+                settled += 1
+                operation.settled(operation)
+            self._hears.on_group()
+        finally:
+            # Also reached when a callback let a KeyboardInterrupt through: the others are still owed their answers.
+            if settled < len(group):
+                self._unsettled[:0] = group[settled:]
+                self._loop.call_soon(self._settle)
+
+    def _on_thread_ended(self) -> None:
+        self._threads_left -= 1
+        if self._threads_left:
+            return
+        if self._unsettled:
+            self._settle()
+        # The last that they do is to say so: there is nothing to wait for.
+        self._writer.thread.join()
+        self._reader.thread.join()
+        try:
+            self._hears.on_ended()
+        finally:
+            self.look.close()
+            self._opening.close()
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop,
+    this: weakref.ReferenceType[Bridge],
+    method: Callable[[Bridge, Any], None],
+    what: Any,
+) -> None:
+    """From one of the threads to the loop. In a loop that is closed nobody is left who waits."""
+
+    def arrive() -> None:
+        bridge = this()
+        if bridge is not None:
+            method(bridge, what)
+
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(arrive)
+
+
+def _stop(writer: Writer, reader: Reader) -> None:
+    writer.stop()
+    reader.stop()
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if future.done():
+        return  # Its caller was cancelled.
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
