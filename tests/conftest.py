@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import signal
 import threading
 import time
@@ -60,6 +61,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def marker() -> str:
     """A word for the argv of every process a test starts, by which it finds them again."""
     return f"marked-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A host that is told no store has one of its own in each test, and never the user's."""
+    folder = tmp_path_factory.getbasetemp() / f"state-{uuid.uuid4().hex[:12]}"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ WITHIN_RUN = {
     "sessions": (f"{_RUN}.child", f"{_RUN}.commands", f"{_RUN}.sessions", f"{_RUN}.waiters"),
 }
 # Packages from outside, by the part that may import them. Elsewhere it is the standard library only.
-THIRD_PARTY = {"core": {"msgspec"}}
+THIRD_PARTY = {"core": {"msgspec"}, "store": {"msgspec"}}
 
 
 def is_within(name: str, *places: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.sessions.helpers import QUICK, opened, touch
 
-from banksman import BugError, Kind, Question, UsageError
+from banksman import BugError, Host, Kind, Question, UsageError
 from banksman.core import event as kinds
 from banksman.core import session as core
 from banksman.core.session_facts import AskWithdrawn
@@ -88,7 +88,7 @@ async def test_a_drain_does_not_wait_for_what_nobody_asked_for(tmp_path: Path) -
 
 
 async def test_a_host_does_not_keep_the_history_of_sessions_that_it_has_forgotten(tmp_path: Path) -> None:
-    async with opened(tmp_path) as case:
+    async with Host("memory:") as host, opened(tmp_path, host=host) as case:
         for _ in range(SESSIONS_KEPT_MAX + 8):
             session = await case.host.open("claude", command=["true"])
             await session.close()

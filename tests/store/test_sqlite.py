@@ -298,7 +298,7 @@ async def test_after_a_restart_of_the_machine_no_position_is_given_again(path: P
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("where", ["blob", "epoch", "length"])
+@pytest.mark.parametrize("where", ["blob", "type", "null", "epoch", "length"])
 async def test_a_changed_byte_of_a_chunk_is_told_with_the_events_that_it_takes(path: Path, where: str) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
@@ -308,7 +308,11 @@ async def test_a_changed_byte_of_a_chunk_is_told_with_the_events_that_it_takes(p
     row = "WHERE first = 3"
     match where:
         case "blob":
-            change(path, f"UPDATE chunks SET blob = replace(blob, x'312e', x'302e') {row}")
+            change(path, f"UPDATE chunks SET blob = CAST(replace(blob, x'312e', x'302e') AS BLOB) {row}")
+        case "type":
+            change(path, f"UPDATE chunks SET blob = CAST(blob AS TEXT) || 'é' {row}")
+        case "null":
+            change(path, f"UPDATE chunks SET blob = 7 {row}")
         case "epoch":
             change(path, f"UPDATE chunks SET epoch = 9 {row}")
         case _:
@@ -502,7 +506,7 @@ async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path
 
 
 UNCLOSED = """
-import asyncio, os, sys
+import asyncio, atexit, gc, os, sys
 from banksman.store.sqlite import SqliteLog
 
 async def main(path):
@@ -515,7 +519,11 @@ async def main(path):
     if sys.argv[2] == "fork":
         pid = os.fork()
         if not pid:
-            return
+            # All that an exit runs, but for what asyncio itself would undo of the loop that it shares with the parent.
+            del log
+            gc.collect()
+            atexit._run_exitfuncs()
+            os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         await log.claim("t")
     log.append("s", epoch, 1, 1.0, [(None, "update", b"b")], lambda error: None)

@@ -21,6 +21,7 @@ from banksman.core.event import SENT, TURN_QUEUED, UPDATE, Entry, Event, entry
 from banksman.errors import NameTaken, StoreError, StoreFull, UsageError
 from banksman.store import transfer
 from banksman.store.memory import MemoryLog
+from banksman.store.sqlite import SqliteLog
 from banksman.store.transfer import export, export_to, import_session, write_new
 
 AT = 1700000000.25
@@ -93,6 +94,24 @@ async def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (await exported(other, "s-2"))[1:-1] == (await exported(one))[1:-1]
     await one.close()
     await other.close()
+
+
+async def test_a_session_moves_between_engines_and_a_bad_file_leaves_nothing_in_either(tmp_path: Path) -> None:
+    """The engine with a disk takes the chunks in a thread of its own."""
+    memory, disk, again = MemoryLog(), SqliteLog(tmp_path / "store.db"), MemoryLog()
+    await written(memory)
+    await export_to(memory, "s-1", tmp_path / "first")
+    await import_session(disk, tmp_path / "first", session="s-2", name="another")
+    await export_to(disk, "another", tmp_path / "second")
+    await import_session(again, tmp_path / "second", session="s-3", name=None)
+    assert await everything(again, "s-3") == await everything(memory, "s-1")
+    bad = tmp_path / "bad"
+    bad.write_bytes((tmp_path / "first").read_bytes()[:-20])
+    with pytest.raises(UsageError, match="was cut here"):
+        await disk.restore("s-4", name=None, agent="", chunks=lambda: transfer._chunks(str(bad)))  # pyright: ignore[reportPrivateUsage]
+    assert [known.id for known in disk.sessions()] == ["s-2"]
+    for log in (memory, disk, again):
+        await log.close()
 
 
 @given(st.lists(st.tuples(st.sampled_from([UPDATE, SENT, TURN_QUEUED]), st.binary(max_size=40)), min_size=1))

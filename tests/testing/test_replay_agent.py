@@ -176,7 +176,8 @@ def test_what_is_no_recording_is_refused_loudly(text: str, tmp_path: Path) -> No
 
 def test_a_line_that_is_no_frame_ends_it_as_it_ends_the_agent(tmp_path: Path) -> None:
     path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
-    assert played(path, b"{\n")[1] == 1
+    assert played(path, b"\n[]\n{\n")[1] == 1
+    assert played(path, b"\n[]\n")[1] == 0
 
 
 def test_it_starts_without_anything_that_takes_time() -> None:

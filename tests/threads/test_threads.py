@@ -30,6 +30,7 @@ from banksman import (
     Finished,
     Kind,
     MachineError,
+    NotOwner,
     Outcome,
     Question,
     UsageError,
@@ -800,14 +801,24 @@ def test_drain_finishes_what_runs(tmp_path: Path) -> None:
     assert "closed" in repr(host)
 
 
-def test_two_hosts_know_nothing_of_each_other(host: threads.Host) -> None:
-    with threads.Host() as other:
+def test_two_hosts_with_a_store_each_know_nothing_of_each_other(host: threads.Host) -> None:
+    with threads.Host("memory:") as other:
         here, there = open_session(host, name="same"), open_session(other, name="same")
         with here.hold(), there.hold():
             assert here.ask_and_wait("here").text == "here"
             assert there.ask_and_wait("there").text == "there"
     assert there.is_closed
     assert here.ask_and_wait("still").text == "still"
+
+
+def test_two_hosts_with_one_store_share_its_names(host: threads.Host) -> None:
+    with threads.Host() as other:
+        here = open_session(host, name="same")
+        with pytest.raises(NotOwner, match=f"process {os.getpid()}"):
+            open_session(other, name="same")
+        assert [(found.name, found.status().phase) for found in other.sessions()] == [("same", "elsewhere")]
+        here.close()
+        assert open_session(other, name="same").id == here.id
 
 
 def test_a_host_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

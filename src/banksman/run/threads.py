@@ -179,6 +179,7 @@ class Session(Face[AsyncSession]):
     answer = blocking(AsyncSession.answer)
     set_model = blocking(AsyncSession.set_model)
     set_permission_mode = blocking(AsyncSession.set_permission_mode)
+
     def turn(self, id: str) -> Turn:
         """A turn by its id, whoever asked for it and wherever it is."""
         work = functools.partial(self._inner.turn, id)

@@ -21,6 +21,8 @@ from banksman.store.sqlite.positions import Position, no_such
 PAGE_BYTES_MAX = 4 << 20
 # As many values as SQLite has always taken in one statement, less some.
 VARIABLES_MAX = 900
+# Where the row's own header is damaged, it may be text, which Python refuses to decode, or nothing.
+_BLOB = "coalesce(CAST(blob AS BLOB), x'')"
 
 
 class Piece(NamedTuple):
@@ -48,7 +50,7 @@ def read(connection: sqlite3.Connection, session: str, after: int, limit: int, p
     gap: tuple[int, int] | None = None
     size = 0
     cursor = connection.execute(
-        "SELECT first, last, epoch, at, crc, blob FROM chunks WHERE session = ? AND last > ? ORDER BY last",
+        f"SELECT first, last, epoch, at, crc, {_BLOB} FROM chunks WHERE session = ? AND last > ? ORDER BY last",
         (session, after),
     )
     try:
@@ -110,7 +112,7 @@ def _pieces(
         parameters += wanted
     cursor = connection.execute(
         # The plus keeps SQLite from sorting what it finds by session: in the order of the ids it can stop early.
-        f"SELECT id, session, first, last, epoch, at, crc, blob FROM chunks WHERE id > ? AND +{clause} ORDER BY id",
+        f"SELECT id, session, first, last, epoch, at, crc, {_BLOB} FROM chunks WHERE id > ? AND +{clause} ORDER BY id",
         parameters,
     )
     try:
@@ -126,7 +128,9 @@ def _pieces(
 
 
 def snapshot(connection: sqlite3.Connection, session: str) -> Snapshot | None:
-    rows = connection.execute("SELECT seq, crc, data FROM snapshots WHERE session = ?", (session,)).fetchall()
+    rows = connection.execute(
+        "SELECT seq, crc, coalesce(CAST(data AS BLOB), x'') FROM snapshots WHERE session = ?", (session,)
+    ).fetchall()
     if not rows:
         return None
     ((seq, crc, data),) = rows

@@ -244,6 +244,8 @@ class Player:
             self.input += data
             assert len(self.input) <= LINE_BYTES_MAX
         line, _, self.input = self.input.partition(b"\n")
+        if not line.strip():
+            return True
         try:
             frame: Any = json.loads(line)
         except ValueError:
