@@ -14,7 +14,7 @@ import time
 
 from bench.measure import GOAL
 
-NAMES = ("spawn", "capture", "close", "many", "sweep", "cli", "events", "interrupt", "sessions")
+NAMES = ("spawn", "capture", "close", "many", "sweep", "cli", "events", "interrupt", "sessions", "log", "history")
 # None takes a third of this. One that does is broken, and what it left running ends with it.
 SECONDS_MAX = 120.0
 # Above this the numbers are those of the machine's other work as much as ours. Said, not hidden.

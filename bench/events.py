@@ -71,7 +71,7 @@ async def ours() -> list[float]:
     import banksman
 
     seconds: list[float] = []
-    async with banksman.Host() as host:
+    async with banksman.Host("memory:") as host:
         session = await host.open("claude", command=tiny())
         await done(session, "warm up")
         seen = session.status().seq

@@ -20,11 +20,15 @@ ROUNDS = 200
 OVERHEAD_SECONDS_MAX = 0.002
 
 
-async def overheads() -> list[float]:
+# The log is in the way twice: the next ask is accepted when it is durable, and sent when its start is.
+STORES = ("memory:", "sqlite:{}/store.db", "sqlite:{}/store.db?level=full")
+
+
+async def overheads(store: str) -> list[float]:
     found: list[float] = []
     fd, times = tempfile.mkstemp()
     try:
-        async with banksman.Host() as host:
+        async with banksman.Host(store) as host:
             session = await host.open("claude", command=tiny(times))
             for _ in range(ROUNDS):
                 before = session.status().seq
@@ -49,10 +53,14 @@ async def overheads() -> list[float]:
 
 
 def main() -> None:
-    found = asyncio.run(overheads())
-    print(f"interrupt to next prompt, besides the agent's own time: p50 {span(p50(found))}, p90 {span(p90(found))}")
+    print("interrupt to next prompt, besides the agent's own time")
     limit = OVERHEAD_SECONDS_MAX
-    goal(f"under {span(limit)}", f"p50 {span(p50(found))}", p50(found) < limit)
+    for store in STORES:
+        with tempfile.TemporaryDirectory() as folder:
+            found = asyncio.run(overheads(store.format(folder)))
+        print(f"  {store.format('…'):32} p50 {span(p50(found))}, p90 {span(p90(found))}")
+        if "full" not in store:  # There it is the disk's time.
+            goal(f"under {span(limit)}, {store.partition(':')[0]}", f"p50 {span(p50(found))}", p50(found) < limit)
 
 
 if __name__ == "__main__":

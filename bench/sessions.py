@@ -37,7 +37,7 @@ async def turn(host: banksman.Host) -> tuple[banksman.Session, banksman.Outcome,
 
 
 async def idle() -> float:
-    async with banksman.Host() as host:
+    async with banksman.Host("memory:") as host:
         for _ in range(20):
             await turn(host)  # What the first ones bring in is the library's, not theirs.
         before = pss()
@@ -47,7 +47,7 @@ async def idle() -> float:
 
 
 async def many() -> tuple[float, collections.Counter[str], int]:
-    async with banksman.Host() as host:
+    async with banksman.Host("memory:") as host:
         began = time.perf_counter()
         ended = await asyncio.gather(*(turn(host) for _ in range(MANY)))
         seconds = time.perf_counter() - began

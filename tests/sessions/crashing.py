@@ -49,6 +49,9 @@ class Program:
         self.writer.write(json.dumps({"number": number, **said}).encode() + b"\n")
         await self.writer.drain()
 
+    async def ping(self) -> str:
+        return "here"
+
     async def open(self, how: dict[str, Any]) -> str:
         return (await self.host.open("claude", **how)).id
 
@@ -125,6 +128,10 @@ class Remote:
         number = len(self._answers)
         self._writer.write(json.dumps({"number": number, "what": what, "words": words}).encode() + b"\n")
         return self._expect(number)
+
+    def ping(self) -> asyncio.Future[Any]:
+        """Answered when all that was told before has been begun."""
+        return self._tell("ping")
 
     def open(self, **how: Any) -> asyncio.Future[Any]:
         return self._tell("open", how=how)

@@ -175,8 +175,8 @@ async def test_a_store_of_a_newer_banksman_is_refused_and_left_alone(written: Pa
 
 # -- migrating -------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Banksman with the next schema."""
+def older(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of the schema before, for from here on there is a newer one."""
 
     def migrate(connection: sqlite3.Connection) -> None:
         connection.execute("ALTER TABLE sessions ADD COLUMN mood TEXT")
@@ -184,41 +184,40 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(schema, "MIGRATIONS", {schema.SCHEMA: migrate})
     monkeypatch.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
+    return written
 
 
-@pytest.mark.usefixtures("open_umask", "newer")
-async def test_an_older_store_is_copied_then_migrated(written: Path) -> None:
-    log = SqliteLog(written)
+@pytest.mark.usefixtures("open_umask")
+async def test_an_older_store_is_copied_then_migrated(older: Path) -> None:
+    log = SqliteLog(older)
     assert data(await everything(log)) == [b"a", b"b"]
     await (await Writer.claim(log)).commit(b"c")
     await log.close()
-    assert rows(written, "SELECT mood FROM sessions") == [("fine",)]
-    assert rows(written, "PRAGMA user_version") == [(2,)]
-    backup = Path(schema.backup_path(str(written), 1))
+    assert rows(older, "SELECT mood FROM sessions") == [("fine",)]
+    assert rows(older, "PRAGMA user_version") == [(2,)]
+    backup = Path(schema.backup_path(str(older), 1))
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     assert rows(backup, "PRAGMA user_version") == [(1,)]
     assert rows(backup, "PRAGMA integrity_check") == [("ok",)]
     assert rows(backup, "SELECT seq FROM sessions") == [(2,)]
     # One file, which can be put in the store's place as it is.
-    assert not list(written.parent.glob("*.bak?*"))
+    assert not list(older.parent.glob("*.bak?*"))
 
 
-@pytest.mark.usefixtures("newer")
-async def test_a_copy_is_a_store_for_who_made_it(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await SqliteLog(written).close()
+async def test_a_copy_is_a_store_for_who_made_it(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await SqliteLog(older).close()
     monkeypatch.setattr(schema, "SCHEMA", 1)
     with pytest.raises(StoreTooNew):
-        SqliteLog(written)
-    shutil.copy(schema.backup_path(str(written), 1), written)
-    log = SqliteLog(written)
+        SqliteLog(older)
+    shutil.copy(schema.backup_path(str(older), 1), older)
+    log = SqliteLog(older)
     await (await Writer.claim(log)).commit(b"c")
     assert data(await everything(log)) == [b"a", b"b", b"c"]
     await log.close()
 
 
-@pytest.mark.usefixtures("newer")
 @pytest.mark.parametrize("why", ["sql", "bug"])
-async def test_a_migration_that_fails_leaves_the_store_as_it_was_and_the_copy(written: Path, why: str) -> None:
+async def test_a_migration_that_fails_leaves_the_store_as_it_was_and_the_copy(older: Path, why: str) -> None:
     works = schema.MIGRATIONS[1]
 
     def fails(connection: sqlite3.Connection) -> None:
@@ -229,14 +228,14 @@ async def test_a_migration_that_fails_leaves_the_store_as_it_was_and_the_copy(wr
 
     schema.MIGRATIONS[1] = fails
     with pytest.raises(StoreError, match="from schema 1 to 2") as raised:
-        SqliteLog(written)
-    assert schema.backup_path(str(written), 1) in raised.value.hint
-    assert rows(written, "PRAGMA user_version") == [(1,)]
-    assert "mood" not in str(rows(written, "SELECT sql FROM sqlite_master"))
-    assert rows(Path(schema.backup_path(str(written), 1)), "SELECT seq FROM sessions") == [(2,)]
+        SqliteLog(older)
+    assert schema.backup_path(str(older), 1) in raised.value.hint
+    assert rows(older, "PRAGMA user_version") == [(1,)]
+    assert "mood" not in str(rows(older, "SELECT sql FROM sqlite_master"))
+    assert rows(Path(schema.backup_path(str(older), 1)), "SELECT seq FROM sessions") == [(2,)]
     # And again, this time for good.
     schema.MIGRATIONS[1] = works
-    log = SqliteLog(written)
+    log = SqliteLog(older)
     assert data(await everything(log)) == [b"a", b"b"]
     await log.close()
 

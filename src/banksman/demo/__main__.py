@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from banksman.demo import session, tree
+from banksman.demo import crash, session, tree
 from banksman.errors import BanksmanError
 
 USAGE = "usage: python -m banksman.demo [--agent NAME]    (make run, make run AGENT=claude)"
@@ -16,6 +16,8 @@ def main(words: list[str]) -> int:
     match words:
         case [] | ["--agent", ""]:
             tree.main()
+            print()
+            asyncio.run(crash.tour())
             print()
             asyncio.run(session.tour())
             print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")

@@ -82,14 +82,14 @@ def has_terminal() -> bool:
 
 async def tour() -> None:
     """One agent, three asks, and a question."""
-    print('3. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
+    print('4. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
     screen = Screen()
 
     def allow(question: Question) -> str:
         screen.say("question", f"may it run {question.input.get('command')!r}? The bot that we play says yes.")
         return "allow"
 
-    async with Host() as host:
+    async with Host("memory:") as host:
         session = await host.open("claude", command=AGENT, on_question=allow)
         chore = await session.ask("Tidy up.", priority=BACKGROUND, on_preempt="requeue")
         async for event in session.follow():
@@ -115,7 +115,7 @@ async def talk(agent: str) -> None:
     if not has_terminal():
         raise banksman.UsageError("there is nobody to talk to it", hint="run it in a terminal")
     screen = Screen()
-    async with Host() as host:
+    async with Host("memory:") as host:
         conversation = Conversation(None, screen)
         session = await host.open(agent, on_question=conversation.decide)
         conversation.session = session
