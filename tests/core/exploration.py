@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,13 +26,15 @@ from tests.core import toy
 from tests.core.ledger import Ledger, Violation, check, fold
 
 from banksman.core import event as kinds
-from banksman.core import replay
+from banksman.core import past as pasts
+from banksman.core import settling
 from banksman.core.arbiter import Hold
 from banksman.core.config import Config
 from banksman.core.decision import DENIED
-from banksman.core.event import Event
+from banksman.core.event import Entry
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import Kind, Outcome
+from banksman.core.past import Past
 from banksman.core.session import step
 from banksman.core.session_facts import (
     Accept,
@@ -43,6 +45,7 @@ from banksman.core.session_facts import (
     AskMoved,
     AskToSave,
     AskWithdrawn,
+    Begun,
     BeIdle,
     BeReady,
     CancelTimer,
@@ -101,6 +104,7 @@ BUDGETS = (
     *("late",),  # a fact that comes when its subject is gone
     *("withdraw", "interrupt", "move", "release", "setting", "reconfigure", "drain", "close"),  # callers
     *("evict",),  # other sessions
+    *("crash",),  # our own host
 )
 
 
@@ -130,8 +134,8 @@ class Scenario:
             budget=tuple(self.budget.get(name, 0) for name in BUDGETS),
             asks=(Life.UNASKED,) * len(self.asks),
             holds=(Life.UNASKED,) * len(self.holds),
-            mirror=session,
-            durable_mirror=session,
+            mirror=Past(session=session),
+            durable_mirror=Past(session=session),
         )
 
 
@@ -146,7 +150,7 @@ class Unlogged(NamedTuple):
 
     seq: int
     ledger: Ledger
-    mirror: Session
+    mirror: Past
 
 
 class World(NamedTuple):
@@ -155,9 +159,9 @@ class World(NamedTuple):
     budget: tuple[int, ...]
     asks: tuple[int, ...]
     holds: tuple[int, ...]
-    # The log as it is durable, and after each append that is under way, as the ledger and as `replay` read it.
-    mirror: Session
-    durable_mirror: Session
+    # The log as it is durable, and after each append that is under way, as the ledger and as the fold read it.
+    mirror: Past
+    durable_mirror: Past
     ledger: Ledger = Ledger()
     durable: Ledger = Ledger()
     unlogged: tuple[Unlogged, ...] = ()
@@ -207,6 +211,8 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
     yield from _by_log(world, budget)
     yield from _by_process(world, budget)
     yield from _by_agent(scenario, world, budget)
+    if budget["crash"] and world.session.store is not Store.LOST:
+        yield _crash(scenario, world.spend("crash"))
     for subject in sorted(world.timers, key=_timer_order):
         # An agent that names prompts says so as soon as it has one: what it has not read yet is not late.
         is_early = subject[0] is Timer.SETTLE and (
@@ -289,6 +295,60 @@ def _by_log(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
         yield Move("other", AppendFailed(AT, NO_STORE), lost.spend("fail"))
     if budget.get("fenced"):
         yield Move("other", AppendFailed(AT, NO_STORE, is_final=True), lost.spend("fenced"))
+
+
+def _crash(scenario: Scenario, world: World) -> Move:
+    """The host dies, with all that was not durable and everybody who waited in it; another one settles what the log
+    says, and goes on."""
+    entries = settling.settle(world.durable_mirror)
+    past = _folded(world.durable_mirror, entries)
+    ledger = world.durable
+    for entry in entries:
+        ledger = fold(ledger, entry, lambda granted, other: False)
+    session = past.session
+    is_settled = session.turn is None and session.own is None and not ledger.turn and ledger.own is None
+    check(is_settled, "G2", f"settled, and {session.turn or session.own} is open")
+    check(not past.questions, "G2", f"settled, and {past.questions} wait for an answer")
+    check(ledger.waiting == world.durable.waiting, "G7", f"{world.durable.waiting} waited, and now {ledger.waiting}")
+    check(not settling.settle(past), "G2", "what is settled is settled again")
+    asks = tuple(_life_after(ledger, ask.id, life) for ask, life in zip(scenario.asks, world.asks, strict=True))
+    is_closed = session.mode is Mode.CLOSED
+    check(not is_closed or not entries, "G2", f"a closed session has to be settled: {entries}")
+    found = world._replace(
+        session=session,
+        agent=toy.Agent(),
+        asks=asks,
+        holds=tuple(life if life == Life.UNASKED else Life.OVER for life in world.holds),
+        mirror=past,
+        durable_mirror=past,
+        ledger=ledger,
+        durable=ledger,
+        unlogged=(),
+        process=session.process.number,
+        **dict.fromkeys(("is_asked_for", "is_alive", "has_exited", "is_told_to_stop", "is_writing", "is_cut"), False),
+        timers=frozenset(),
+        interrupts=tuple((id, Life.OVER) for id, _ in world.interrupts),
+        unwanted=frozenset(),
+        question=Life.UNASKED,
+        change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
+        late=frozenset(),
+        is_finished=is_closed,
+    )
+    return Move("other", None if is_closed else Begun(AT), found)
+
+
+def _life_after(ledger: Ledger, id: str, life: int) -> int:
+    """What becomes of an ask when its host dies. Who asked has died too, so one that was not durable was never made."""
+    if life in (Life.UNASKED, Life.REJECTED):
+        return life
+    return Life.OVER if id in ledger.ended else Life.ACCEPTED if id in ledger.queued else Life.REJECTED
+
+
+def _folded(past: Past, entries: Iterable[Entry]) -> Past:
+    try:
+        return pasts.fold(past, entries)
+    except AssertionError as exc:
+        raise Violation("replay", f"{entries}: {exc}") from exc
 
 
 def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
@@ -399,7 +459,7 @@ def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
     world = world._replace(session=session)
     for effect in effects:
         world = _perform(scenario, world, fact, effect)
-    _check_state(world, before)
+    _check_state(scenario, world, before)
     return world, effects
 
 
@@ -573,13 +633,7 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             is_due = any(waiting.priority > max(victim, 0) for waiting in urgent)
             check(is_due, "G5", f"{id} is told to give way, to nobody more urgent")
         ledger = fold(ledger, entry, may_pass)
-        if kind in (kinds.UPDATE, kinds.SENT):
-            continue
-        event = Event("s", 1, mirror.head + 1, AT, id, kind, data)
-        try:
-            mirror = replay.replay((event,), session.config, mirror)
-        except AssertionError as exc:
-            raise Violation("replay", f"{event}: {exc}") from exc
+    mirror = _folded(mirror, [entry for entry in entries if entry[1] not in (kinds.UPDATE, kinds.SENT)])
     unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
     # Between two appends on which nothing rests there is nothing to see.
     awaited = {seq for seq, _ in session.deferred}
@@ -610,7 +664,7 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
 
 
 # -- what must hold in every state -----------------------------------------------------------------------------------
-def _check_state(world: World, before: Session) -> None:
+def _check_state(scenario: Scenario, world: World, before: Session) -> None:
     session = world.session
     if session.store is not Store.WORKING:
         return
@@ -626,13 +680,26 @@ def _check_state(world: World, before: Session) -> None:
         is_same
         and session.settings is before.settings
         and session.conversation is before.conversation
+        and session.questions is before.questions
         and before.store is Store.WORKING
     ):
         return
-    live, durable = projection(session), projection(world.mirror)
+    live, durable = projection(session), projection(world.mirror.session)
     check(live == durable, "replay", f"the log says {durable}, and it is {live}")
+    _check_questions(scenario, world)
     ids = [waiting.id for waiting in world.ledger.waiting]
     check(sorted(ids) == sorted(_queued_ids(session)), "log", f"the log has {ids} waiting, not {_queued_ids(session)}")
+
+
+def _check_questions(scenario: Scenario, world: World) -> None:
+    open_ones = [(question.id, question.turn) for question in world.session.questions]
+    logged = [(question.id, question.turn) for question in world.mirror.questions]
+    if world.budget[BUDGETS.index("fail")] < scenario.budget.get("fail", 0):
+        # What was asked while the log was broken is not in it. But nobody waits there who does not wait here.
+        is_same = {id for id, _ in logged} <= {id for id, _ in open_ones}
+    else:
+        is_same = logged == open_ones
+    check(is_same, "replay", f"in the log {logged} wait for an answer, and it is {open_ones}")
 
 
 def _queued_ids(session: Session) -> list[str]:
@@ -704,7 +771,18 @@ def key(world: World) -> tuple[object, ...]:
         frozenset(_timer_key(session, subject) for subject in world.timers),
         *(world.interrupts, world.unwanted, world.question, world.change, world.is_finished),
         frozenset(_fact_key(session, fact) for fact in world.late),
+        # What another host would find, as long as one may have to look.
+        *(map(_past_key, _mirrors(world)) if world.budget[BUDGETS.index("crash")] else ()),
     )
+
+
+def _mirrors(world: World) -> tuple[Past, ...]:
+    return (world.durable_mirror, *(unlogged.mirror for unlogged in world.unlogged))
+
+
+def _past_key(past: Past) -> tuple[object, ...]:
+    session = past.session
+    return projection(session), session.mode, session.own_count, past.questions
 
 
 def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:

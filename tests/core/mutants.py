@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from tests.core import test_conversation, test_questioning, test_resting, test_settings, test_watchdogs
+from tests.core import (
+    test_conversation,
+    test_past,
+    test_questioning,
+    test_resting,
+    test_settings,
+    test_settling,
+    test_watchdogs,
+)
 
 from banksman.core import (
     arbiter,
@@ -30,14 +38,19 @@ from banksman.core import (
     rules,
     session,
     settings,
+    settling,
     storing,
     timing,
 )
+from banksman.core import event as kinds
+from banksman.core import past as pasts
 from banksman.core.arbiter import BACKGROUND, Queue, Waiting
 from banksman.core.clocks import Name
 from banksman.core.decision import Decision
+from banksman.core.event import Entry, Event, entry
 from banksman.core.meaning import Replied, Thought, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
+from banksman.core.past import KEYS_MAX, Past
 from banksman.core.rules import Verdict
 from banksman.core.session_facts import BeIdle, Effect, Resolve, StartProcess, Timer
 from banksman.core.state import Deferred, MayWrite, Process, ProcessPhase, Session, Stale, Stdin
@@ -940,3 +953,146 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
         return right(them, at, Name.BYTES, Name.PROGRESS)
 
     return wind
+
+
+# -- a host that has died ----------------------------------------------------------------------------------------------
+_dies = test_settling.test_a_host_that_dies_at_any_moment_costs_no_guarantee
+_settles = test_settling.test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits
+
+
+@_mutant("only the first of a turn is unknown", settling, "settle", partial(_dies, "collected"))
+@_mutant("what was added to a turn is forgotten", settling, "settle", partial(_dies, "steered"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        turn = past.session.turn
+        alone = None if turn is None else replace(turn, joined=(), steered=())
+        return right(replace(past, session=replace(past.session, turn=alone)), **how)
+
+    return settle
+
+
+@_mutant("what waits is lost with its host", settling, "settle", partial(_settles, "asked and added"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        lost = [settling._ended(past, waiting.id) for waiting in past.session.queue]  # pyright: ignore[reportPrivateUsage]
+        return [*lost, *right(past, **how)]
+
+    return settle
+
+
+@_mutant("what was granted is sent again", settling, "settle", partial(_dies, "two asks"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        turn = past.session.turn
+        if turn is None or turn.phase is not Phase.STARTING:
+            return right(past, **how)
+        again = [entry(turn.id, kinds.TURN_REQUEUED, attempt=turn.attempt + 1)]
+        return [*again, *right(pasts.fold(past, again), **how)]
+
+    return settle
+
+
+@_mutant("a question waits for a process that is gone", settling, "settle", partial(_dies, "a question"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        return right(replace(past, questions=()), **how)
+
+    return settle
+
+
+@_mutant("a turn of the agent's own stays open", settling, "settle", partial(_dies, "an own turn"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        return right(replace(past, session=replace(past.session, own=None)), **how)
+
+    return settle
+
+
+@_mutant("settled again and again", settling, "settle", partial(_dies, "two asks"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, *, swept: Any = ()) -> list[Entry]:
+        return right(past, swept=swept or ["nothing"])
+
+    return settle
+
+
+@_mutant("what was open has cost nothing", settling, "settle", partial(_settles, "costs and settings"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        spent = str(past.session.spent).encode()
+        return [(id, kind, data.replace(b'"spent":null', b'"spent":' + spent)) for id, kind, data in right(past, **how)]
+
+    return settle
+
+
+# -- what a log folds to, and snapshots of it --------------------------------------------------------------------------
+_snapshot = test_past.test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one
+
+
+def _forgets(name: str, history: str, **members: Any) -> None:
+    """A snapshot that has no such member."""
+
+    @_mutant(f"a snapshot without {name}", pasts, "encode", partial(_snapshot, history))
+    def _(right: Callable[..., Any]) -> Callable[..., Any]:
+        def encode(past: Past) -> bytes:
+            return right(replace(past, session=replace(past.session, **members)))
+
+        return encode
+
+
+_forgets("settings", "costs and settings", settings=())
+_forgets("the count of own turns", "costs and settings", own_count=0)
+_forgets("what it has cost", "costs and settings", cost=None)
+_forgets("the own turn", "costs and settings", own=None)
+_forgets("the turn", "asked and added", turn=None)
+_forgets("whose conversation it was", "adopted", is_adopted=False)
+_forgets("what it is a copy of", "forked", fork_of=None)
+
+
+@_mutant("a snapshot without the order of the queue", pasts, "encode", partial(_snapshot, "asked and added"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def encode(past: Past) -> bytes:
+        queue = tuple(sorted(past.session.queue, key=lambda waiting: waiting.id))
+        return right(replace(past, session=replace(past.session, queue=queue)))
+
+    return encode
+
+
+@_mutant("a snapshot without keys", pasts, "encode", partial(_snapshot, "costs and settings"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def encode(past: Past) -> bytes:
+        return right(replace(past, keys=()))
+
+    return encode
+
+
+@_mutant("the first keys are remembered", pasts, "_fold", test_past.test_the_last_keys_are_remembered_and_no_more)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(past: Past, event: Event) -> Past:
+        after = right(past, event)
+        return after if len(past.keys) < KEYS_MAX else replace(after, keys=past.keys)
+
+    return fold
+
+
+def _unlike(kind: str) -> Wrong:
+    """What this kind says of questions is not heard."""
+
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def fold(past: Past, event: Event) -> Past:
+            after = right(past, event)
+            return replace(after, questions=past.questions) if event.kind == kind else after
+
+        return fold
+
+    return wrong
+
+
+_mutant("a question stays with a turn that is over", pasts, "_fold", "a question")(_unlike(kinds.TURN_ENDED))
+_mutant("an answered question is open", pasts, "_fold", "a question")(_unlike(kinds.QUESTION_ANSWERED))
+_mutant(
+    "a question outlives the log that lost its answer",
+    pasts,
+    "_fold",
+    partial(_dies, "a question and a log that fails"),
+)(_unlike(kinds.SESSION_STORE_RETURNED))

@@ -92,11 +92,11 @@ def main(fd: str, store: str) -> None:
 
 
 # -- the test's end --------------------------------------------------------------------------------------------------
-class Died(Exception):  # noqa: N818  It is what the tests bring about.
+class Died(Exception):
     """It was killed before it answered."""
 
 
-class Refusal(Exception):  # noqa: N818  An answer, and a wanted one.
+class Refusal(Exception):
     """The error that a host had for what it was told."""
 
     def __init__(self, kind: str, text: str) -> None:

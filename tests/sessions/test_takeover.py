@@ -13,15 +13,18 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
-from itertools import pairwise
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.crashing import Agents, Remote, keepers, marked, remote
-from tests.sessions.helpers import QUICK, bodies, exists
+from tests.sessions.crashing import Agents, Remote, keepers, remote
+from tests.sessions.helpers import QUICK, bodies
+from tests.sessions.takeover import NAME, SHORT, Scene, check, gone, outcomes, read, recalled, reopen, scene
+from tests.store.kit import Writer
 
 from banksman import Event, Host, Kind, Session
 from banksman.core import event as kinds
@@ -29,131 +32,6 @@ from banksman.core.event import entry
 from banksman.run.child import orphans
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import checks
-
-NAME = "the one"
-# A child that does not hear TERM is there until the grace is over.
-SHORT = {**QUICK, "grace": 0.3}
-PATIENCE_SECONDS = 20.0
-
-
-class Scene:
-    """A store, a host on it that will be killed, and its session."""
-
-    def __init__(self, folder: Path, agents: Agents, host: Remote, session: str) -> None:
-        self.folder = folder
-        self.agents = agents
-        self.host = host
-        self.session = session
-        # The asks that were acknowledged, in order.
-        self.accepted: list[str] = []
-
-    @property
-    def store(self) -> Path:
-        return self.folder / "store.db"
-
-    def path(self, name: str) -> Path:
-        return self.folder / name
-
-    async def ask(self, prompt: str, **how: Any) -> str:
-        turn = await self.host.ask(self.session, prompt, **how)
-        self.accepted.append(turn)
-        return turn
-
-    async def reaches(self, prompt: str, **how: Any) -> str:
-        """Ask, until the agent has come to the last line of it."""
-        *before, last = prompt.split("\n")
-        turn = await self.ask("\n".join([*before, f"@@touch {self.path('reached')}", last]), **how)
-        await exists(self.path("reached"))
-        return turn
-
-    async def logged(self, kind: str, turn: str | None = None, data: bytes = b"") -> Event:
-        """Until the log has such an event, as another host reads it."""
-        async with Host(f"sqlite:{self.store}") as reader, aclosing(reader.session(self.session).follow()) as events:
-            async for event in events:
-                if event.kind == kind and turn in (None, event.turn) and data in event.data:
-                    return event
-        raise AssertionError(f"the session was closed without {kind}")
-
-    def kill(self) -> None:
-        self.host.kill()
-
-
-@asynccontextmanager
-async def scene(
-    folder: Path, marker: str, script: Sequence[str] = (), *, tool: bool = False, **how: Any
-) -> AsyncGenerator[Scene]:
-    agents = Agents(folder, marker)
-    async with remote(folder / "store.db", marker) as host:
-        how = {"name": NAME, "options": SHORT, **how}
-        session = await host.open(command=agents.command("-dead", script, tool=tool), **how)
-        yield Scene(folder, agents, host, session)
-        await gone(host.pid, marker)
-
-
-async def gone(pid: int, marker: str) -> None:
-    """Until nothing at all is left of a host that was killed: its zygote goes last, and tells nobody."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while keepers(pid) or marked(marker):
-            await asyncio.sleep(0.005)
-
-
-async def reopen(host: Host, agents: Agents) -> Session:
-    """Take it over. Nothing of the dead host's agents is left by then."""
-    session = await host.open("claude", name=NAME, command=agents.command("-next"), options=QUICK)
-    assert agents.alive("-dead") == []
-    return session
-
-
-async def read(session: Session) -> list[Event]:
-    return [event async for event in session.events(0)]
-
-
-async def outcomes(session: Session, turns: Sequence[str]) -> list[Kind]:
-    return [(await (await session.turn(turn)).outcome()).kind for turn in turns]
-
-
-async def recalled(session: Session) -> list[str]:
-    """The first lines of the prompts that the agent knows of, without the one that asks for them."""
-    outcome = await (await session.ask("@@recall")).outcome()
-    *known, _ = json.loads(outcome.text or "")
-    return [prompt.partition("\n")[0] for prompt in known]
-
-
-def check(events: Sequence[Event], agents: Agents, accepted: Sequence[str]) -> None:
-    """What a log must say however often its hosts were killed."""
-    checks.log(events)
-    checks.turns(events)
-    checks.attribution(events)
-    ends = [event.turn for event in events if event.kind == kinds.TURN_ENDED]
-    assert len(ends) == len(set(ends))
-    assert set(accepted) <= set(ends)
-    _check_sent(events, agents)
-    _check_unknown(events)
-
-
-def _check_sent(events: Sequence[Event], agents: Agents) -> None:
-    """No prompt was given to an agent before its start was in the log, and none was given twice."""
-    refs = [event.body["ref"] for event in events if event.kind == kinds.TURN_QUEUED]
-    started = {event.turn for event in events if event.kind == kinds.TURN_STARTED}
-    queued = {event.body["ref"]: event.turn for event in events if event.kind == kinds.TURN_QUEUED}
-    given = [
-        frame["uuid"]
-        for process in agents.evidence.processes
-        for frame in checks.frames(process.stdin, may_be_cut=True)
-        if frame.get("type") == "user"
-    ]
-    assert len(given) == len(set(given)), "a prompt was sent again"
-    assert set(given) <= set(refs)
-    assert {queued[ref] for ref in given} <= started
-
-
-def _check_unknown(events: Sequence[Event]) -> None:
-    """UNKNOWN is what had begun, and each is named by the recovery that says so."""
-    started = {event.turn for event in events if event.kind == kinds.TURN_STARTED}
-    joined = {id for body in bodies(events, kinds.TURN_STARTED) for id in body.get("joined") or ()}
-    unknown = [event.turn for event in events if event.kind == kinds.TURN_ENDED and event.body["outcome"] == "unknown"]
-    assert set(unknown) <= started | joined
-    assert [id for body in bodies(events, kinds.SESSION_RECOVERED) for id in body["unknown"]] == unknown
 
 
 # -- the whole of it -------------------------------------------------------------------------------------------------
@@ -395,7 +273,8 @@ async def test_hosts_that_are_killed_at_random_one_after_the_other(tmp_path: Pat
     store = tmp_path / "store.db"
     for number in range(20):
         async with remote(store, marker) as host:
-            await _work(host, agents, number, chance, accepted)
+            asks = await _work(host, agents, number, chance)
+        accepted |= {word: ask.result() for word, ask in asks.items() if ask.exception() is None}
     async with Host(f"sqlite:{store}") as host:
         session = await host.open("claude", name=NAME, command=agents.command("-last-"), options=QUICK)
         assert all(not agents.alive(f"-{number}-") for number in range(20))
@@ -411,22 +290,177 @@ async def test_hosts_that_are_killed_at_random_one_after_the_other(tmp_path: Pat
     await gone(0, marker)
 
 
-async def _work(host: Remote, agents: Agents, number: int, chance: random.Random, accepted: dict[str, str]) -> None:
-    """Open, ask, and be killed at a moment that nobody chose."""
+async def _work(host: Remote, agents: Agents, number: int, chance: random.Random) -> dict[str, asyncio.Future[Any]]:
+    """Open, ask, and be killed at a moment that nobody chose: then what was asked, to be looked at when it is dead."""
+    loop = asyncio.get_running_loop()
+    # Small ones are as likely as all larger ones together: what happens in the first milliseconds is not the least.
+    until = loop.time() + chance.random() ** 2 * 0.6
     opening = host.open(name=NAME, command=agents.command(f"-{number}-"), options=QUICK)
     asks: dict[str, asyncio.Future[Any]] = {}
-    async with asyncio.timeout(None) as moment:
-        moment.reschedule(asyncio.get_running_loop().time() + chance.random() ** 2 * 0.8)
+    await asyncio.wait((opening,), timeout=until - loop.time())
+    if opening.done():
+        left = [other for other in range(number) if agents.alive(f"-{other}-")]
+        assert not left, f"taken over by {number}, with processes of {left}"
+        for count in range(3):
+            word = f"word-{number}-{count}-"
+            says = "@@stream 10 0.005\n@@" if chance.random() < 0.5 else "@@"
+            priority = chance.choice(["interactive", "normal", "background"])
+            asks[word] = host.ask(
+                opening.result(), f"{word}\n{says}say {word}", key=word, priority=priority, on_preempt="requeue"
+            )
+        # The moment is the point here: there is nothing to be waited for.
+        await asyncio.wait((loop.create_future(),), timeout=max(0.0, until - loop.time()))
+    host.kill()
+    return asks
+
+
+# -- what the dead host's processes left -----------------------------------------------------------------------------
+@pytest.mark.parametrize("is_zygote_killed", [False, True])
+async def test_a_tree_whose_keeper_was_killed_too_is_swept(tmp_path: Path, marker: str, is_zygote_killed: bool) -> None:
+    """With the zygote gone as well nobody would ever end it, and it does not end by itself."""
+    async with scene(tmp_path, marker, ["ignore eof", "ignore term"], tool=True) as it:
+        turn = await it.reaches("one\n@@hold 60 setsid\n@@hang")
+        born = (await it.logged(kinds.PROCESS_STARTED)).body["born"]
+        (zygote,) = [pid for pid in keepers(it.host.pid) if pid != born[3] and _parent(pid) == it.host.pid]
+        # Frozen, so that it starts no other zygote, and has no time to do anything about what comes.
+        it.host.process.send_signal(signal.SIGSTOP)
+        for pid in ([zygote] if is_zygote_killed else []) + [born[3]]:
+            os.kill(pid, signal.SIGKILL)
+        it.kill()
+        async with Host(f"sqlite:{it.store}") as host:
+            session = await reopen(host, it.agents)
+            assert await outcomes(session, [turn]) == [Kind.UNKNOWN]
+            assert await recalled(session) == ["one"]
+            await session.close()
+            events = await read(session)
+        check(events, it.agents, it.accepted)
+        (recovered,) = bodies(events, kinds.SESSION_RECOVERED)
+        # The zygote, if it lives, may have been faster.
+        assert len(recovered["swept"]) >= 6 or not is_zygote_killed
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("is_its_own", [False, True])
+@pytest.mark.parametrize("what", ["boot", "start", "keeper's start"])
+async def test_a_pid_that_is_anothers_by_now_is_never_signalled(
+    tmp_path: Path, marker: str, what: str, is_its_own: bool
+) -> None:
+    """Scenario 65. The bystander has the pid that the log names; whether it is the one that was meant is told by the
+    time of its start, and by the boot."""
+    async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
+        agents = Agents(tmp_path, marker)
+        session = await host.open("claude", name=NAME, command=agents.command(), options=QUICK)
+    with _bystander() as bystander:
+        traced = orphans.trace(bystander.pid)
+        assert traced is not None
+        boot, pid, started, *_ = traced
+        born = {
+            "boot": (boot if is_its_own else "another", pid, started, 0, 0),
+            "start": (boot, pid, started if is_its_own else started + 1, 0, 0),
+            # Of a keeper it is only waited for what it does, so its own would end in a wait: it is the wrong one.
+            "keeper's start": (boot, pid, started + (not is_its_own), pid, started + 1),
+        }[what]
+        await _craft(tmp_path / "store.db", session.id, born)
+        async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
+            session = await host.open("claude", name=NAME, command=agents.command(), options=QUICK)
+            (recovered,) = bodies(await read(session), kinds.SESSION_RECOVERED)
+            assert (recovered["unknown"], len(recovered["swept"])) == (["t-1"], int(is_its_own))
+            assert await recalled(session) == []
+        assert (bystander.poll() is None) is not is_its_own
+
+
+@contextmanager
+def _bystander() -> Generator[subprocess.Popen[bytes]]:
+    words = [sys.executable, "-I", "-S", "-c", "import signal; signal.alarm(60); print(flush=True); signal.pause()"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         try:
-            session = await opening
-            left = [other for other in range(number) if agents.alive(f"-{other}-")]
-            assert not left, f"taken over by {number}, with processes of {left}"
-            for count in range(4):
-                word = f"word-{number}-{count}-"
-                says = "\n@@stream 30 0.005\n" if chance.random() < 0.5 else "\n"
-                priority = chance.choice(["interactive", "normal", "background"])
-                asks[word] = host.ask(session, f"{word}{says}@@say {word}", key=word, priority=priority)
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            host.kill()
-            raise
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+async def _craft(store: Path, session: str, born: tuple[object, ...]) -> None:
+    """What a host would have logged that had started this process and given it a turn."""
+    log = SqliteLog(store)
+    writer = await Writer.claim(log, session)
+    ask = {"ref": "r" * 36, "prompt": "one", "priority": 10, "on_busy": "enqueue", "on_preempt": "end", "key": None}
+    await writer.commit(
+        entry("t-1", kinds.TURN_QUEUED, **ask, rules=[], schema=None, is_last=False),
+        entry(None, kinds.PROCESS_STARTED, process=1, pid=born[1], born=born),
+        entry("t-1", kinds.TURN_STARTED, attempt=1, joined=[]),
+    )
+    await log.close()
+
+
+# -- settled at the start --------------------------------------------------------------------------------------------
+async def test_a_host_that_starts_settles_what_dead_ones_left(tmp_path: Path, marker: str) -> None:
+    """Scenario 66. Nobody opens the session: its turn is over all the same, and who waits in it waits on."""
+    async with scene(tmp_path, marker, tool=True) as it:
+        turn = await it.reaches("one\n@@ask Bash {}")
+        waiting = [await it.ask("two"), await it.ask("three", priority="background")]
+        await it.logged(kinds.QUESTION_ASKED)
+        it.kill()
+        async with Host(f"sqlite:{it.store}") as host:
+            assert it.agents.alive("-dead") == []
+            session = host.session(NAME)
+            status = await session.look()
+            assert (status.phase, status.owner, status.holder) == ("asleep", None, None)
+            assert (status.questions, status.pids) == ((), ())
+            assert [each.turn for each in status.queue] == waiting
+            outcome = await (await session.turn(turn)).outcome()
+            assert outcome.kind is Kind.UNKNOWN
+            before = await read(session)
+            assert before[-1].kind == kinds.SESSION_RECOVERED
+        # Once: there is nothing left to settle.
+        async with Host(f"sqlite:{it.store}") as host:
+            assert await read(host.session(NAME)) == before
+            session = await reopen(host, it.agents)
+            assert await outcomes(session, waiting) == [Kind.DONE] * 2
+            await session.close()
+            check(await read(session), it.agents, it.accepted)
+
+
+async def test_of_hosts_that_start_together_one_settles(tmp_path: Path, marker: str) -> None:
+    async with scene(tmp_path, marker) as it:
+        await it.reaches("one\n@@hang")
+        await it.ask("two")
+        it.kill()
+        hosts = [Host(f"sqlite:{it.store}") for _ in range(3)]
+        async with AsyncExitStack() as stack:
+            entering = [stack.enter_async_context(host) for host in hosts]
+            entering += [stack.enter_async_context(remote(it.store, f"{marker}-{n}")) for n in range(2)]
+            await asyncio.gather(*entering)
+            for host in hosts:
+                events = await read(host.session(NAME))
+                assert [event.kind for event in events].count(kinds.SESSION_RECOVERED) == 1
+                assert host.session(NAME).status().owner is None
+
+
+async def test_who_opens_what_another_host_is_just_settling_gets_it(tmp_path: Path, marker: str) -> None:
+    """Programs that share a store are started again together. That one of them looks after the dead for a moment is no
+    reason for another to be refused."""
+    async with (
+        scene(tmp_path, marker, ["ignore eof", "ignore term"], options={**SHORT, "grace": 1.0}) as it,
+        Host(f"sqlite:{it.store}") as host,
+    ):
+        turn = await it.reaches("one\n@@hang")
+        it.kill()
+        settling = asyncio.create_task(_entered(it.store))
+        while host.session(NAME).status().phase == "lost":  # noqa: ASYNC110  Its claim is told to nobody.
+            await asyncio.sleep(0)
+        assert not settling.done()
+        try:
+            session = await reopen(host, it.agents)
+        finally:
+            await settling
+        assert await outcomes(session, [turn]) == [Kind.UNKNOWN]
+
+
+async def _entered(store: Path) -> None:
+    async with Host(f"sqlite:{store}"):
+        pass

@@ -1,25 +1,22 @@
 """The log in an SQLite file: all that every engine must do, and what only this one does.
 
-How its file is made, opened, migrated and refused is in `test_sqlite_opening`; what becomes of it when processes are
-killed, in `test_crash`.
+How its file is made, opened, migrated and refused is in `test_sqlite_opening`; what holds between processes, in
+`test_sqlite_processes`, and when they are killed, in `test_crash`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreFull
+from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreError, StoreFull
 from banksman.store.log import Chunk, Head, Log
 from banksman.store.sqlite import SqliteLog, opening
 from banksman.store.sqlite.chunks import CHUNK_BYTES
@@ -41,8 +38,6 @@ from tests.store.conformance import (  # noqa: E402
     known,
     lines,
 )
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class TestSqliteLog(LogConformance):
@@ -145,6 +140,31 @@ async def test_if_the_transaction_fails_all_of_it_fails_and_what_is_behind_until
     assert await one.answers.last() is None
     assert await two.answers.last() is None
     assert data(await everything(log, "one")) == [b"a", b"b"]
+    await log.close()
+
+
+async def test_what_is_behind_a_transaction_that_failed_is_refused_though_it_could_be_written(path: Path) -> None:
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    await writer.commit(b"a")
+    performed = threading.Event()
+
+    def make_room(work: Work) -> None:
+        work.execute("PRAGMA max_page_count = 1000000").fetchall()
+        performed.set()
+
+    pages = work_of(log).row("PRAGMA page_count")[0]
+    await log._bridge.call(lambda work: work.execute(f"PRAGMA max_page_count = {pages}").fetchall())  # pyright: ignore[reportPrivateUsage]
+    writer.append(b"x" * 100_000)
+    room = asyncio.ensure_future(log._bridge.call(make_room, is_alone=True))  # pyright: ignore[reportPrivateUsage]
+    await asyncio.sleep(0)
+    # The loop stands still meanwhile: the failure has happened, and nobody was told.
+    assert performed.wait(30)
+    writer.append(b"it would fit", seq=1)
+    assert await writer.answers.all() == [None, StoreFull, NotOwner]
+    await room
+    writer.append(b"b", seq=1)
+    assert await writer.answers.last() is None
     await log.close()
 
 
@@ -400,167 +420,36 @@ async def test_who_waits_on_what_was_ours_hears_of_the_next_owner(path: Path) ->
     await asyncio.gather(here.close(), there.close())
 
 
-# -- processes -------------------------------------------------------------------------------------------------------
-RACER = """
-import asyncio, sys
-from banksman.errors import NotOwner
-from banksman.store.sqlite import SqliteLog
-
-async def main(path, rounds):
-    log = SqliteLog(path)
-    for number in range(rounds):
-        print("ready", flush=True)
-        sys.stdin.readline()
-        try:
-            print(await log.claim(f"s{number}"), flush=True)
-        except NotOwner as exc:
-            assert exc.ids["pid"] > 0
-            print("refused", flush=True)
-    sys.stdin.readline()
-    await log.close()
-
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
-"""
-
-
-def start(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-    )
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def tell(process: subprocess.Popen[str], line: str = "") -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
-    """Closes the pipes too."""
-    process.communicate(timeout=seconds)
-    return process.returncode
-
-
-def test_of_several_processes_that_claim_at_once_one_wins_each_time(path: Path) -> None:
-    rounds = 20
-    # None of them finds the store made: they race for that too.
-    racers = [start(RACER, str(path), str(rounds)) for _ in range(4)]
-    for number in range(rounds):
-        assert [said(racer) for racer in racers] == ["ready"] * 4
-        for racer in racers:
-            tell(racer)
-        answers = sorted(said(racer) for racer in racers)
-        assert answers == ["1", "refused", "refused", "refused"], number
-    assert [ended(racer) for racer in racers] == [0] * 4
-
-
-HOLDER = """
-import asyncio, sys
-from banksman.store.sqlite import SqliteLog
-
-async def main(path):
-    log = SqliteLog(path, address="there")
-    epoch = await log.claim("s")
-    leased = asyncio.get_running_loop().create_future()
-    log.lease("s", epoch, "claude:x", leased.set_result)
-    assert await leased is None
-    print(epoch, flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path) -> None:
-    holder = start(HOLDER, str(path))
-    epoch = int(said(holder))
-    log = SqliteLog(path)
-    with pytest.raises(NotOwner, match="there") as raised:
-        await log.claim("s")
-    assert raised.value.ids == {"session": "s", "pid": holder.pid, "address": "there"}
-    mine = await Writer.claim(log, "mine")
-    assert isinstance(await mine.take("claude:x"), NotOwner)
-    with pytest.raises(NotOwner):
-        await log.delete("s")
-    owner = known(log).owner
-    assert owner is not None
-    assert (owner.pid, owner.address, owner.is_here, owner.is_alive) == (holder.pid, "there", False, True)
-    holder.send_signal(signal.SIGKILL)
-    assert ended(holder) == -signal.SIGKILL
-    owner = known(log).owner
-    assert owner is not None
-    assert not owner.is_alive
-    assert await mine.take("claude:x") is None
-    assert await log.claim("s") > epoch
-    await log.close()
-
-
-UNCLOSED = """
-import asyncio, atexit, gc, os, sys
-from banksman.store.sqlite import SqliteLog
-
-async def main(path):
-    global log
-    log = SqliteLog(path)
-    epoch = await log.claim("s")
-    committed = asyncio.get_running_loop().create_future()
-    log.append("s", epoch, 0, 1.0, [(None, "update", b"a")], committed.set_result)
-    assert await committed is None
-    if sys.argv[2] == "fork":
-        pid = os.fork()
-        if not pid:
-            # All that an exit runs, but for what asyncio itself would undo of the loop that it shares with the parent.
-            del log
-            gc.collect()
-            atexit._run_exitfuncs()
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        await log.claim("t")
-    log.append("s", epoch, 1, 1.0, [(None, "update", b"b")], lambda error: None)
-
-asyncio.run(main(sys.argv[1]))
-if sys.argv[2] == "collected":
-    del log
-"""
-
-
-@pytest.mark.parametrize("how", ["exit", "collected", "fork"])
-async def test_a_program_that_never_closes_ends_all_the_same(path: Path, how: str) -> None:
-    assert ended(start(UNCLOSED, str(path), how)) == 0
-    log = SqliteLog(path)
-    assert data(await everything(log))[:1] == [b"a"]
-    assert await log.claim("s") > 1
-    await log.close()
+async def test_who_waits_on_what_another_host_deletes_is_told(path: Path) -> None:
+    here, there = SqliteLog(path), SqliteLog(path)
+    await (await Writer.claim(there)).commit(b"a")
+    waits = [asyncio.ensure_future(here.wait_past(session, 1)) for session in ("s", "never claimed")]
+    await asyncio.sleep(0)
+    await there.delete("s")
+    await (await Writer.claim(there)).commit(b"of another history")
+    with pytest.raises(StoreError, match="deleted"):
+        await waits[0]
+    await (await Writer.claim(there, "never claimed")).commit(b"a", b"b")
+    await waits[1]
+    await asyncio.gather(here.close(), there.close())
 
 
 def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs(path: Path) -> None:
     loop = asyncio.new_event_loop()
     answers = Answers()
 
-    async def begin() -> SqliteLog:
+    async def begin() -> tuple[SqliteLog, int]:
         log = SqliteLog(path)
-        epoch = await log.claim("s")
+        return log, await log.claim("s")
 
-        def interrupted(_: object) -> None:
-            raise KeyboardInterrupt
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
 
+    try:
+        log, epoch = loop.run_until_complete(begin())
         log.append("s", epoch, 0, AT, lines(b"a"), interrupted)
         for seq in (1, 2):
             log.append("s", epoch, seq, AT, lines(b"b"), answers.done())
-        return log
-
-    try:
-        log = loop.run_until_complete(begin())
         with pytest.raises(KeyboardInterrupt):
             loop.run_forever()
         assert loop.run_until_complete(answers.all()) == [None, None]

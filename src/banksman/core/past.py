@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -43,6 +43,8 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """`turn` None: while nobody's turn was open, or one that is over."""
+
     id: str
     turn: str | None
 
@@ -102,6 +104,13 @@ def _fold(past: Past, event: Event) -> Past:
         case kinds.QUESTION_ANSWERED:
             left = tuple(question for question in past.questions if question.id != event.body["question"])
             return replace(past, questions=left)
+        case kinds.TURN_ENDED if any(question.turn == event.turn for question in past.questions):
+            # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
+            left = tuple(OpenQuestion(q.id, None) if q.turn == event.turn else q for q in past.questions)
+            return replace(past, questions=left)
+        case kinds.SESSION_STORE_RETURNED:
+            # While the log was broken nothing was written, no answer either; and the process that had asked was ended.
+            return replace(past, questions=())
         case kinds.PROCESS_STARTED:
             return replace(past, process=msgspec.convert(event.body.get("born"), Born | None))
         case _:
@@ -109,11 +118,12 @@ def _fold(past: Past, event: Event) -> Past:
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------------
-class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What folding can change, by the names of `Session` and `Past`. All else is as it is in a new session."""
+class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What folding can change, by the names of `Session` and `Past`. All else is as it is in a new session. A name that
+    is not known is an error: to pass over it would be to make another session of it."""
 
     version: int
-    head: int
+    head: Annotated[int, msgspec.Meta(ge=0)]
     mode: Mode = Mode.OPEN
     conversation: str | None = None
     fork_of: str | None = None
@@ -162,7 +172,15 @@ def encode(past: Past) -> bytes:
 
 
 def decode(data: bytes, config: Config) -> Past:
-    """`StoreTooNew`: it was written by a later version, in a form that this one does not know."""
+    """`StoreTooNew`: it was written by a later version, in a form that this one does not know. `ValueError`: it was
+    written by nobody."""
+    try:
+        return _decode(data, config)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep for anything that was ever encoded") from exc
+
+
+def _decode(data: bytes, config: Config) -> Past:
     version = _form_decoder.decode(data).version
     if version != VERSION:
         hint = "a newer Banksman has written it: use that one"

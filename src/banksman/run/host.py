@@ -187,7 +187,6 @@ class Host:
         )
         sessions = self._own_sessions()
         try:
-            await sessions.settle()
             return await sessions.open(opening, name=name, on_question=on_question)
         except BaseException:
             opening.close()
@@ -445,6 +444,8 @@ class Host:
             self.dismiss_guard()
             for session in self._our_sessions():
                 session.abandon()
+            if self._sessions is not None:
+                self._sessions.store.abandon()
             # One by one: hosts of several threads may notice this at the same time.
             with contextlib.suppress(KeyError):
                 while True:

@@ -227,3 +227,7 @@ class Log(Protocol):
     async def close(self) -> None:
         """Commit what was appended, release what is ours, then let go. Appends are refused from the first moment."""
         ...
+
+    def abandon(self) -> None:
+        """The same, where the loop was closed before: nobody is answered any more."""
+        ...

@@ -321,6 +321,10 @@ class MemoryLog:
         self._epoch_deleted_max = max(self._epoch_deleted_max, _epoch_past(state))
         _give_up(self._waiters.pop(session, {}), StoreError("the session was deleted", session=session))
 
+    def abandon(self) -> None:
+        """There is nothing to let go of, and nobody to tell."""
+        self._phase = _Phase.CLOSED
+
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
         if self._phase is _Phase.OPEN:

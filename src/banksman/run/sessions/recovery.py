@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from banksman.core import past as pasts
 from banksman.core.config import Config
@@ -20,6 +21,10 @@ from banksman.errors import NotOwner, Refused, StoreDamaged, StoreError, StoreTo
 from banksman.run.child import orphans
 from banksman.run.sessions.tenure import lease_name
 from banksman.store.log import Done, Log
+
+# How long another host may need for the two commits of a settling, with room to spare.
+CLAIM_ATTEMPTS_MAX = 4
+CLAIM_SECONDS_BETWEEN = 0.05
 
 
 async def load(store: Log, session: str, config: Config) -> Past:
@@ -54,13 +59,55 @@ async def take_over(
     return await _settle(store, session, epoch, past, then)
 
 
-async def clean_up(store: Log, session: str, epoch: int, config: Config) -> None:
-    """Of a session that was claimed to be settled, and not to be gone on with: nobody is kept from its conversation."""
-    await _settle(store, session, epoch, await load(store, session, config), ())
+async def claim(store: Log, session: str) -> int:
+    """Cancelled, it leaves nothing claimed. A host that only settles it has it for a moment, and is not one that it
+    could be asked of: that is waited for."""
+    for _ in range(CLAIM_ATTEMPTS_MAX - 1):
+        with suppress(NotOwner):
+            return await _claim(store, session, None, "")
+        await asyncio.sleep(CLAIM_SECONDS_BETWEEN)
+    return await _claim(store, session, None, "")
 
 
-async def _settle(store: Log, session: str, epoch: int, past: Past, then: Sequence[Entry]) -> Past:
-    swept = await _end_orphans(session, past)
+async def create(store: Log, session: str, name: str | None, agent: str) -> int:
+    """The same, of one that is new."""
+    return await _claim(store, session, name, agent)
+
+
+async def _claim(store: Log, session: str, name: str | None, agent: str) -> int:
+    claiming = asyncio.ensure_future(store.claim(session, name=name, agent=agent))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        # It may be ours by now, or in a moment, and nobody would ever let go of it. A claim is a commit: it is waited
+        # for, however often we are cancelled.
+        while not claiming.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((claiming,))
+        if not claiming.cancelled() and claiming.exception() is None:
+            store.release(session, claiming.result())
+            if not store.head(session).seq:
+                await store.delete(session)
+        raise
+
+
+async def clean_up(store: Log, session: str, config: Config) -> None:
+    """Of a session whose host is dead: settle it, and let it be. Nobody is kept from its conversation. `NotOwner`:
+    another host was faster."""
+    # What is left of its processes may take seconds to end, in which whoever wants to go on with it should not be told
+    # that it is ours.
+    swept = await _end_orphans(session, await load(store, session, config))
+    epoch = await store.claim(session)
+    try:
+        await _settle(store, session, epoch, await load(store, session, config), (), swept)
+    finally:
+        store.release(session, epoch)
+
+
+async def _settle(  # noqa: PLR0917
+    store: Log, session: str, epoch: int, past: Past, then: Sequence[Entry], swept: Sequence[str] = ()
+) -> Past:
+    swept = [*swept, *await _end_orphans(session, past)]
     entries = [*settle(past, swept=swept), *then]
     if entries:
         await append(store, session, epoch, past.session.head, entries)

@@ -87,7 +87,7 @@ class Sessions:
         self._working = 0
         self._pauses = Waiters()
         # Those that are just being opened, by name or id.
-        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._opening: dict[tuple[str | None, str | None], asyncio.Future[None]] = {}
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settling: asyncio.Task[None] | None = None
         # Handles on sessions that are not ours, as long as somebody has one.
@@ -98,12 +98,18 @@ class Sessions:
         """A new one; or, under the name of one that is known, that one: as it is, if it is open here, which from its
         next turn on is as asked for; else it is claimed, and goes on where it was."""
         async with self._at_work():
+            await self.settle()
+            self._check_open()
             return await self._open(opening, name, on_question)
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
 
     async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         if name is None:
             return await self._add(opening, None, on_question)
-        async with self._alone(name):
+        async with self._alone(name=name):
             while True:
                 known = self.store.find(name)
                 if known is None:
@@ -111,12 +117,15 @@ class Sessions:
                         return await self._add(opening, name, on_question)
                     except NameTaken:
                         continue  # Another host was faster: it is that one, then.
-                here = self._known.get(known.id)
-                if here is not None and here.is_open:
-                    return self._open_again(here, opening, on_question)
-                if here is not None and not here.is_closed:
-                    await here.wait_closed()  # It is on its way out: what it leaves is what is opened.
-                return await self._reopen(known, opening, on_question)
+                # Whoever asks in it at this moment opens it as well, by its id.
+                async with self._alone(id=known.id):
+                    here = self._known.get(known.id)
+                    if here is not None and here.is_open:
+                        here.name = known.name
+                        return self._open_again(here, opening, on_question)
+                    if here is not None and not here.is_closed:
+                        await here.wait_closed()  # It is on its way out: what it leaves is what is opened.
+                    return await self._reopen(known, opening, on_question)
 
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None]:
@@ -129,15 +138,17 @@ class Sessions:
             self._pauses.wake()
 
     @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncGenerator[None]:
-        """One at a time for each name: who opens what is just being opened finds it open."""
-        while (other := self._opening.get(name)) is not None:
+    async def _alone(self, *, name: str | None = None, id: str | None = None) -> AsyncGenerator[None]:
+        """One at a time for each name, and for each session: who opens what is just being opened finds it open. A name
+        first, then the session, never the other way round."""
+        what = name, id
+        while (other := self._opening.get(what)) is not None:
             await asyncio.shield(other)
-        mine = self._opening[name] = asyncio.get_running_loop().create_future()
+        mine = self._opening[what] = asyncio.get_running_loop().create_future()
         try:
             yield
         finally:
-            del self._opening[name]
+            del self._opening[what]
             mine.set_result(None)
 
     async def _add(
@@ -149,7 +160,7 @@ class Sessions:
     ) -> Session:
         id = f"s-{os.urandom(8).hex()}"
         session = self._face(id, name, opening.profile)
-        epoch = await self.store.claim(id, name=name, agent=opening.profile.name)
+        epoch = await recovery.create(self.store, id, name, opening.profile.name)
         try:
             await self._begin(session, epoch, opening, on_question, resume=opening.resume, settings=settings)
         except BaseException:
@@ -168,7 +179,7 @@ class Sessions:
 
     async def _take(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> None:
         """Claim one that has a past."""
-        epoch = await self.store.claim(session.id)
+        epoch = await recovery.claim(self.store, session.id)
         try:
             if opening.resume is not None:
                 past = await recovery.load(self.store, session.id, opening.config)
@@ -195,9 +206,8 @@ class Sessions:
         past = await recovery.take_over(
             self.store, session.id, epoch, opening.config, entries, resumes=opening.resumes if resume else None
         )
-        if self.is_closing:
-            # Nobody would ever close it: all that are to be closed have been told so.
-            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
+        # Else nobody would ever close it: all that are to be closed have been told so.
+        self._check_open()
         startup = Startup(session, opening)
         life = Life(
             session.id,
@@ -276,6 +286,7 @@ class Sessions:
         """One that was closed here is asked anew by a handle of its own: it may be claimed again, by whomever."""
         here = self._known.get(known.id)
         if here is not None and not here.is_closed:
+            here.name = known.name
             return here
         other = self._others.get(known.id)
         if other is None:
@@ -297,7 +308,8 @@ class Sessions:
 
     async def _claim(self, session: Session) -> None:
         """Somebody asks in a session that is not ours: take it, as it was opened the last time."""
-        async with self._at_work(), self._alone(session.id):
+        async with self._at_work(), self._alone(id=session.id):
+            self._check_open()
             if session.is_ours:
                 return
             here = self._known.get(session.id)
@@ -332,20 +344,15 @@ class Sessions:
         await asyncio.gather(*map(settle, dead))
 
     async def _settle_one(self, known: Known) -> None:
-        async with self._alone(known.id):
+        async with self._alone(id=known.id):
             try:
-                epoch = await self.store.claim(known.id)
+                await recovery.clean_up(self.store, known.id, Config(dialect=_profile(known.agent).dialect))
             except NotOwner:
                 return  # Another host was faster.
-            try:
-                config = Config(dialect=_profile(known.agent).dialect)
-                await recovery.clean_up(self.store, known.id, epoch, config)
             except (BanksmanError, AssertionError) as exc:
                 # One session that cannot be read must not keep the host from the others. It stays as it is, and
                 # whoever opens it is told.
                 log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
-            finally:
-                self.store.release(known.id, epoch)
 
     # -- forgetting --------------------------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:

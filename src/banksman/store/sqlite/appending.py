@@ -130,7 +130,12 @@ class Runs:
 
     def _refuse(self, run: list[Append]) -> None:
         first, *rest = run
-        error = no_owner(self._work, first.session, first.epoch) or NotOwner(
+        error = no_owner(self._work, first.session, first.epoch)
+        if error is not None:
+            for append in run:
+                append.error = error
+            return
+        error = NotOwner(
             "the session is not where its writer believes",
             hint="claim it anew",
             session=first.session,

@@ -69,8 +69,9 @@ class Bridge:
         )
         self._reader = Reader(reading, path=path, hand_over=partial(_hand_over, self._loop, this, Bridge._on_read))
         self.put = self._writer.put
-        # Also at the interpreter's end. The threads are not joined there: see the writer.
-        self.stop = weakref.finalize(self, _stop, self._writer, self._reader)
+        self._lost = weakref.finalize(self, _stop, self._writer, self._reader)
+        # Not at the interpreter's end: whoever closes the log there may come after us. If nobody does, it is a crash.
+        self._lost.atexit = False
         self._writer.start()
         self._reader.start()
 
@@ -86,9 +87,11 @@ class Bridge:
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def settled(call: Call) -> None:
-            if call.error is None and then is not None:
-                then(call.value, not future.cancelled())
-            _resolve(future, call.value, call.error)
+            try:
+                if call.error is None and then is not None:
+                    then(call.value, not future.cancelled())
+            finally:
+                _resolve(future, call.value, call.error)
 
         self.put(Call(settled, function, **how))
         return await future
@@ -130,6 +133,19 @@ class Bridge:
             if settled < len(group):
                 self._unsettled[:0] = group[settled:]
                 self._loop.call_soon(self._settle)
+
+    def stop(self) -> None:
+        """End the threads, behind all that was put. Not by the finaliser, which does nothing at the interpreter's end."""
+        if self._lost.detach() is not None:
+            _stop(self._writer, self._reader)
+
+    def abandon(self) -> None:
+        """The loop is closed, and will not be told anything: end the threads, and wait for them."""
+        self.stop()
+        self._writer.thread.join()
+        self._reader.thread.join()
+        self.look.close()
+        self._opening.close()
 
     def _on_thread_ended(self) -> None:
         self._threads_left -= 1

@@ -53,6 +53,8 @@ from banksman.store.sqlite.waiting import Waiting
 from banksman.store.sqlite.work import Call, Change, Told
 
 LEVELS = ("full", "normal")
+# Behind every event that there can be. SQLite has no larger numbers than 64 bits.
+_SEQ_MAX = 1 << 62
 
 log = logging.getLogger("banksman")
 
@@ -146,6 +148,7 @@ class SqliteLog:
             self._waiting.on_released()
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
+        _check_text(name)
         if self._is_late(session, done):
             return
         function = partial(ownership.lease, session=session, epoch=epoch, name=name)
@@ -201,6 +204,7 @@ class SqliteLog:
             # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
             await asyncio.sleep(0)
             return Page(events, None)
+        after = min(after, _SEQ_MAX)
         return await self._bridge.ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
 
     async def snapshot(self, session: str) -> Snapshot | None:
@@ -269,6 +273,7 @@ class SqliteLog:
 
     async def trim(self, session: str, before: int) -> int:
         self._check_open()
+        before = min(max(before, 0), _SEQ_MAX)
         return await self._bridge.call(partial(upkeep.trim, session=session, before=before))
 
     async def delete(self, session: str) -> None:
@@ -281,6 +286,11 @@ class SqliteLog:
                 self._waiting.on_deleted(session, number)
 
         await self._bridge.call(partial(upkeep.delete, session=session), then=deleted)
+
+    def abandon(self) -> None:
+        if self._phase is _Phase.OPEN:
+            self._phase = _Phase.CLOSED
+            self._bridge.abandon()
 
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""

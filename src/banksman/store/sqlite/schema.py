@@ -180,7 +180,11 @@ def _back_up(path: str, version: int) -> None:
     """A copy of what is committed, whole on the disk before it has its name. We hold the write lock meanwhile, so that
     nobody commits what would be in neither."""
     target = backup_path(path, version)
-    partial = f"{target}.{os.getpid()}"
+    partial = f"{target}.partial"
+    # One that was killed here has left these, and nobody else is here now: we hold the lock.
+    for name in (partial, f"{partial}-journal", f"{partial}-wal", f"{partial}-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
         # Another connection: the one with the transaction may not be read from by a copy.

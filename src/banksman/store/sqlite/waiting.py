@@ -100,12 +100,21 @@ class Waiting:
     def on_group(self) -> None:
         """Something was committed here."""
         if self._positions:
-            self._on_newest(self._look.newest_chunk())
+            try:
+                self._on_newest(self._look.newest_chunk())
+            except StoreError as exc:
+                log.warning("! the store could not be looked at: %s", exc)  # The watch looks again.
 
     def on_released(self) -> None:
         """What was ours alone may now be written by others."""
         if any(session not in self._owned for session in self._sessions):
-            self._watch()
+            try:
+                self._watch()
+            except StoreError as exc:
+                # It is no affair of who releases. All that there is counts as new, and is looked at in time.
+                log.warning("! the store could not be looked at: %s", exc)
+                self._seen = (-1, 0, 0)
+                self._timer = self._loop.call_later(WATCH_SECONDS, self._on_time)
 
     def on_deleted(self, session: str, number: int) -> None:
         """Whoever waits on the session of that number is told: the event it waits for would be another history's."""
@@ -151,11 +160,12 @@ class Waiting:
             return
         # In this order: what is committed between two of these looks is behind the number, and is seen next time.
         seen = (found, self._look.newest_chunk(), self._look.deletions())
+        # Before the rest: whoever waits on a session that was deleted must not be let through by one of the same id.
+        if seen[2] != deletions:
+            self._check_deleted()
         for session, seq in self._look.heads_after(newest) if self._sessions else ():
             self.on_committed(session, seq)
         self._on_newest(seen[1])
-        if seen[2] != deletions:
-            self._check_deleted()
         # Only now: if one of these looks failed, all are done again.
         self._seen = seen
 

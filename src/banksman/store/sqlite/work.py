@@ -7,7 +7,8 @@ its own raises before it has written anything, so that the others of its group c
 Failures. What a writer calls rests on what it appended before, and on its epoch. So after an append or an advance has
 failed, those behind it fail too, until the writer was told of the first. Failures are numbered, and told in that order;
 a call carries the number of the last one that was told when it was made. If the last failure of its own session and
-epoch has a higher one, whoever made the call did not know yet.
+epoch has a higher one, whoever made the call did not know yet. A call under an epoch that is not the session's is no
+such failure: nothing can rest on it, and it must not fail the one who has that epoch next.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class Change(Told):
         try:
             self._function(work)
         except NotOwner as exc:
-            work.failures.refuse(self, exc)
+            self.error = exc
 
 
 class Failures:

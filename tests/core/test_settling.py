@@ -1,0 +1,213 @@
+"""What becomes of a session whose host died: at every event at which it could have, and what the next host makes of it.
+
+The ledger reads the log by itself (see ledger.py), so what was sent and what was not is told twice, independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.core import exploration, histories, ledger
+from tests.core.histories import Told, history
+from tests.core.ledger import Ledger
+from tests.core.scenarios import (
+    FIRST,
+    HELD,
+    LOW,
+    MERGING,
+    PATIENT,
+    SECOND,
+    STEER,
+    URGENT,
+    USUAL,
+    scenario,
+)
+
+from banksman.core import event as kinds
+from banksman.core import past as pasts
+from banksman.core import settling
+from banksman.core.arbiter import NORMAL
+from banksman.core.event import Entry
+from banksman.core.outcome import Kind, outcome_of
+from banksman.core.past import Past
+from banksman.core.session_facts import Begun
+from banksman.core.state import Mode, ProcessPhase
+from banksman.core.turn import Turn
+
+# What a host that goes on needs, at most, for all that waits: a start, a turn, an exit for each.
+STEPS_MAX = 100
+
+
+def body(entry: Entry) -> dict[str, Any]:
+    return msgspec.json.decode(entry[2])
+
+
+def read(found: Ledger, entries: Iterable[Entry], *, is_strict: bool = False) -> Ledger:
+    """`is_strict`: nobody may be served before whoever is more urgent or was there before, whatever the reason."""
+    for entry in entries:
+        found = ledger.fold(found, entry, lambda granted, other: not is_strict)
+    return found
+
+
+def asks(past: Past) -> list[tuple[str, int]]:
+    """Who waits, in which order, and for which attempt."""
+    return [(ask.id, turn.attempt) for turn in past.session.queue if isinstance(turn, Turn) for ask in turn.asks]
+
+
+# -- wherever the log ends ---------------------------------------------------------------------------------------------
+def check_settled(past: Past, before: Ledger) -> list[Entry]:
+    """What is written of a session that was found like this, and that it may be."""
+    settled = settling.settle(past)
+    after = pasts.fold(past, settled)
+    assert (after.session.turn, after.session.own, after.questions) == (None, None, ())
+    # What waits is not touched.
+    assert after.session.queue == past.session.queue
+    told = read(before, settled)
+    assert told.waiting == before.waiting
+    assert (told.turn, told.own) == ((), None)
+    # All that had begun has an end, one, and nobody can say which; nothing else has one.
+    ended = [entry for entry in settled if entry[1] == kinds.TURN_ENDED]
+    begun = {*(member.id for member in before.turn), *(() if before.own is None else (before.own,))}
+    assert sorted(id or "" for id, _, _ in ended) == sorted(begun)
+    assert all(outcome_of(body(entry)).kind is Kind.UNKNOWN for entry in ended)
+    assert told.open == before.open - begun
+    # Each question is answered, once, and as long as its turn is still open.
+    answered = [(body(entry)["question"], entry[0]) for entry in settled if entry[1] == kinds.QUESTION_ANSWERED]
+    assert answered == [(question.id, question.turn) for question in past.questions]
+    assert all(turn is None or turn in begun for _, turn in answered)
+    kinds_in_order = [kind for _, kind, _ in settled]
+    assert kinds_in_order == [
+        *[kinds.QUESTION_ANSWERED] * len(answered),
+        *[kinds.TURN_ENDED] * len(ended),
+        *[kinds.SESSION_RECOVERED] * bool(settled),
+    ]
+    if settled:
+        recovered = body(settled[-1])
+        assert sorted(recovered["unknown"]) == sorted(begun)
+        assert recovered["queued"] == [id for id, _ in asks(past)]
+    # What it has cost is known as far as it was; what it goes on to cost is not, if something was open.
+    assert after.session.cost == past.session.cost
+    assert after.session.spent == (None if ended else past.session.spent)
+    # Settled is settled.
+    assert settling.settle(after) == []
+    if past.session.mode is Mode.CLOSED:
+        assert settled == []
+    return settled
+
+
+@pytest.mark.parametrize("name", histories.NAMES)
+def test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits(name: str) -> None:
+    one = history(name)
+    past, before = pasts.beginning(one.config), Ledger()
+    check_settled(past, before)
+    for entry in one.entries:
+        past, before = pasts.fold(past, (entry,)), read(before, (entry,))
+        # From a snapshot, too: that is how it is found.
+        assert check_settled(past, before) == check_settled(pasts.decode(pasts.encode(past), one.config), before)
+
+
+def test_what_was_swept_is_told_even_if_nothing_was_open() -> None:
+    past = pasts.beginning(histories.TELLING)
+    [recovered] = settling.settle(past, swept=["sleep 60"])
+    assert recovered[1] == kinds.SESSION_RECOVERED
+    assert body(recovered) == {"unknown": [], "queued": [], "swept": ["sleep 60"]}
+    assert settling.settle(past) == []
+
+
+def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None:
+    """It was of a task in the background. An event of a turn that has ended would come after its end."""
+    one = history("asked and added")
+    settled = check_settled(pasts.fold(pasts.beginning(one.config), one.entries), read(Ledger(), one.entries))
+    answered = {body(entry)["question"]: entry[0] for entry in settled if entry[1] == kinds.QUESTION_ANSWERED}
+    assert answered == {"q1": None, "q2": None, "q3": "s"}
+
+
+# -- and then --------------------------------------------------------------------------------------------------------
+def go_on(past: Past) -> Told:
+    """Another host begins where the log is, with an agent that does its work, until nobody waits any more."""
+    talk = Told(past)
+    talk.tell(Begun(0.0))
+    for _ in range(STEPS_MAX):
+        session = talk.state
+        match session.process.phase:
+            case ProcessPhase.STARTING:
+                talk.begin()
+            case ProcessPhase.STOPPING:
+                talk.die(signal=15)
+            case _ if session.turn is not None:
+                talk.over(session.turn.ref)
+            case _:
+                break
+    assert not talk.state.queue
+    assert talk.state.turn is None
+    return talk
+
+
+def same_place(past: Past) -> Past:
+    """But for how many events there are."""
+    return replace(past, session=replace(past.session, head=0, committed=0))
+
+
+@pytest.mark.parametrize("name", histories.TOYS)
+def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name: str) -> None:
+    one = history(name)
+    before, last = Ledger(), None
+    for number, past in one.borders():
+        before = read(before, one.appends[number - 1] if number else ())
+        if past.session.mode is Mode.CLOSED:
+            continue
+        settled = settling.settle(past)
+        found = pasts.fold(past, settled)
+        if same_place(found) == last:
+            continue  # Only frames have come since.
+        last = same_place(found)
+        talk = go_on(found)
+        # Who waited has one outcome; who had begun has none from this host.
+        waited = [ask for ask, _ in asks(past)]
+        assert sorted(talk.outcomes) == sorted(waited)
+        # The log of both hosts, as one: each ask ends once in it, and nobody was passed over.
+        after = read(read(before, settled), (entry for append in talk.appends for entry in append), is_strict=True)
+        assert after.open == frozenset()
+        assert after.ended == before.queued
+        by_class = sorted(found.session.queue, key=lambda turn: -turn.priority)
+        # (Whoever only wants a process to put down what it knows goes with that process.)
+        saving = {turn.id for turn in by_class if isinstance(turn, Turn) and turn.ask and turn.ask.is_last}
+        served = [entry[0] for append in talk.appends for entry in append if entry[1] == kinds.TURN_STARTED]
+        assert [id for id in served if id not in saving] == [turn.id for turn in by_class if turn.id not in saving]
+        # And it is told as of the session that it is: nothing of what was settled comes back.
+        assert settling.settle(pasts.fold(found, [entry for append in talk.appends for entry in append])) == []
+
+
+# The host dies at any moment: see `exploration._crash` for what is settled then, and for who is left to be served.
+CRASHES = {
+    each.name: each
+    for each in (
+        scenario("two asks", LOW, PATIENT, crash=1, interrupt=1),
+        scenario("two crashes", PATIENT, URGENT, crash=2),
+        scenario("a log that takes its time", LOW, PATIENT, lazy="log", crash=1),
+        scenario("a log that fails", PATIENT, lazy="log", fail=1, crash=1),
+        scenario("steered", USUAL, STEER, lazy="log", crash=1),
+        scenario("steered, merged", PATIENT, STEER, manners=MERGING, lazy="log", crash=1),
+        scenario("collected", FIRST, SECOND, withdraw=1, crash=1),
+        scenario("an own turn", PATIENT, own=1, lazy="log", crash=1),
+        scenario("two own turns", LOW, own=2, crash=2),
+        scenario("a question", LOW, question=1, crash=1, exit=1),
+        scenario("a question and a log that fails", LOW, lazy="log", question=1, fail=1, crash=1, close=1),
+        scenario("a hold", HELD, LOW, holds=(("hold", NORMAL),), crash=1),
+        scenario("another model", USUAL, setting=1, lazy="log", crash=1),
+        scenario("one is moved", USUAL, PATIENT, move=1, crash=1),
+        scenario("a close", PATIENT, lazy="log pipe start", close=1, crash=1),
+        scenario("a process that exits", LOW, PATIENT, lazy="start", exit=1, crash=1),
+    )
+}
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_host_that_dies_at_any_moment_costs_no_guarantee(name: str) -> None:
+    found = exploration.assert_holds(CRASHES[name])
+    assert found.is_whole
+    assert found.terminals > 0
