@@ -90,8 +90,8 @@ class StoreDamaged(StoreError):
 
 
 class HistoryLost(StoreError):
-    """The cursor is of a history that the store does not have any more: a power cut took its end, or a backup was put
-    in its place. What was read after it is not there."""
+    """The cursor is of a history that the store does not have any more: a power cut took its end, or an older copy was
+    put in its place, and nothing else stands there yet. What was read after it is not there."""
 
 
 class StoreTooNew(StoreError):

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from tests.core.test_past import queued
 from tests.sim.scene import explored
-from tests.store.kit import AT, Answers, known, until
+from tests.store.kit import AT, Answers, everything, known, until
 
 from banksman.core import event as kinds
 from banksman.core import past as pasts
@@ -57,8 +57,7 @@ def active(past: Past) -> str | None:
 async def found(log: Log) -> Past:
     """What the session is when nobody writes: from its last snapshot, and from its first event the same."""
     past = await recovery.load(log, SESSION, CONFIG)
-    events = (await log.read(SESSION, 0)).events
-    assert pasts.fold_events(pasts.beginning(CONFIG), events) == past
+    assert pasts.fold_events(pasts.beginning(CONFIG), await everything(log)) == past
     return past
 
 
@@ -129,9 +128,25 @@ def test_the_naive_store_loses_the_new_turn_in_a_schedule_that_is_found() -> Non
         sim.replay(naive, failed.value.schedule)
 
 
-async def late_finaliser() -> None:
+class CarelessLog(WorldLog):
+    """A log that writes whatever it is told, by whomever, behind whatever is there."""
+
+    def append(self, session: str, epoch: int, expected_seq: int, *rest: Any) -> None:
+        state = self._sessions[session]
+        super().append(session, state.epoch, state.tail, *rest)
+
+
+async def watch(log: Log, until_turn: str) -> None:
+    """Somebody who only looks. Once the new turn was seen it is never gone again."""
+    seq, seen = 0, None
+    while seen != until_turn:
+        await log.wait_past(SESSION, seq)
+        past = await recovery.load(log, SESSION, CONFIG)
+        seq, seen = past.session.head, active(past)
+
+
+async def late_finaliser(log: Log) -> None:
     """The same in a log: both write for the same owner, and neither knows of the other."""
-    log = WorldLog()
     epoch = await log.claim(SESSION, agent="claude")
     await append(log, epoch, pasts.beginning(CONFIG), begun("1"))
 
@@ -141,15 +156,16 @@ async def late_finaliser() -> None:
     def begin(past: Past) -> Sequence[Entry]:
         return [*finalise(past), *begun("2")]
 
-    await _together(finaliser=change(log, epoch, finalise), turn=change(log, epoch, begin))
+    await _together(
+        finaliser=change(log, epoch, finalise), turn=change(log, epoch, begin), watcher=watch(log, until_turn="2")
+    )
     assert active(await found(log)) == "2"
     assert [event.turn for event in (await log.read(SESSION, 0)).events if event.kind == kinds.TURN_ENDED] == ["1"]
     await log.close()
 
 
-async def stale_host() -> None:
+async def stale_host(log: Log) -> None:
     """A host that had the session says its last words while another takes it over and goes on."""
-    log = WorldLog()
     old = await log.claim(SESSION, name="before", agent="claude")
     past = await append(log, old, pasts.beginning(CONFIG), begun("1"))
     assert past is not None
@@ -183,7 +199,7 @@ async def stale_host() -> None:
             await log.rename(SESSION, name, expected="before")
             names.append(name)
 
-    await _together(stale=say_last_words(), owner=take_over())
+    await _together(stale=say_last_words(), owner=take_over(), watcher=watch(log, until_turn="2"))
     assert active(await found(log)) == "2"
     session = known(log)
     assert session.epoch == new
@@ -198,6 +214,240 @@ async def stale_host() -> None:
     await log.close()
 
 
-@pytest.mark.parametrize("scenario", [late_finaliser, stale_host])
-def test_in_no_schedule_is_the_new_turn_lost(scenario: Callable[[], Awaitable[object]]) -> None:
-    explored(scenario, departures=2, schedules=4000)
+SCENARIOS = [late_finaliser, stale_host]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_in_no_schedule_is_the_new_turn_lost(scenario: Callable[[Log], Awaitable[object]]) -> None:
+    explored(lambda: scenario(WorldLog()), departures=3, schedules=6000)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_log_that_does_not_compare_would_be_found_out(scenario: Callable[[Log], Awaitable[object]]) -> None:
+    with pytest.raises(sim.ScheduleFailed):
+        explored(lambda: scenario(CarelessLog()), departures=3, schedules=6000)
+
+
+# -- with real threads -------------------------------------------------------------------------------------------------
+ROUNDS = 20
+SECONDS_MAX = 60.0
+
+
+def run_threads(*doing: Callable[[], object]) -> None:
+    """All at once, each in a thread of its own; what one of them raises is raised here."""
+    errors: list[BaseException] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in doing]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        # Whoever waited for one that had failed was only left alone.
+        raise next((exc for exc in errors if not isinstance(exc, threading.BrokenBarrierError)), errors[0])
+
+
+def met(barrier: threading.Barrier) -> Awaitable[int]:
+    """Wait for the other thread, and let the loop run meanwhile."""
+    return asyncio.get_running_loop().run_in_executor(None, barrier.wait)
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_the_naive_file_loses_the_new_turn_every_time_unless_it_compares(tmp_path: Path, compares: bool) -> None:
+    path = str(tmp_path / "naive.db")
+    barrier = threading.Barrier(2, timeout=SECONDS_MAX)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE sessions (id TEXT PRIMARY KEY, active TEXT)")
+        connection.execute("INSERT INTO sessions VALUES ('s', NULL)")
+    lost: list[int] = []
+
+    def finalise() -> None:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            for _ in range(ROUNDS):
+                barrier.wait()  # Turn 1 is registered.
+                [(seen,)] = connection.execute("SELECT active FROM sessions WHERE id = 's'")
+                barrier.wait()
+                barrier.wait()  # Turn 2 is.
+                if compares:
+                    connection.execute("UPDATE sessions SET active = NULL WHERE id = 's' AND active = ?", (seen,))
+                elif seen is not None:
+                    connection.execute("UPDATE sessions SET active = NULL WHERE id = 's'")
+                barrier.wait()
+
+    def begin() -> None:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            for number in range(ROUNDS):
+                connection.execute("UPDATE sessions SET active = '1' WHERE id = 's'")
+                barrier.wait()
+                barrier.wait()
+                connection.execute("UPDATE sessions SET active = '2' WHERE id = 's'")
+                barrier.wait()
+                barrier.wait()
+                if connection.execute("SELECT active FROM sessions WHERE id = 's'").fetchall() != [("2",)]:
+                    lost.append(number)
+
+    run_threads(finalise, begin)
+    assert lost == ([] if compares else list(range(ROUNDS)))
+
+
+def test_in_the_same_schedule_ours_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    barrier = threading.Barrier(2, timeout=SECONDS_MAX)
+
+    async def finalise() -> None:
+        log = SqliteLog(path)
+        for number in range(ROUNDS):
+            epoch = await log.claim(SESSION, agent="claude")
+            past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+            read = await append(log, epoch, past, begun(f"{number}-1"))
+            assert read is not None
+            log.release(SESSION, epoch)
+            await until(lambda: known(log).owner is None)
+            await met(barrier)
+            await met(barrier)  # Turn 2 is begun, by another host.
+            over, answers = ended(f"{number}-1"), Answers()
+            for seq in (read.session.head, log.head(SESSION).seq):
+                log.append(SESSION, epoch, seq, AT, over, answers.done(), pasts.encode(read))
+            log.lease(SESSION, epoch, None, answers.done())
+            log.release(SESSION, epoch)
+            log.advance(SESSION, epoch, answers.done())
+            assert await answers.all() == [NotOwner] * 4
+            with pytest.raises(NotOwner):
+                await log.claim(SESSION)
+            await met(barrier)
+            await met(barrier)  # It was looked at.
+        await log.close()
+
+    async def begin() -> None:
+        log = SqliteLog(path)
+        for number in range(ROUNDS):
+            await met(barrier)
+            epoch = await log.claim(SESSION)
+            past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+            answers = Answers()
+            log.lease(SESSION, epoch, LEASE, answers.done())
+            assert await append(log, epoch, past, begun(f"{number}-2")) is not None
+            await met(barrier)
+            await met(barrier)
+            assert active(await found(log)) == f"{number}-2"
+            assert known(log).epoch == epoch
+            assert await answers.all() == [None]
+            log.release(SESSION, epoch)
+            await until(lambda: known(log).owner is None)
+            await met(barrier)
+        await log.close()
+
+    run_threads(lambda: asyncio.run(finalise()), lambda: asyncio.run(begin()))
+
+
+class Hammer:
+    """A host that had the session once, and does not know that it has it no more."""
+
+    def __init__(self, path: Path, number: int, is_over: threading.Event) -> None:
+        self._path = path
+        self._other = f"other-{number}"
+        self._is_over = is_over
+        # It may claim the session; it has let go of it; the owner has it.
+        self.may_claim, self.has_left, self.may_strike = (threading.Event() for _ in range(3))
+        self.blows = 0
+        self.has_ended = False
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._run())
+        finally:
+            self.has_ended = True
+            self.has_left.set()
+
+    async def _run(self) -> None:
+        assert self.may_claim.wait(SECONDS_MAX)
+        log = SqliteLog(self._path)
+        epoch = await log.claim(SESSION, name="before", agent="claude")
+        past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+        assert await append(log, epoch, past, begun(self._other)) is not None
+        other = await log.claim(self._other)
+        log.release(SESSION, epoch)
+        await until(lambda: known(log).owner is None)
+        self.has_left.set()
+        assert self.may_strike.wait(SECONDS_MAX)
+        while not self._is_over.is_set():
+            await self._strike(log, epoch, past, other)
+            self.blows += 1
+        await log.close()
+
+    async def _strike(self, log: Log, old: int, past: Past, other: int) -> None:
+        head, answers = log.head(SESSION), Answers()
+        snapshot = pasts.encode(past)
+        # Under its own epoch, and under the owner's, which anybody can see.
+        for epoch in (old, head.epoch):
+            for seq in (past.session.head, head.seq):
+                log.append(SESSION, epoch, seq, AT, ended(self._other), answers.done(), snapshot)
+                log.append(SESSION, epoch, seq, AT, (), answers.done(), snapshot)
+            log.lease(SESSION, epoch, None, answers.done())
+            log.release(SESSION, epoch)
+            log.advance(SESSION, epoch, answers.done())
+        log.lease(self._other, other, LEASE, answers.done())
+        assert set(await answers.all()) == {NotOwner}
+        for refused in (log.claim(SESSION), log.delete(SESSION)):
+            with pytest.raises(NotOwner):
+                await refused
+        with pytest.raises(UsageError):
+            await log.rename(SESSION, self._other, expected="before")
+
+
+def test_whatever_stale_hosts_hammer_on_it_nothing_of_the_owners_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    is_over = threading.Event()
+    hammers = [Hammer(path, number, is_over) for number in range(3)]
+
+    async def own() -> None:
+        for hammer in hammers:
+            hammer.may_claim.set()
+            assert hammer.has_left.wait(SECONDS_MAX)
+        log = SqliteLog(path)
+        epoch = await log.claim(SESSION)
+        await log.rename(SESSION, "mine", expected="before")
+        past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+        first, answers = past.session.head, Answers()
+        log.lease(SESSION, epoch, LEASE, answers.done())
+        assert await answers.all() == [None]
+        for hammer in hammers:
+            hammer.may_strike.set()
+        number = 0
+        written: list[Entry] = []
+        while number < ROUNDS or any(hammer.blows < ROUNDS and not hammer.has_ended for hammer in hammers):
+            number += 1
+            for entries in (begun(f"{number}"), ended(f"{number}")):
+                after = await append(log, epoch, past, entries)
+                assert after is not None
+                past = after
+                written += entries
+                assert await recovery.load(log, SESSION, CONFIG) == past
+                assert await log.snapshot(SESSION) == (past.session.head, pasts.encode(past))
+        session = known(log)
+        assert (session.epoch, session.name, session.seq) == (epoch, "mine", past.session.head)
+        assert session.owner is not None
+        assert session.owner.is_here
+        assert await found(log) == past
+        events = await everything(log, after=first)
+        assert [(event.turn, event.kind, event.data) for event in events] == written
+        assert {event.epoch for event in events} == {epoch}
+        await log.close()
+
+    def begin() -> None:
+        try:
+            asyncio.run(own())
+        finally:
+            is_over.set()
+            for hammer in hammers:
+                hammer.may_claim.set()
+                hammer.may_strike.set()
+
+    run_threads(*(hammer.run for hammer in hammers), begin)
+    assert min(hammer.blows for hammer in hammers) >= ROUNDS

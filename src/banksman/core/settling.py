@@ -23,11 +23,10 @@ ERROR = "the host died while the turn was open: the agent may have done it, or a
 def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
     """The entries to be appended, none if nothing was open. `swept`: what was found of its processes, and ended."""
     session = past.session
-    entries: list[Entry] = []
-    for question in past.questions:
-        entries.append(
-            entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
-        )
+    entries = [
+        entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
+        for question in past.questions
+    ]
     unknown: list[str] = []
     if session.own is not None:
         entries.append(_ended(past, session.own.id, origin=session.own.origin))

@@ -17,7 +17,7 @@ def main(words: list[str]) -> int:
         case [] | ["--agent", ""]:
             tree.main()
             print()
-            asyncio.run(crash.tour())
+            crash.tour()
             print()
             asyncio.run(session.tour())
             print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -42,27 +41,30 @@ async def host(folder: str) -> None:
             print("speaking", flush=True)
 
 
-async def tour() -> None:
-    print("3. A host is killed by SIGKILL in the middle of a turn, and another goes on\n")
+async def take_over(folder: str) -> None:
+    """The other one: it opens the session by its name, and waits for the ask that had waited."""
+    async with Host(f"sqlite:{folder}/store.db") as owner:
+        session = await owner.open("claude", name="tour", command=command(folder))
+        status = session.status()
+        [waiting] = [ask.turn for ask in status.queue] or [status.holder or ""]
+        await (await session.turn(waiting)).outcome()
+        async for event in session.events():
+            if event.kind == kinds.TURN_ENDED:
+                body = event.body
+                print(f"   {event.cursor:6} {event.kind}  {body['outcome']:8} {body['text'] or body['error']}")
+
+
+def tour() -> None:
+    print("3. A host is killed by SIGKILL in the middle of a turn, and another goes on")
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "banksman.demo.crash", folder]
-        first = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert first.stdout is not None
-        await asyncio.to_thread(first.stdout.readline)
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        first.stdout.close()
-        print(f"   process {first.pid}, the first host, was killed while its agent spoke; a second ask waited.")
-        async with Host(f"sqlite:{folder}/store.db") as second:
-            session = await second.open("claude", name="tour", command=command(folder))
-            waiting = [ask.turn for ask in session.status().queue] or [session.status().holder or ""]
-            outcome = await (await session.turn(waiting[0])).outcome()
-            async for event in session.events():
-                if event.kind == kinds.TURN_ENDED:
-                    body = event.body
-                    print(f"   {event.cursor:6} {event.kind}  {body['outcome']:8} {body['text'] or body['error']}")
-            assert outcome.kind is banksman.Outcome.DONE
-        print("\n   The turn that was open is UNKNOWN: it may have been done. The ask that waited was kept, and has run.")
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as first:
+            assert first.stdout is not None
+            first.stdout.readline()
+            first.kill()
+        print(f"   process {first.pid}, the first host, was killed while its agent spoke; a second ask waited")
+        asyncio.run(take_over(folder))
+    print("   what was open is UNKNOWN, for it may have been done; the ask that waited was kept, and has run")
 
 
 if __name__ == "__main__":

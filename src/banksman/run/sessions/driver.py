@@ -23,6 +23,8 @@ from banksman.core import session as core
 from banksman.core.facts import Exited, Started
 from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
 from banksman.core.meaning import Noise
+from banksman.core.past import Past
+from banksman.core.redaction import Redactor
 from banksman.core.session_facts import (
     Accept,
     Append,
@@ -62,8 +64,6 @@ from banksman.core.session_facts import (
     WriteFailed,
     WriteFrame,
 )
-from banksman.core.past import Past
-from banksman.core.redaction import Redactor
 from banksman.core.state import ProcessPhase, Session
 from banksman.core.turn import Turn
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError

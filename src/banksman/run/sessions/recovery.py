@@ -1,8 +1,8 @@
-"""How a session is taken over: claimed, read, settled. The same for one that was closed yesterday and one whose host has
-just died, because what is open in a log says by itself what became of it: see core/settling.py.
+"""How a session is taken over: claimed, read, settled. The same for one that was closed yesterday and for one whose host
+has just died, because what is open in a log says by itself what became of it: see core/settling.py.
 
-The order matters. It is claimed first, so that what is read is the last word. Then what the dead host's process has left
-is waited for, or ended: only then may a turn be called UNKNOWN, and another process go on with the conversation.
+The order matters. It is claimed first, so that what is read is the last word. Then what the dead host's process has
+left is waited for, or ended: only then may a turn be called UNKNOWN, and another process go on with the conversation.
 """
 
 from __future__ import annotations

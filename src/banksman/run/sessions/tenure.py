@@ -112,7 +112,7 @@ class Tenure:
         if is_meant and error is None and then is not None:
             then()
 
-    def _on_answer(self, run: int, past: Past, epoch: int, size: int, error: StoreError | NotOwner | None) -> None:  # noqa: PLR0917
+    def _on_answer(self, run: int, past: Past, epoch: int, size: int, error: StoreError | NotOwner | None) -> None:
         self._uncommitted_bytes -= size
         if run == self._run:
             if error is None:

@@ -135,7 +135,7 @@ class Bridge:
                 self._loop.call_soon(self._settle)
 
     def stop(self) -> None:
-        """End the threads, behind all that was put. Not by the finaliser, which does nothing at the interpreter's end."""
+        """End the threads, behind all that was put. Not by the finaliser: it is dead at exit."""
         if self._lost.detach() is not None:
             _stop(self._writer, self._reader)
 

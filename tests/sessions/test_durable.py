@@ -1,0 +1,585 @@
+"""Sessions in a file: what is kept of them when the disk is full, may not be written or was torn, and what is not kept.
+
+The scenarios of logs and restarts that are shown elsewhere: 51 and 52 in tests/store (appends and snapshots under an
+expected seq, whole or not at all; exports), 55 and 66 in test_takeover.py, 62 in test_pool.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.crashing import REPOSITORY, Agents, remote
+from tests.sessions.helpers import QUICK, bodies, exists
+from tests.sessions.takeover import check, read, recalled
+
+from banksman import Host, Kind, Outcome, QueueFull, Question, Session, UsageError
+from banksman.core import event as kinds
+from banksman.core.outcome import By
+from banksman.errors import StoreDamaged, StoreFull, StoreReadOnly
+from banksman.testing import checks, fake_agent
+
+NAME = "the one"
+# The store is tried again at once, and then soon.
+RETRIES = {"store_retry_seconds": 0.01, "store_retry_seconds_max": 0.05}
+
+
+@pytest.fixture
+def agents(tmp_path: Path, marker: str) -> Agents:
+    return Agents(tmp_path, marker)
+
+
+def store_of(agents: Agents, settings: str = "") -> str:
+    return f"sqlite:{agents.folder / 'store.db'}{settings}"
+
+
+async def open_on(host: Host, agents: Agents, **how: Any) -> Session:
+    words: dict[str, Any] = {"command": agents.command(), "options": QUICK, **how}
+    return await host.open("claude", name=NAME, **words)
+
+
+async def outcome_of(session: Session, prompt: str) -> Outcome:
+    return await (await session.ask(prompt)).outcome()
+
+
+# -- what a turn leaves ----------------------------------------------------------------------------------------------
+async def test_a_late_stop_after_success_changes_nothing_also_after_a_restart(agents: Agents) -> None:
+    """Scenario 53."""
+    async with Host(store_of(agents)) as host:
+        session = await open_on(host, agents)
+        turn = await session.ask("one")
+        assert (await turn.outcome()).kind is Kind.DONE
+        receipts = [await turn.interrupt()]
+    async with Host(store_of(agents)) as host:
+        session = host.session(NAME)
+        found = await session.turn(turn.id)
+        receipts += [await found.interrupt(), await session.interrupt(turn.id), await session.interrupt()]
+        assert (await found.outcome()).kind is Kind.DONE
+        assert [(receipt.stopped, receipt.by) for receipt in receipts] == [(False, By.ALREADY_OVER)] * 4
+        await session.close()
+        events = await read(session)
+        assert kinds.TURN_INTERRUPTED not in {event.kind for event in events}
+        check(events, agents, [turn.id])
+
+
+async def test_a_stopped_turn_is_kept_with_all_that_it_had(agents: Agents, tmp_path: Path) -> None:
+    """Scenario 54. The prompt, the text so far, the reasoning and the tool calls: for who reads it in another host, and
+    after a restart."""
+    lines = ["look into it", "@@think hm, let me see", "@@say half of it", '@@tool_use Bash {"command":"make"}']
+    prompt = "\n".join([*lines, f"@@touch {tmp_path / 'reached'}", "@@hang"])
+    async with Host(store_of(agents)) as host, Host(store_of(agents)) as reader:
+        session = await open_on(host, agents)
+        turn = await session.ask(prompt)
+        await exists(tmp_path / "reached")
+        receipt = await turn.interrupt()
+        assert (receipt.stopped, receipt.kept) == (True, "half of it")
+        await _has_all(reader.session(NAME), turn.id, prompt)
+    async with Host(store_of(agents)) as host:
+        await _has_all(host.session(NAME), turn.id, prompt)
+        # What the agent has kept of it goes on too.
+        assert await recalled(host.session(NAME)) == ["look into it"]
+
+
+async def _has_all(session: Session, id: str, prompt: str) -> None:
+    turn = await session.turn(id)
+    outcome = await turn.outcome()
+    assert (outcome.kind, outcome.text) == (Kind.INTERRUPTED, "half of it")
+    updates = [update async for update in turn]
+    said = {update["sessionUpdate"]: update for update in updates}
+    assert said["agent_thought_chunk"]["content"]["text"] == "hm, let me see"
+    assert said["agent_message_chunk"]["content"]["text"] == "half of it"
+    assert said["tool_call"]["rawInput"] == {"command": "make"}
+    (queued,) = [event.body for event in await read(session) if (event.turn, event.kind) == (id, kinds.TURN_QUEUED)]
+    assert queued["prompt"] == prompt
+
+
+async def test_a_full_queue_and_a_log_that_is_behind_lose_no_end(agents: Agents, tmp_path: Path) -> None:
+    """Scenario 57. Somebody else has the store's write lock while the turn is flooded to its end."""
+    options = {**QUICK, "queue_max": 2}
+    async with Host(store_of(agents)) as host:
+        session = await open_on(host, agents, options=options)
+        steps = f"@@touch {tmp_path / 'reached'}\n@@wait {tmp_path / 'go'}\n@@flood 2000 5000\n@@say the end"
+        turn = await session.ask(f"one\n{steps}")
+        await exists(tmp_path / "reached")
+        waiting = [await session.ask(word) for word in ("two", "three")]
+        with pytest.raises(QueueFull):
+            await session.ask("four")
+        with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            (tmp_path / "go").touch()
+            # It is read until so much is uncommitted as may be; then the pipe pushes back on the agent.
+            async with asyncio.timeout(30):
+                while session.status().counters["bytes_in"] < 8 << 20:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            assert turn.state == "running"
+        outcome = await turn.outcome()
+        assert (outcome.kind, outcome.text) == (Kind.DONE, "the end")
+        assert [(await each.outcome()).text for each in waiting] == ["two", "three"]
+        await session.close()
+        check(await read(session), agents, [turn.id, *(each.id for each in waiting)])
+
+
+async def test_what_the_agent_did_while_nobody_listened_is_delivered_once(agents: Agents, tmp_path: Path) -> None:
+    """Scenario 61. A task in its background comes to its end, and it says so by a turn of its own."""
+    mark = tmp_path / "own"
+    async with Host(store_of(agents)) as host:
+        session = await open_on(host, agents)
+        steps = f"say the build is green ;; at completed touch {mark}"
+        outcome = await outcome_of(session, f"one\n@@say one\n@@at idle own task-notification {steps}")
+        assert outcome.text == "one"
+        await exists(mark)
+    async with Host(store_of(agents)) as host:
+        session = host.session(NAME)
+        first = [event async for event in session.follow()]
+        own = [event for event in first if event.turn == "own-1"]
+        assert [event.body["outcome"] for event in own if event.kind == kinds.TURN_ENDED] == ["done"]
+        assert sum(b'"assistant"' in event.data for event in own) == 1
+        # Who has heard of it does not hear of it again.
+        again = [event async for event in session.follow(after=first[-1].cursor)]
+        assert again == []
+        checks.log(first)
+        checks.turns(first)
+
+
+async def test_an_exit_that_nobody_saw_is_no_success(agents: Agents, tmp_path: Path, marker: str) -> None:
+    """Scenario 63. Of a process that died with its host, or of a signal, no log says that it ended with 0."""
+    async with remote(tmp_path / "store.db", marker) as there:
+        session = await there.open(name=NAME, command=agents.command(), options=QUICK)
+        turn = await there.ask(session, f"one\n@@touch {tmp_path / 'reached'}\n@@hang")
+        await exists(tmp_path / "reached")
+        there.kill()
+    async with Host(store_of(agents)) as host:
+        taken = await open_on(host, agents)
+        killed = await outcome_of(taken, "two\n@@kill 9")
+        assert killed.kind is Kind.FAILED
+        assert (await (await taken.turn(turn)).outcome()).kind is Kind.UNKNOWN
+        exits = bodies(await read(taken), kinds.PROCESS_EXITED)
+        assert [(body["process"], body["code"], body["signal"]) for body in exits] == [(2, None, 9)]
+
+
+# -- no room ---------------------------------------------------------------------------------------------------------
+class Disk:
+    """The store's file may not grow: SQLite itself says that it is full, as it does of a disk."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def fill(self) -> None:
+        (pages,) = await self._ask("PRAGMA page_count")
+        assert await self._ask(f"PRAGMA max_page_count={pages}") == (pages,)
+
+    async def make_room(self) -> None:
+        await self._ask("PRAGMA max_page_count=1000000")
+
+    async def refuse(self) -> None:
+        """From here on not a byte can be written."""
+        await self._ask("PRAGMA query_only=ON")
+
+    async def _ask(self, pragma: str) -> Any:
+        """By the connection that writes: the bound is its own."""
+        store: Any = self._host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
+        return await store._bridge.call(lambda work: work.row(pragma))
+
+
+async def test_a_disk_that_fills_up_in_a_turn_fails_it_loudly_and_later_all_is_well(
+    agents: Agents, tmp_path: Path
+) -> None:
+    """Scenario 68."""
+    async with Host(store_of(agents)) as host, Host(store_of(agents)) as reader:
+        session = await open_on(host, agents, options={**QUICK, **RETRIES})
+        acknowledged = await session.ask("before")
+        assert (await acknowledged.outcome()).kind is Kind.DONE
+        turn = await session.ask(f"one\n@@wait {tmp_path / 'go'}\n@@flood 100 5000\n@@hang")
+        waiting = await session.ask("two", key="the key")
+        kept = await read(session)
+        (pid,) = session.status().pids
+        disk = Disk(host)
+        await disk.fill()
+        (tmp_path / "go").touch()
+        for each in (turn, waiting):
+            outcome = await each.outcome()
+            assert outcome.kind is Kind.FAILED
+            assert isinstance(outcome.error, StoreFull)
+            assert "space" in outcome.error.hint
+            assert not outcome.durable
+        with pytest.raises(StoreFull):
+            await session.ask("three")
+        await _is_gone(pid)
+        # What was acknowledged before is there, also for others.
+        for each in (session, reader.session(NAME)):
+            assert (await read(each))[: len(kept)] == kept
+        await disk.make_room()
+        async with asyncio.timeout(30):
+            async for event in session.events(waits=True):
+                if event.kind == kinds.SESSION_STORE_RETURNED:
+                    break
+        assert (await outcome_of(session, "four")).text == "four"
+        assert await recalled(session) == ["before", "one", "four"]
+        await session.close()
+        events = await read(session)
+        # The endings that were owed.
+        ends = {event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED}
+        assert (ends[turn.id], ends[waiting.id]) == ("failed", "failed")
+        check(events, agents, [acknowledged.id, turn.id, waiting.id])
+    async with Host(store_of(agents)) as host:
+        assert await read(host.session(NAME)) == events
+
+
+async def _is_gone(pid: int) -> None:
+    async with asyncio.timeout(30):
+        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC110  Told by the log, which is full.
+            await asyncio.sleep(0.002)
+
+
+async def test_a_host_whose_store_can_no_longer_be_written_can_be_closed_and_is_settled(
+    agents: Agents, tmp_path: Path
+) -> None:
+    """Scenario 68. Nobody could write how the turn ended, so the log has no end of it; the next host gives it one."""
+    async with Host(store_of(agents)) as host:
+        session = await open_on(host, agents, options={**QUICK, **RETRIES})
+        prompt = f"one\n@@touch {tmp_path / 'reached'}\n@@wait {tmp_path / 'go'}\n@@say more\n@@hang"
+        turn = await session.ask(prompt)
+        waiting = await session.ask("two", key="the key")
+        await exists(tmp_path / "reached")
+        await Disk(host).refuse()
+        (tmp_path / "go").touch()
+        for each in (turn, waiting):
+            outcome = await each.outcome()
+            assert (outcome.kind, outcome.durable) == (Kind.FAILED, False)
+            assert isinstance(outcome.error, StoreReadOnly)
+    assert agents.alive() == []
+    async with Host(store_of(agents)) as host:
+        session = await open_on(host, agents)
+        assert (await (await session.turn(turn.id)).outcome()).kind is Kind.UNKNOWN
+        # Accepted is accepted: its caller was told that nobody can prove what becomes of it.
+        again = await session.ask("two", key="the key")
+        assert again.id == waiting.id
+        assert (await again.outcome()).text == "two"
+        await session.close()
+        check(await read(session), agents, [turn.id, waiting.id])
+
+
+_ON_A_SMALL_DISK = """
+import asyncio, json, os, subprocess, sys
+from banksman import Host
+from banksman.testing import fake_agent
+
+async def main(folder):
+    disk, evidence = f"{folder}/disk", f"{folder}/evidence"
+    os.mkdir(disk)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=True)
+    said = []
+    async with Host(f"sqlite:{disk}/store.db") as host:
+        options = {"eof_grace": 0.1, "store_retry_seconds": 0.01, "store_retry_seconds_max": 0.05}
+        session = await host.open("claude", name="one", command=fake_agent.command(evidence=evidence), options=options)
+        turn = await session.ask("one\\n@@flood 1000 50000\\n@@hang")
+        outcome = await turn.outcome()
+        said.append([outcome.kind.value, type(outcome.error).__name__, outcome.durable])
+        # Room is made by somebody else: what the flood left of it is in the store's own files.
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        async for event in session.events(waits=True):
+            if event.kind == "session.store_returned":
+                break
+        outcome = await (await session.ask("two")).outcome()
+        said.append([outcome.kind.value, outcome.text, outcome.durable])
+    async with Host(f"sqlite:{disk}/store.db") as host:
+        found = host.session("one")
+        said.append([(await (await found.turn(turn.id)).outcome()).kind.value])
+        said.append([event.seq async for event in found.events()])
+    print(json.dumps(said))
+
+asyncio.run(asyncio.wait_for(main(sys.argv[1]), 60))
+"""
+
+
+def test_a_real_disk_that_fills_up_in_a_turn(tmp_path: Path) -> None:
+    """Scenario 68."""
+    flags = ("--mount", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))
+    probe = subprocess.run(
+        ["unshare", *flags, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, check=False
+    )
+    if probe.returncode != 0:
+        pytest.skip(f"NOT TESTED: nothing can be mounted here: {probe.stderr}")
+    done = _run(_ON_A_SMALL_DISK, tmp_path, prefix=["unshare", *flags])
+    full, after, found, seqs = json.loads(done)
+    assert full == ["failed", "StoreFull", False]
+    assert after == ["done", "two", True]
+    assert found == ["failed"]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def _run(code: str, *words: object, prefix: Sequence[str] = ()) -> str:
+    argv = [*prefix, sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# -- no right --------------------------------------------------------------------------------------------------------
+_AS_A_READER = """
+import asyncio, json, os, sys
+from banksman import BanksmanError, Host
+from banksman.testing import fake_agent
+
+async def attempt(what):
+    try:
+        await what
+    except BanksmanError as exc:
+        return [type(exc).__name__, bool(exc.hint)]
+    return [None, False]
+
+async def main(folder, is_left):
+    store = f"sqlite:{folder}/store.db"
+    command = fake_agent.command()
+    async with Host(store) as host:
+        session = await host.open("claude", name="one", command=command)
+        await (await session.ask("first")).outcome()
+        if is_left == "True":
+            # As after a kill, with a log beside the store that was never folded back.
+            os.system(f"cp {folder}/store.db* {folder}/copy/")
+            store = f"sqlite:{folder}/copy/store.db"
+    folder = f"{folder}/copy" if is_left == "True" else folder
+    if os.geteuid() == 0:
+        for name in os.listdir(folder):
+            os.chmod(f"{folder}/{name}", 0o644)
+        os.chmod(folder, 0o755)
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+    else:
+        for name in os.listdir(folder):
+            os.chmod(f"{folder}/{name}", 0o444)
+        os.chmod(folder, 0o555)
+    before = sorted((name, os.stat(f"{folder}/{name}").st_mtime_ns) for name in os.listdir(folder))
+    said = {}
+    command = ["/bin/true"]  # Whichever this user can run: it is never started.
+    async with Host(store) as host:
+        (session,) = host.sessions()
+        said["found"] = [session.name, (await session.look()).phase]
+        said["kinds"] = [event.kind async for event in session.events()]
+        said["new"] = await attempt(host.open("claude", name="two", command=command))
+        said["open"] = await attempt(host.open("claude", name="one", command=command))
+        said["ask"] = await attempt(session.ask("more"))
+        said["delete"] = await attempt(host.delete(session))
+        said["rename"] = await attempt(session.rename("two"))
+        said["again"] = [event.kind async for event in session.events()] == said["kinds"]
+    after = sorted((name, os.stat(f"{folder}/{name}").st_mtime_ns) for name in os.listdir(folder))
+    said["unchanged"] = before == after
+    print(json.dumps(said))
+
+asyncio.run(asyncio.wait_for(main(*sys.argv[1:]), 60))
+"""
+
+
+@pytest.mark.parametrize("is_left_by_a_kill", [False, True])
+def test_a_store_that_may_not_be_written_can_be_read(is_left_by_a_kill: bool) -> None:
+    """Scenario 68. As another user than its owner."""
+    # Not in pytest's own folder, into which no other user may look.
+    folder = tempfile.mkdtemp()
+    os.chmod(folder, 0o755)
+    os.mkdir(f"{folder}/copy")
+    try:
+        said = json.loads(_run(_AS_A_READER, folder, is_left_by_a_kill))
+    finally:
+        for each in (f"{folder}/copy", folder):
+            os.chmod(each, 0o700)
+        shutil.rmtree(folder)
+    assert said["found"][0] == "one"
+    assert {kinds.SESSION_OPENED, kinds.TURN_QUEUED, kinds.TURN_ENDED} <= set(said["kinds"])
+    assert said["again"]
+    for what in ("new", "open", "ask", "delete", "rename"):
+        assert said[what] == ["StoreReadOnly", True], what
+    assert said["unchanged"]
+
+
+# -- a torn end ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["cut by a frame", "cut by a byte", "last page zeroed"])
+async def test_a_store_that_lost_its_end_is_refused_and_left_as_it_is(
+    agents: Agents, tmp_path: Path, marker: str, how: str
+) -> None:
+    """Scenario 68. A host was killed, and what it had acknowledged is no longer there."""
+    async with remote(tmp_path / "store.db", marker) as there:
+        session = await there.open(name=NAME, command=agents.command(), options=QUICK)
+        turn = await there.ask(session, "acknowledged")
+        assert await there.outcome(turn) == "done"
+        there.kill()
+    log = tmp_path / "store.db-wal"
+    size = log.stat().st_size
+    with open(log, "r+b") as file:
+        match how:
+            case "last page zeroed":
+                file.seek(size - 4096)
+                file.write(bytes(4096))
+            case _:
+                file.truncate(size - (1 if how == "cut by a byte" else 24 + 4096))
+    before = _hashes(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged) as caught:
+            async with Host(store_of(agents)):
+                pass
+        assert "backup" in caught.value.hint
+        assert str(tmp_path / "store.db") in str(caught.value)
+        assert _hashes(tmp_path) == before
+    host = Host(store_of(agents))
+    with pytest.raises(StoreDamaged):
+        host.sessions()
+    with pytest.raises(StoreDamaged):
+        await open_on(host, agents)
+    await host.close()
+    assert _hashes(tmp_path) == before
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("store.db*")}
+
+
+# -- what is not kept ------------------------------------------------------------------------------------------------
+SECRETS = ["hunter2-is-my-key", 'with "quotes" and \\ in it', "geheim\u00fcber\u00e4lles"]
+
+
+def _held(folder: Path) -> list[str]:
+    """The files of a store in which any secret stands, in UTF-8 or as JSON has it."""
+    spellings = [
+        spelling
+        for secret in SECRETS
+        for spelling in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    ]
+    files = sorted(folder.glob("store.db*"))
+    assert len(files) >= 2
+    return [file.name for file in files if any(spelling.encode() in file.read_bytes() for spelling in spellings)]
+
+
+async def test_secrets_are_in_no_byte_of_the_store(agents: Agents, tmp_path: Path) -> None:
+    """Whatever way they come in by: prompts, what the agent says and is asked, what a tool gives, the command line, the
+    environment, a key."""
+    asked: list[Question] = []
+
+    def allow(question: Question) -> str:
+        asked.append(question)
+        return "allow"
+
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(
+            host,
+            agents,
+            args=[f"--key={SECRETS[0]}"],
+            env={"TOKEN": SECRETS[0], "OTHER": SECRETS[2]},
+            system_prompt=f"never say {SECRETS[1]}",
+            on_question=allow,
+        )
+        for secret in SECRETS:
+            quoted = json.dumps({"command": f"login {secret}"})
+            prompt = (
+                f"my key is {secret}\n@@think {secret}\n@@say it is {secret}\n@@stderr {secret}\n@@ask Bash {quoted}"
+            )
+            turn = await session.ask(prompt, key=f"key {secret}")
+            outcome = await turn.outcome()
+            # Whoever asks gets what was said; it is only not kept.
+            assert outcome.text == f"it is {secret}"
+            assert asked[-1].input == {"command": f"login {secret}"}
+            failed = await outcome_of(session, f"@@failure cannot log in with {secret}")
+            assert failed.kind is Kind.FAILED
+        hanging = await session.ask(f"{SECRETS[0]}\n@@say {SECRETS[1]}\n@@touch {tmp_path / 'reached'}\n@@hang")
+        await exists(tmp_path / "reached")
+        receipt = await hanging.interrupt()
+        assert receipt.stopped
+        assert _held(tmp_path) == []
+        given = b"".join(process.stdin for process in agents.evidence.processes)
+        assert SECRETS[0].encode() in given, "the agent is to hear it all the same"
+        events = await read(session)
+        assert sum(event.data.count(b"[redacted]") for event in events) >= 20
+        await session.close()
+    assert _held_after(tmp_path) == []
+
+
+def _held_after(folder: Path) -> list[str]:
+    """Once everything was folded back into the store's one file."""
+    return [
+        file.name
+        for file in folder.glob("store.db*")
+        if any(secret.encode() in file.read_bytes() for secret in SECRETS)
+    ]
+
+
+async def test_secrets_of_a_killed_host_are_in_no_byte_either(tmp_path: Path, agents: Agents) -> None:
+    """Also in a snapshot, and in what a session is found by."""
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(host, agents)
+        turn = await session.ask(f"{SECRETS[0]}\n@@flood 1500 10\n@@say {SECRETS[0]}")
+        await session.ask(f"waits {SECRETS[0]}", key=SECRETS[0])
+        assert (await turn.outcome()).kind is Kind.DONE
+        store: Any = host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
+        snapshot = await store.snapshot(session.id)
+        assert snapshot is not None
+        assert SECRETS[0].encode() not in snapshot.data
+        assert _held(tmp_path) == []
+
+
+async def test_a_session_whose_command_line_had_a_secret_is_not_started_without_it(agents: Agents) -> None:
+    """What is not kept cannot be started again by what is: an agent with `[redacted]` for a key would do something else
+    than was asked for."""
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(host, agents, args=[f"--key={SECRETS[0]}"])
+        assert (await outcome_of(session, "one")).text == "one"
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        with pytest.raises(UsageError, match="secret"):
+            await host.session(NAME).ask("two")
+        assert len(agents.evidence.processes) == 1
+        session = await open_on(host, agents, args=[f"--key={SECRETS[0]}"])
+        assert await recalled(session) == ["one"]
+        assert all(f"--key={SECRETS[0]}" in process.argv for process in agents.evidence.processes)
+
+
+async def test_files_are_their_owners_only(tmp_path: Path) -> None:
+    agents = Agents(tmp_path / "new" / "folder", "files")
+    before = os.umask(0)
+    try:
+        async with Host(store_of(agents)) as host:
+            session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+            assert (await outcome_of(session, "one")).text == "one"
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in agents.folder.iterdir()}
+            assert {"store.db", "store.db-wal"} < set(modes)
+            assert set(modes.values()) == {0o600}, modes
+            for folder in (agents.folder, agents.folder.parent):
+                assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+
+
+# -- levels ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("level", ["full", "normal"])
+async def test_a_level_is_chosen_with_the_path(agents: Agents, tmp_path: Path, marker: str, level: str) -> None:
+    """And everything goes on with either, also after a kill."""
+    path = f"{tmp_path / 'store.db'}?level={level}"
+    async with remote(path, marker) as there:
+        session = await there.open(name=NAME, command=agents.command(), options=QUICK)
+        done = await there.ask(session, "one")
+        assert await there.outcome(done) == "done"
+        turn = await there.ask(session, f"two\n@@touch {tmp_path / 'reached'}\n@@hang")
+        waiting = await there.ask(session, "three")
+        await exists(tmp_path / "reached")
+        there.kill()
+    async with Host(f"sqlite:{path}") as host:
+        taken = await open_on(host, agents)
+        ends = [await (await taken.turn(id)).outcome() for id in (done, turn, waiting)]
+        assert [end.kind for end in ends] == [Kind.DONE, Kind.UNKNOWN, Kind.DONE]
+        assert await recalled(taken) == ["one", "two", "three"]
+        store: Any = host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
+        (synced,) = await store._bridge.call(lambda work: work.row("PRAGMA synchronous"))
+        assert synced == {"full": 2, "normal": 1}[level]
+        await taken.close()
+        check(await read(taken), agents, [done, turn, waiting])
+    assert sorted(file.name for file in tmp_path.glob("store*"))[0] == "store.db"
