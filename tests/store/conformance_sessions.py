@@ -26,7 +26,7 @@ from tests.store.kit import (
 )
 
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.log import Chunk, Head, Log
+from banksman.store.log import Chunk, Head, Log, Snapshot
 
 
 def ids(log: Log) -> list[str]:
@@ -300,6 +300,24 @@ class SessionsConformance(Opens):
             await writer.commit(b"e")
             assert data(await everything(log)) == [b"a", b"b", b"c", b"d", b"e"]
             assert data([one.event for one in await everything_placed(log)]) == [b"a", b"b", b"c", b"d", b"e"]
+
+    @pytest.mark.parametrize("seq", [4, 5, 7])
+    async def test_a_snapshot_comes_with_what_is_restored_and_bounds_what_may_go(self, seq: int) -> None:
+        async with self.opened() as log:
+            history = [chunk(5, b"e"), chunk(6, b"f", b"g")]
+            snapshot = Snapshot(seq, b"what it was")
+            await log.restore("s", name=None, agent="", chunks=lambda: history, snapshot=snapshot)
+            assert await log.snapshot("s") == snapshot
+            assert await log.trim("s", 7) == (5 if seq == 4 else 6)
+
+    @pytest.mark.parametrize("seq", [3, 8])
+    async def test_a_snapshot_that_is_not_of_these_events_is_refused(self, seq: int) -> None:
+        async with self.opened() as log:
+            history = [chunk(5, b"e"), chunk(6, b"f", b"g")]
+            with pytest.raises(UsageError):
+                await log.restore("s", name=None, agent="", chunks=lambda: history, snapshot=Snapshot(seq, b"x"))
+            assert log.sessions() == []
+            assert await log.snapshot("s") is None
 
     async def test_a_history_may_begin_where_an_older_one_was_cut_off(self) -> None:
         async with self.opened() as log:

@@ -1,4 +1,4 @@
-"""The SQLite engine in several processes: one winner of each claim, what the dead had, and programs that do not close."""
+"""The SQLite engine in several processes: one winner of each claim, what the dead had, programs that do not close."""
 
 from __future__ import annotations
 

@@ -74,6 +74,10 @@ class Snapshot(NamedTuple):
     seq: int
     data: bytes
 
+    def is_beside(self, first: int, last: int) -> bool:
+        """Whether these events and it, together, say what the session is."""
+        return first - 1 <= self.seq <= last
+
 
 class Chunk(NamedTuple):
     """Events that were appended together: the first one's seq, and what they share."""
@@ -157,11 +161,17 @@ class Log(Protocol):
         ...
 
     async def restore(
-        self, session: str, *, name: str | None, agent: str, chunks: Callable[[], Iterable[Chunk]]
+        self,
+        session: str,
+        *,
+        name: str | None,
+        agent: str,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None = None,
     ) -> None:
         """A session that was kept elsewhere, whole or not at all, and owned by nobody. `UsageError` if there is one of
-        this id, or if the chunks are not dense or have epochs that fall; `NameTaken`. `chunks` is called in a thread
-        of the engine's; what it raises is raised here."""
+        this id, if the chunks are not dense or have epochs that fall, or if the snapshot is of events that do not
+        border on them; `NameTaken`. `chunks` is called in a thread of the engine's; what it raises is raised here."""
         ...
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -196,7 +196,13 @@ class MemoryLog:
         self._decided(state, epoch, error, done)
 
     async def restore(
-        self, session: str, *, name: str | None, agent: str, chunks: Callable[[], Iterable[Chunk]]
+        self,
+        session: str,
+        *,
+        name: str | None,
+        agent: str,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None = None,
     ) -> None:
         """In the loop's own thread: what is restored into memory fits there, and nothing can come in between."""
         self._check_open()
@@ -209,6 +215,9 @@ class MemoryLog:
         for chunk in history:
             state.epoch = chunk.epoch
             self._accept(state, chunk.at, chunk.entries, None)
+        if snapshot is not None and not snapshot.is_beside(history[0].first, state.tail):
+            raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
+        state.snapshot = snapshot
         # Past what was ever given here under this id, too.
         state.epoch = max(state.epoch, self._epoch_deleted_max)
         self._sessions[session] = state

@@ -14,7 +14,8 @@ escapes of the agent's JSON are a part of what it said. What cannot be written s
 The hash is of all lines before the last, newlines included: a file that was cut, edited or mixed up is known by it.
 
 What is exported ends at the head as it is when the export begins; a session may be written meanwhile. What retention
-has taken is not in it, and neither is the snapshot: it is made of the events, and another version may make another.
+has taken is not in it; then the header has the snapshot that stands for it, without which nobody could go on with the
+session. Else it has none: a snapshot is made of the events, and another version may make another.
 
 An import reads the file twice, both times one line after the other, so that neither a large file nor a bad one costs
 memory, or leaves half a session: first all of it is looked at, then the engine takes it. The second reading checks
@@ -38,7 +39,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeGuard, cast
 
 from banksman.core.event import SENT, UPDATE, Entry, Event, entry
 from banksman.errors import StoreError, StoreFull, UsageError
-from banksman.store.log import Chunk, Known, Log
+from banksman.store.log import Chunk, Known, Log, Snapshot
 
 VERSION = 1
 # A frame is at most 32 MiB, and twice that as text at the worst: past it base64 is shorter. A prompt has no such bound,
@@ -65,9 +66,13 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
     or trimmed past where we are, before we have come to the end: what was yielded by then has no last line.
     """
     known = found(log, session)
+    snapshot = await log.snapshot(known.id) if known.first > 1 else None
+    if snapshot is not None:
+        known = found(log, session)  # Which has come at least as far as its snapshot.
     header = {
         **{"banksman": "session", "version": VERSION, "id": known.id, "name": known.name, "agent": known.agent},
         **{"created": known.created, "first": known.first, "last": known.seq},
+        **({} if snapshot is None else {"snapshot_seq": snapshot.seq, "snapshot": snapshot.data.decode()}),
     }
     digest = hashlib.sha256()
     line = line_of(header)
@@ -264,6 +269,7 @@ class _Header(NamedTuple):
     agent: str
     first: int
     last: int
+    snapshot: Snapshot | None
 
 
 class _Line(NamedTuple):
@@ -288,7 +294,7 @@ async def import_session(log: Log, path: str | os.PathLike[str], *, session: str
     def chunks() -> Iterator[Chunk]:
         return _chunks(file)
 
-    await log.restore(session, name=name, agent=header.agent, chunks=chunks)
+    await log.restore(session, name=name, agent=header.agent, chunks=chunks, snapshot=header.snapshot)
     return header.last - header.first + 1
 
 
@@ -400,7 +406,18 @@ class _Reader:
         agent = value.get("agent")
         if not isinstance(agent, str):
             self._refuse("the agent is no text", AGAIN)
-        return _Header(agent, first, last)
+        return _Header(agent, first, last, self._snapshot(value, first, last))
+
+    def _snapshot(self, value: dict[str, Any], first: int, last: int) -> Snapshot | None:
+        seq, data = value.get("snapshot_seq"), value.get("snapshot")
+        if seq is None and data is None:
+            return None
+        if not _is_number(seq) or not isinstance(data, str):
+            self._refuse("the snapshot is a text, with a seq", AGAIN)
+        snapshot = Snapshot(seq, data.encode(errors="surrogatepass"))
+        if not snapshot.is_beside(first, last):
+            self._refuse(f"the snapshot at {seq} is not of the events from {first} to {last}", AGAIN)
+        return snapshot
 
     def _line(self, value: dict[str, Any]) -> _Line:
         seq, epoch, at = value.get("seq"), value.get("epoch"), value.get("at")

@@ -71,8 +71,8 @@ async def _sweep(root: Member) -> list[str]:
     if pidfd is None:
         return []
     name = name_of(root[0])
+    sweep = Sweep(root[0], reap=lambda: None)
     try:
-        sweep = Sweep(root[0], reap=lambda: None)
         until = time.monotonic() + KILLED_SECONDS_MAX
         # In a thread: it looks through /proc, again and again.
         while time.monotonic() < until and await asyncio.to_thread(sweep.kill):

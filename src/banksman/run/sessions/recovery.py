@@ -1,4 +1,4 @@
-"""How a session is taken over: claimed, read, settled. The same for one that was closed yesterday and for one whose host
+"""How a session is taken over: claimed, read, settled. The same for one that was closed yesterday and one whose host
 has just died, because what is open in a log says by itself what became of it: see core/settling.py.
 
 The order matters. It is claimed first, so that what is read is the last word. Then what the dead host's process has

@@ -12,7 +12,7 @@ from typing import Any
 
 from banksman.core.event import Entry
 from banksman.errors import NotOwner
-from banksman.store.log import Done
+from banksman.store.log import Done, Snapshot
 from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
 from banksman.store.sqlite.work import Told, Work, behind
 
@@ -118,15 +118,9 @@ class Runs:
         # Of several in one commit only the last is ever seen.
         snapshots = [append for append in run if append.snapshot is not None]
         if snapshots:
-            self._keep_snapshot(snapshots[-1])
-
-    def _keep_snapshot(self, append: Append) -> None:
-        assert append.snapshot is not None
-        crc = checksum(append.session, append.seq, 0, append.snapshot)
-        self._work.execute(
-            "INSERT OR REPLACE INTO snapshots (session, seq, crc, data) VALUES (?, ?, ?, ?)",
-            (append.session, append.seq, crc, append.snapshot),
-        )
+            last = snapshots[-1]
+            assert last.snapshot is not None
+            keep_snapshot(self._work, last.session, Snapshot(last.seq, last.snapshot))
 
     def _refuse(self, run: list[Append]) -> None:
         first, *rest = run
@@ -159,3 +153,11 @@ def no_owner(work: Work, session: str, epoch: int) -> NotOwner | None:
     if owner != work.host:
         return NotOwner("another host has the session", hint="claim it anew", session=session, epoch=epoch)
     return None
+
+
+def keep_snapshot(work: Work, session: str, snapshot: Snapshot) -> None:
+    crc = checksum(session, snapshot.seq, 0, snapshot.data)
+    work.execute(
+        "INSERT OR REPLACE INTO snapshots (session, seq, crc, data) VALUES (?, ?, ?, ?)",
+        (session, snapshot.seq, crc, snapshot.data),
+    )

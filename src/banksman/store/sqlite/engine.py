@@ -172,12 +172,18 @@ class SqliteLog:
         )
 
     async def restore(
-        self, session: str, *, name: str | None, agent: str, chunks: Callable[[], Iterable[Chunk]]
+        self,
+        session: str,
+        *,
+        name: str | None,
+        agent: str,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None = None,
     ) -> None:
         """Other writers wait meanwhile. Cancelled, it is still done."""
         self._check_open()
         _check_text(session, name, agent)
-        function = partial(upkeep.restore, session=session, name=name, agent=agent, chunks=chunks)
+        function = partial(upkeep.restore, session=session, name=name, agent=agent, chunks=chunks, snapshot=snapshot)
 
         def restored(*_: object) -> None:
             self._waiting.on_committed(session, self._look.place(session).head.seq)

@@ -21,6 +21,7 @@ later. Both only make a session claimable too early; its old writer is then refu
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -202,7 +203,13 @@ def _open(path: str) -> tuple[tuple[int, int], _Shared]:
         key = (found.st_dev, found.st_ino)
         if key in _files:
             return key, _files[key]
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        if exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not os.path.exists(path):
+            raise
+        # Whoever may only read can hold nothing, but can ask who does.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     found = os.fstat(fd)
     key = (found.st_dev, found.st_ino)
     if key in _files:

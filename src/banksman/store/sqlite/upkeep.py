@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from banksman.errors import UsageError
-from banksman.store.log import Chunk
+from banksman.store.log import Chunk, Snapshot
+from banksman.store.sqlite.appending import keep_snapshot
 from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
 from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
 from banksman.store.sqlite.work import TheirError, Work
@@ -125,7 +126,14 @@ def delete(work: Work, session: str) -> int | None:
     return number
 
 
-def restore(work: Work, session: str, name: str | None, agent: str, chunks: Callable[[], Iterable[Chunk]]) -> None:
+def restore(  # noqa: PLR0917
+    work: Work,
+    session: str,
+    name: str | None,
+    agent: str,
+    chunks: Callable[[], Iterable[Chunk]],
+    snapshot: Snapshot | None,
+) -> None:
     """One chunk at a time: a history may be larger than the memory. In a transaction of its own, since it may turn out
     to be none after half of it was written."""
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
@@ -154,6 +162,10 @@ def restore(work: Work, session: str, name: str | None, agent: str, chunks: Call
     if begin is None:
         raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
     first, created = begin
+    if snapshot is not None:
+        if not snapshot.is_beside(first, seq):
+            raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
+        keep_snapshot(work, session, snapshot)
     work.execute(
         "INSERT INTO sessions (seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
         "VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",

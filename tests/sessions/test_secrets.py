@@ -1,0 +1,138 @@
+"""`Host(secrets=…)`: what is never written to the store, by whichever way it comes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.crashing import Agents
+from tests.sessions.helpers import QUICK, exists
+from tests.sessions.takeover import read, recalled
+
+from banksman import Host, Kind, Outcome, Question, Session, UsageError
+
+NAME = "the one"
+SECRETS = ["hunter2-is-my-key", 'with "quotes" and \\ in it', "geheim\u00fcber\u00e4lles"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path, marker: str) -> Agents:
+    return Agents(tmp_path, marker)
+
+
+def store_of(agents: Agents) -> str:
+    return f"sqlite:{agents.folder / 'store.db'}"
+
+
+async def open_on(host: Host, agents: Agents, **how: Any) -> Session:
+    return await host.open("claude", name=NAME, command=agents.command(), options=QUICK, **how)
+
+
+async def outcome_of(session: Session, prompt: str) -> Outcome:
+    return await (await session.ask(prompt)).outcome()
+
+
+def _held(folder: Path, secrets: Sequence[str] = SECRETS) -> list[str]:
+    """The files of a store in which any secret stands, in UTF-8 or as JSON has it."""
+    spellings = [
+        spelling
+        for secret in secrets
+        for spelling in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    ]
+    files = sorted(folder.glob("store.db*"))
+    assert len(files) >= 2
+    return [file.name for file in files if any(spelling.encode() in file.read_bytes() for spelling in spellings)]
+
+
+async def test_secrets_are_in_no_byte_of_the_store(agents: Agents, tmp_path: Path) -> None:
+    """Whatever way they come in by: prompts, what the agent says and is asked, what a tool gives, the command line, the
+    environment, a key."""
+    asked: list[Question] = []
+
+    def allow(question: Question) -> str:
+        asked.append(question)
+        return "allow"
+
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(
+            host,
+            agents,
+            args=[f"--key={SECRETS[0]}"],
+            env={"TOKEN": SECRETS[0], "OTHER": SECRETS[2]},
+            system_prompt=f"never say {SECRETS[1]}",
+            on_question=allow,
+        )
+        for secret in SECRETS:
+            quoted = json.dumps({"command": f"login {secret}"})
+            prompt = (
+                f"my key is {secret}\n@@think {secret}\n@@say it is {secret}\n@@stderr {secret}\n@@ask Bash {quoted}"
+            )
+            turn = await session.ask(prompt, key=f"key {secret}")
+            outcome = await turn.outcome()
+            # Whoever asks gets what was said; it is only not kept.
+            assert outcome.text == f"it is {secret}"
+            assert asked[-1].input == {"command": f"login {secret}"}
+            failed = await outcome_of(session, f"@@failure cannot log in with {secret}")
+            assert failed.kind is Kind.FAILED
+        hanging = await session.ask(f"{SECRETS[0]}\n@@say {SECRETS[1]}\n@@touch {tmp_path / 'reached'}\n@@hang")
+        await exists(tmp_path / "reached")
+        receipt = await hanging.interrupt()
+        assert receipt.stopped
+        assert _held(tmp_path) == []
+        given = b"".join(process.stdin for process in agents.evidence.processes)
+        assert SECRETS[0].encode() in given, "the agent is to hear it all the same"
+        events = await read(session)
+        assert sum(event.data.count(b"[redacted]") for event in events) >= 20
+        await session.close()
+    assert _held_after(tmp_path) == []
+
+
+def _held_after(folder: Path) -> list[str]:
+    """Once everything was folded back into the store's one file."""
+    return [
+        file.name
+        for file in folder.glob("store.db*")
+        if any(secret.encode() in file.read_bytes() for secret in SECRETS)
+    ]
+
+
+async def test_without_being_told_the_same_is_found_there(agents: Agents, tmp_path: Path) -> None:
+    """The control: the look at the files does see what is in them."""
+    async with Host(store_of(agents)) as host:
+        session = await open_on(host, agents)
+        for secret in SECRETS:
+            await outcome_of(session, f"my key is {secret}")
+            assert "store.db-wal" in _held(tmp_path, [secret])
+        await session.close()
+    assert _held_after(tmp_path) == ["store.db"]
+
+
+async def test_secrets_are_in_no_snapshot_and_in_nothing_that_waits(tmp_path: Path, agents: Agents) -> None:
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(host, agents)
+        turn = await session.ask(f"{SECRETS[0]}\n@@flood 1500 10\n@@say {SECRETS[0]}")
+        await session.ask(f"waits {SECRETS[0]}", key=SECRETS[0])
+        assert (await turn.outcome()).kind is Kind.DONE
+        store: Any = host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
+        snapshot = await store.snapshot(session.id)
+        assert snapshot is not None
+        assert SECRETS[0].encode() not in snapshot.data
+        assert _held(tmp_path) == []
+
+
+async def test_a_session_whose_command_line_had_a_secret_is_not_started_without_it(agents: Agents) -> None:
+    """What is not kept cannot be started again by what is: an agent with `[redacted]` for a key would do something else
+    than was asked for."""
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(host, agents, args=[f"--key={SECRETS[0]}"])
+        assert (await outcome_of(session, "one")).text == "one"
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        with pytest.raises(UsageError, match="secret"):
+            await host.session(NAME).ask("two")
+        assert len(agents.evidence.processes) == 1
+        session = await open_on(host, agents, args=[f"--key={SECRETS[0]}"])
+        assert await recalled(session) == ["one"]
+        assert all(f"--key={SECRETS[0]}" in process.argv for process in agents.evidence.processes)
