@@ -40,20 +40,34 @@ def test_the_bot_is_thirty_lines() -> None:
     assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 30
 
 
+def test_what_is_said_is_kept(tmp_path: pathlib.Path) -> None:
+    """Run twice: the second time it is the same session, and the same ask."""
+    shim = tmp_path / "claude"
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join(fake_agent.command(memory=tmp_path / "memory"))} "$@"\n')
+    shim.chmod(0o755)
+    code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[1], '    ')}\nasyncio.run(main())"
+    first, second = (run(code, tmp_path, path=str(tmp_path)) for _ in range(2))
+    for done in (first, second):
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "done\n" in done.stdout
+        assert "fix-ci idle" in done.stdout
+    assert first.stdout.split()[1] == second.stdout.split()[1]
+
+
 def test_the_first_example_runs(tmp_path: pathlib.Path) -> None:
     (tmp_path / "Makefile").write_text("test:\n\t@echo tested\n")
-    done = run(BLOCKS[1], tmp_path)
+    done = run(BLOCKS[2], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("exited 0 None")
     assert "tested" in done.stdout
 
 
 def test_the_background_example_runs(tmp_path: pathlib.Path) -> None:
-    code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[2], '    ')}\nasyncio.run(main())"
+    code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[3], '    ')}\nasyncio.run(main())"
     done = run(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Serving HTTP on 127.0.0.1" in done.stdout
 
 
 def test_there_are_no_other_examples() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4

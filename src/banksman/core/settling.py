@@ -1,7 +1,8 @@
 """What becomes of a session whose host has died: decided once, by whoever claims it, from the log alone.
 
 A turn whose start is in the log may have been sent, and may have been done: nobody can say, so it is UNKNOWN, and is
-never sent again by itself. An ask of which the log has no start was not sent, and waits on, in its place. A question
+never sent again by itself. An ask of which the log has no start was not sent, and waits on, in its place; unless it had
+a secret in its prompt, which the log does not keep: the rest of it is not what was asked for, and is not sent. A question
 waited for an answer to a process that is gone: it is withdrawn, or the answer would go nowhere.
 
 Settled, the log says nothing of the kind any more: to settle it again gives nothing.
@@ -15,47 +16,55 @@ from banksman.core import event as kinds
 from banksman.core.event import Entry, entry
 from banksman.core.outcome import By, Kind
 from banksman.core.past import Past
+from banksman.core.redaction import REDACTED
 from banksman.core.turn import Turn
 
+MAIMED = "its prompt held a secret, which is not kept: ask again"
 ERROR = "the host died while the turn was open: the agent may have done it, or a part of it"
 
 
 def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
     """The entries to be appended, none if nothing was open. `swept`: what was found of its processes, and ended."""
     session = past.session
+    waiting = [ask for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
+    maimed = [ask for ask in waiting if REDACTED in repr(ask.prompt)]
+    unknown = () if session.turn is None else session.turn.asks
     entries = [
         entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
         for question in past.questions
     ]
-    unknown: list[str] = []
+    entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent) for ask in maimed]
+    # What the agent has spent on these nobody has told, so what the next turn costs cannot be told either.
     if session.own is not None:
-        entries.append(_ended(past, session.own.id, origin=session.own.origin))
-        unknown.append(session.own.id)
-    if session.turn is not None:
-        entries.extend(_ended(past, ask.id) for ask in session.turn.asks)
-        unknown.extend(ask.id for ask in session.turn.asks)
+        own = session.own
+        entries.append(_ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin))
+    entries += [_ended(past, ask.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None) for ask in unknown]
     if not entries and not swept:
         return []
-    queued = [ask.id for waiting in session.queue if isinstance(waiting, Turn) for ask in waiting.asks]
-    recovered = entry(None, kinds.SESSION_RECOVERED, unknown=unknown, queued=queued, swept=list(swept))
+    recovered = entry(
+        None,
+        kinds.SESSION_RECOVERED,
+        unknown=[*([] if session.own is None else [session.own.id]), *(ask.id for ask in unknown)],
+        queued=[ask.id for ask in waiting if ask not in maimed],
+        swept=list(swept),
+    )
     return [*entries, recovered]
 
 
-def _ended(past: Past, id: str, **more: object) -> Entry:
+def _ended(past: Past, id: str, kind: Kind, by: By, error: str, *, spent: float | None, **more: object) -> Entry:
     return entry(
         id,
         kinds.TURN_ENDED,
-        outcome=Kind.UNKNOWN,
-        by=By.EXIT,
+        outcome=kind,
+        by=by,
         stop_reason=None,
         text=None,
         structured=None,
         usage=None,
         cost=None,
-        # What the agent has spent on it nobody has told, so what the next turn costs cannot be told either.
-        spent=None,
+        spent=spent,
         cost_in_all=past.session.cost,
-        error=ERROR,
+        error=error,
         clock=None,
         **more,
     )

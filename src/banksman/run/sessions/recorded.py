@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from banksman.core.redaction import REDACTED
 from banksman.errors import UsageError
 from banksman.run.sessions.opening import Opening
 
@@ -18,6 +19,7 @@ def opening_of(agent: str, record: Mapping[str, Any] | None) -> Opening:
     if record is None:
         raise UsageError("its log does not say how the session was opened", hint="open it by its name")
     missing = [f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]]
+    missing += [f"{name} (which had a secret)" for name, value in record.items() if REDACTED in repr(value)]
     if missing:
         hint = f"open it by its name, with its {' and '.join(missing)}: they are not kept in the log"
         raise UsageError("the session cannot be opened by what its log says alone", hint=hint)

@@ -109,6 +109,8 @@ class Sessions:
     async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         if name is None:
             return await self._add(opening, None, on_question)
+        if self._redactor is not None and self._redactor.redact_text(name) != name:
+            raise UsageError("a name cannot hold a secret", hint="it would be written to the store")
         async with self._alone(name=name):
             while True:
                 known = self.store.find(name)
