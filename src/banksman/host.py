@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 from banksman.errors import UsageError
 from banksman.run import host
+from banksman.run.host import Settles
 
 if TYPE_CHECKING:
     from banksman.run.sessions.session import Session
@@ -47,15 +48,14 @@ class Host(host.Host):
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
     ) -> None:
-        opens, path = _engine(store)
+        opens, settles = _engine(store)
         if secrets:
             from banksman.core.redaction import Redactor  # noqa: PLC0415
 
             Redactor(secrets)  # What cannot be one is an error of this call.
         super().__init__(
             opens,
-            # A file that is not there has nothing to settle, and whoever only runs commands is not to get one.
-            settles_at_start=path is not None and os.path.exists(path),
+            settles=settles,
             secrets=secrets,
             processes_max=processes_max,
             starts_max=starts_max,
@@ -94,22 +94,33 @@ class Host(host.Host):
 def default_path() -> Path:
     """Where sessions are kept if nobody says where."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    # As the specification has it, a relative path there means nothing.
-    folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return folder / "banksman" / "store.db"
+    if os.path.isabs(state):  # As the specification has it, a relative path there means nothing.
+        return Path(state) / "banksman" / "store.db"
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or not home.strip("/"):
+        raise UsageError("there is no home folder to keep sessions in", hint='Host("sqlite:PATH"), or XDG_STATE_HOME')
+    return Path(home) / ".local" / "state" / "banksman" / "store.db"
 
 
-def _engine(store: Any) -> tuple[Callable[[], Log], str | None]:
-    """What opens the log, and the path of its file if it has one."""
-    if store == "memory:":
-        return _open_memory, None
+def _engine(store: Any) -> tuple[Callable[[], Log], Settles]:
+    """What opens the log, and when it is first needed. A file that is not there has nothing to settle, and whoever only
+    runs commands is not to get one; nor to be kept from it by one that is there and cannot be opened, unless they have
+    named it."""
     if store is None:
-        path, settings = str(default_path()), {}
-    elif isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
+        return lambda: _open_sqlite(str(default_path()), {}), _when(default_path, Settles.AT_START_IF_IT_CAN)
+    if store == "memory:":
+        return _open_memory, Settles.WHEN_NEEDED
+    if isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
         path, settings = _parse(store.removeprefix("sqlite:"))
-    else:
-        raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
-    return lambda: _open_sqlite(path, settings), path
+        return lambda: _open_sqlite(path, settings), _when(lambda: Path(path), Settles.AT_START)
+    raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
+
+
+def _when(path: Callable[[], Path], settles: Settles) -> Settles:
+    try:
+        return settles if path().exists() else Settles.WHEN_NEEDED
+    except (UsageError, OSError):
+        return Settles.WHEN_NEEDED  # Whoever needs it is told.
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:

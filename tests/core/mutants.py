@@ -974,7 +974,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 @_mutant("what waits is lost with its host", settling, "settle", partial(_settles, "asked and added"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
-        lost = [settling._ended(past, waiting.id) for waiting in past.session.queue]  # pyright: ignore[reportPrivateUsage]
+        asked = [replace(past.session, turn=turn, own=None, queue=()) for turn in past.session.queue]
+        lost = [entry for one in asked for entry in right(replace(past, session=one, questions=()))[:-1]]
         return [*lost, *right(past, **how)]
 
     return settle

@@ -24,6 +24,7 @@ from tests.core.scenarios import (
     STEER,
     URGENT,
     USUAL,
+    ask,
     scenario,
 )
 
@@ -34,6 +35,7 @@ from banksman.core.arbiter import NORMAL
 from banksman.core.event import Entry
 from banksman.core.outcome import Kind, outcome_of
 from banksman.core.past import Past
+from banksman.core.redaction import REDACTED
 from banksman.core.session_facts import Begun
 from banksman.core.state import Mode, ProcessPhase
 from banksman.core.turn import Turn
@@ -124,6 +126,34 @@ def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None
     settled = check_settled(pasts.fold(pasts.beginning(one.config), one.entries), read(Ledger(), one.entries))
     answered = {body(entry)["question"]: entry[0] for entry in settled if entry[1] == kinds.QUESTION_ANSWERED}
     assert answered == {"q1": None, "q2": None, "q3": "s"}
+
+
+def test_what_had_a_secret_in_it_is_refused_and_those_with_it_wait() -> None:
+    """The log does not keep it, and what is left of the prompt is not what was asked for."""
+    talk = histories.open_talk()
+    talk.serve(ask("a", NORMAL), spent=1.5, cost=1.0)
+    talk.ask(ask("b", NORMAL))
+    for name in ("c", "d", "e"):
+        talk.ask(ask(name, NORMAL, on_busy="collect"))
+    talk.ask(ask("f", NORMAL))
+    entries = [entry for append in talk.appends for entry in append]
+    secrets = {"c": f'"prompt":"it is {REDACTED}"', "f": f'"prompt":[{{"type":"text","text":"{REDACTED}"}}]'}
+    redacted = [
+        (id, kind, data.replace(f'"prompt":"{id}"'.encode(), secrets[id].encode()) if id in secrets else data)
+        for id, kind, data in entries
+    ]
+    past = pasts.fold(pasts.beginning(talk.state.config), redacted)
+    settled = settling.settle(past)
+    outcomes = {id: Kind(body((id, kind, data))["outcome"]) for id, kind, data in settled if kind == kinds.TURN_ENDED}
+    assert outcomes == {"c": Kind.REFUSED, "f": Kind.REFUSED, "b": Kind.UNKNOWN}
+    after = pasts.fold(past, settled)
+    assert asks(after) == [("d", 1), ("e", 1)]
+    assert body(settled[-1])["queued"] == ["d", "e"]
+    assert (after.session.spent, after.session.cost) == (None, 1.0)
+    assert settling.settle(after) == []
+    # Alone it has cost nothing, and that is known.
+    ended = pasts.fold(past, settled[1:2])
+    assert ended.session.spent == 1.5
 
 
 # -- and then --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A turn whose start is in the log may have been sent, and may have been done: nobody can say, so it is UNKNOWN, and is
 never sent again by itself. An ask of which the log has no start was not sent, and waits on, in its place; unless it had
-a secret in its prompt, which the log does not keep: the rest of it is not what was asked for, and is not sent. A question
+a secret in its prompt, which the log does not keep: the rest is not what was asked for, and is not sent. A question
 waited for an answer to a process that is gone: it is withdrawn, or the answer would go nowhere.
 
 Settled, the log says nothing of the kind any more: to settle it again gives nothing.
@@ -28,12 +28,15 @@ def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
     session = past.session
     waiting = [ask for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
     maimed = [ask for ask in waiting if REDACTED in repr(ask.prompt)]
+    # Made for a process that is gone, to put down what it knew.
+    needless = [ask for ask in waiting if ask.is_last and ask not in maimed]
     unknown = () if session.turn is None else session.turn.asks
     entries = [
         entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
         for question in past.questions
     ]
     entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent) for ask in maimed]
+    entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent) for ask in needless]
     # What the agent has spent on these nobody has told, so what the next turn costs cannot be told either.
     if session.own is not None:
         own = session.own
@@ -45,13 +48,13 @@ def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
         None,
         kinds.SESSION_RECOVERED,
         unknown=[*([] if session.own is None else [session.own.id]), *(ask.id for ask in unknown)],
-        queued=[ask.id for ask in waiting if ask not in maimed],
+        queued=[ask.id for ask in waiting if ask not in maimed and ask not in needless],
         swept=list(swept),
     )
     return [*entries, recovered]
 
 
-def _ended(past: Past, id: str, kind: Kind, by: By, error: str, *, spent: float | None, **more: object) -> Entry:
+def _ended(past: Past, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object) -> Entry:
     return entry(
         id,
         kinds.TURN_ENDED,

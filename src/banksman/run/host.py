@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import enum
 import logging
 import os
 import threading
@@ -20,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast, overload
 
-from banksman.errors import Closed, UsageError
+from banksman.errors import Closed, StoreError, UsageError
 from banksman.run.child.launch import Argv, Launch, prepare
 from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended, Finished
@@ -61,6 +62,15 @@ class How(TypedDict, total=False):
     on_output: OnOutput | None
 
 
+class Settles(enum.Enum):
+    """When what dead hosts have left in the store is settled: as the host is entered, or with its first session."""
+
+    AT_START = enum.auto()
+    # And whoever wants no sessions can do without a store that cannot be opened.
+    AT_START_IF_IT_CAN = enum.auto()
+    WHEN_NEEDED = enum.auto()
+
+
 class Host:
     """Owns sessions and commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first
     used in."""
@@ -69,15 +79,15 @@ class Host:
         self,
         store: Callable[[], Log] | None = None,
         *,
-        settles_at_start: bool = False,
+        settles: Settles = Settles.WHEN_NEEDED,
         secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
     ) -> None:
-        """`store` makes the log, when the first session needs it; None: there will be no sessions. `settles_at_start`:
-        it is needed at once, for what hosts that died may have left in it. `secrets` are never written to it.
+        """`store` makes the log, when the first session needs it; None: there will be no sessions. `settles`: when
+        it is needed for what hosts that died may have left in it. `secrets` are never written to it.
 
         `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
         resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
@@ -86,7 +96,7 @@ class Host:
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
                 raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint="a whole number, 1 or more, or None")
         self._open_store = store
-        self._settles_at_start = settles_at_start
+        self._settles = settles
         self._secrets = secrets
         self._limits = processes_max, starts_max
         self._sessions: Sessions | None = None
@@ -107,8 +117,13 @@ class Host:
 
     async def __aenter__(self) -> Self:
         self._bind()
-        if self._settles_at_start:
-            await self._own_sessions().settle()
+        if self._settles is not Settles.WHEN_NEEDED:
+            try:
+                await self._own_sessions().settle()
+            except StoreError as exc:
+                if self._settles is Settles.AT_START:
+                    raise
+                log.warning("! the store cannot be used, and sessions need it: %s", exc)
         return self
 
     async def __aexit__(

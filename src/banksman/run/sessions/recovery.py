@@ -39,6 +39,8 @@ async def load(store: Log, session: str, config: Config) -> Past:
                 raise  # Else the events say it all, to any version.
         except ValueError as exc:
             raise StoreDamaged(f"the snapshot of session {session} cannot be read", session=session) from exc
+        if past.session.head not in (0, snapshot.seq):
+            raise StoreDamaged(f"the snapshot of session {session} is of other events", session=session)
     while (page := await store.read(session, past.session.head)).events:
         if page.gap is not None:
             first, last = page.gap

@@ -114,9 +114,17 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
 
 def _version(connection: sqlite3.Connection, path: str) -> int:
     """The file's schema; 0 if there is nothing in it yet."""
-    ((application,),) = connection.execute("PRAGMA application_id").fetchall()
-    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
-    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    # At one moment: somebody may be making it, and half of it would look like another program's.
+    is_alone = not connection.in_transaction
+    if is_alone:
+        connection.execute("BEGIN")
+    try:
+        ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+        ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+        ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    finally:
+        if is_alone and connection.in_transaction:
+            connection.execute("ROLLBACK")
     if application == 0 and version == 0 and tables == 0:
         return 0
     if application != APPLICATION or version < 1:
