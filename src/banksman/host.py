@@ -71,11 +71,14 @@ class Host(host.Host):
 
     async def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
         """A session from such a file, under an id of its own; whole, or not at all."""
+        from banksman.run.sessions.names import checked_name  # noqa: PLC0415
         from banksman.store import transfer  # noqa: PLC0415
 
         self._bind()
+        sessions = self._own_sessions()
         id = f"s-{os.urandom(8).hex()}"
-        await transfer.import_session(self._own_sessions().store, path, session=id, name=name)
+        name = checked_name(name, sessions.redactor)
+        await transfer.import_session(sessions.store, path, session=id, name=name, redactor=sessions.redactor)
         return self.session(id)
 
     async def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:

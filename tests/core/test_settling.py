@@ -60,23 +60,31 @@ def asks(past: Past) -> list[tuple[str, int]]:
     return [(ask.id, turn.attempt) for turn in past.session.queue if isinstance(turn, Turn) for ask in turn.asks]
 
 
+def savers(past: Past) -> set[str]:
+    """Who only wants a process to put down what it knows goes with that process."""
+    return {turn.id for turn in past.session.queue if isinstance(turn, Turn) and turn.ask and turn.ask.is_last}
+
+
 # -- wherever the log ends ---------------------------------------------------------------------------------------------
 def check_settled(past: Past, before: Ledger) -> list[Entry]:
     """What is written of a session that was found like this, and that it may be."""
     settled = settling.settle(past)
     after = pasts.fold(past, settled)
     assert (after.session.turn, after.session.own, after.questions) == (None, None, ())
-    # What waits is not touched.
-    assert after.session.queue == past.session.queue
+    # What waits is not touched, but for whom it was to save: that process is gone.
+    saving = savers(past)
+    assert after.session.queue == tuple(turn for turn in past.session.queue if turn.id not in saving)
     told = read(before, settled)
-    assert told.waiting == before.waiting
+    assert told.waiting == tuple(waiting for waiting in before.waiting if waiting.id not in saving)
     assert (told.turn, told.own) == ((), None)
     # All that had begun has an end, one, and nobody can say which; nothing else has one.
-    ended = [entry for entry in settled if entry[1] == kinds.TURN_ENDED]
+    withdrawn = [entry for entry in settled if entry[1] == kinds.TURN_ENDED and entry[0] in saving]
+    assert [outcome_of(body(entry)).kind for entry in withdrawn] == [Kind.WITHDRAWN] * len(saving)
+    ended = [entry for entry in settled if entry[1] == kinds.TURN_ENDED and entry not in withdrawn]
     begun = {*(member.id for member in before.turn), *(() if before.own is None else (before.own,))}
     assert sorted(id or "" for id, _, _ in ended) == sorted(begun)
     assert all(outcome_of(body(entry)).kind is Kind.UNKNOWN for entry in ended)
-    assert told.open == before.open - begun
+    assert told.open == before.open - begun - saving
     # Each question is answered, once, and as long as its turn is still open.
     answered = [(body(entry)["question"], entry[0]) for entry in settled if entry[1] == kinds.QUESTION_ANSWERED]
     assert answered == [(question.id, question.turn) for question in past.questions]
@@ -84,13 +92,13 @@ def check_settled(past: Past, before: Ledger) -> list[Entry]:
     kinds_in_order = [kind for _, kind, _ in settled]
     assert kinds_in_order == [
         *[kinds.QUESTION_ANSWERED] * len(answered),
-        *[kinds.TURN_ENDED] * len(ended),
+        *[kinds.TURN_ENDED] * len(withdrawn + ended),
         *[kinds.SESSION_RECOVERED] * bool(settled),
     ]
     if settled:
         recovered = body(settled[-1])
         assert sorted(recovered["unknown"]) == sorted(begun)
-        assert recovered["queued"] == [id for id, _ in asks(past)]
+        assert recovered["queued"] == [id for id, _ in asks(past) if id not in saving]
     # What it has cost is known as far as it was; what it goes on to cost is not, if something was open.
     assert after.session.cost == past.session.cost
     assert after.session.spent == (None if ended else past.session.spent)
@@ -197,17 +205,15 @@ def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name:
         last = same_place(found)
         talk = go_on(found)
         # Who waited has one outcome; who had begun has none from this host.
-        waited = [ask for ask, _ in asks(past)]
+        waited = [ask for ask, _ in asks(found)]
         assert sorted(talk.outcomes) == sorted(waited)
         # The log of both hosts, as one: each ask ends once in it, and nobody was passed over.
         after = read(read(before, settled), (entry for append in talk.appends for entry in append), is_strict=True)
         assert after.open == frozenset()
         assert after.ended == before.queued
         by_class = sorted(found.session.queue, key=lambda turn: -turn.priority)
-        # (Whoever only wants a process to put down what it knows goes with that process.)
-        saving = {turn.id for turn in by_class if isinstance(turn, Turn) and turn.ask and turn.ask.is_last}
         served = [entry[0] for append in talk.appends for entry in append if entry[1] == kinds.TURN_STARTED]
-        assert [id for id in served if id not in saving] == [turn.id for turn in by_class if turn.id not in saving]
+        assert served == [turn.id for turn in by_class]
         # And it is told as of the session that it is: nothing of what was settled comes back.
         assert settling.settle(pasts.fold(found, [entry for append in talk.appends for entry in append])) == []
 

@@ -237,8 +237,7 @@ class Host:
         """Forget a session for good, with all its history; one that is open here is closed first. `NotOwner` if a live
         host elsewhere has it."""
         self._bind()
-        id = session if isinstance(session, str) else session.id
-        await self._own_sessions().delete(self.session(id))
+        await self._own_sessions().delete(self.session(session) if isinstance(session, str) else session)
 
     def _our_sessions(self) -> list[Session]:
         return [] if self._sessions is None else self._sessions.ours()

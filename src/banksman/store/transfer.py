@@ -38,6 +38,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeGuard, cast
 
 from banksman.core.event import SENT, UPDATE, Entry, Event, entry
+from banksman.core.redaction import Redactor
 from banksman.errors import StoreError, StoreFull, UsageError
 from banksman.store.log import Chunk, Known, Log, Snapshot
 
@@ -281,20 +282,26 @@ class _Line(NamedTuple):
     entry: Entry
 
 
-async def import_session(log: Log, path: str | os.PathLike[str], *, session: str, name: str | None) -> int:
+async def import_session(
+    log: Log, path: str | os.PathLike[str], *, session: str, name: str | None, redactor: Redactor | None = None
+) -> int:
     """Make a session of an exported file, under this id and name: how many events it has.
 
     `UsageError` says which line is wrong, and nothing is written. So it is if there is such a session, and `NameTaken`
-    if the name is another's. Cancelled while the file is looked at, nothing is written either; the look goes on in its
-    thread to the end of the file.
+    if the name is another's. `redactor`: what must not come into this store. Cancelled while the file is looked at,
+    nothing is written either; the look goes on in its thread to the end of the file.
     """
     file = _absolute(path)
     header = await asyncio.to_thread(_check, file)
 
     def chunks() -> Iterator[Chunk]:
-        return _chunks(file)
+        for chunk in _chunks(file):
+            yield chunk if redactor is None else chunk._replace(entries=redactor.entries(chunk.entries))
 
-    await log.restore(session, name=name, agent=header.agent, chunks=chunks, snapshot=header.snapshot)
+    snapshot = header.snapshot
+    if snapshot is not None and redactor is not None:
+        snapshot = snapshot._replace(data=redactor.redact(snapshot.data))
+    await log.restore(session, name=name, agent=header.agent, chunks=chunks, snapshot=snapshot)
     return header.last - header.first + 1
 
 

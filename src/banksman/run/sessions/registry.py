@@ -24,6 +24,7 @@ from banksman.errors import BanksmanError, Closed, NameTaken, NotOwner, UsageErr
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.life import Life
+from banksman.run.sessions.names import checked_id, checked_name
 from banksman.run.sessions.opening import Opening
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
@@ -77,8 +78,8 @@ class Sessions:
 
     def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None) -> None:
         self.store = store
+        self.redactor = redactor
         self._pool = pool
-        self._redactor = redactor
         # Those that we have, or had until they were closed, oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
         self._startups: dict[str, Startup] = {}
@@ -97,6 +98,7 @@ class Sessions:
     async def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
         """A new one; or, under the name of one that is known, that one: as it is, if it is open here, which from its
         next turn on is as asked for; else it is claimed, and goes on where it was."""
+        checked_name(name, self.redactor)
         async with self._at_work():
             await self.settle()
             self._check_open()
@@ -109,8 +111,6 @@ class Sessions:
     async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         if name is None:
             return await self._add(opening, None, on_question)
-        if self._redactor is not None and self._redactor.redact_text(name) != name:
-            raise UsageError("a name cannot hold a secret", hint="it would be written to the store")
         async with self._alone(name=name):
             while True:
                 known = self.store.find(name)
@@ -204,7 +204,7 @@ class Sessions:
     ) -> None:
         opened = entry(None, SESSION_OPENED, **opening.record(), resume=resume, fork=opening.forks)
         then = [opened, *(entry(None, SESSION_SETTING, name=n, value=v, by="fork") for n, v in settings)]
-        entries = then if self._redactor is None else self._redactor.entries(then)
+        entries = then if self.redactor is None else self.redactor.entries(then)
         past = await recovery.take_over(
             self.store, session.id, epoch, opening.config, entries, resumes=opening.resumes if resume else None
         )
@@ -220,7 +220,7 @@ class Sessions:
             on_question=on_question,
             pool=self._pool,
             frame_bytes_max=opening.frame_bytes_max,
-            redactor=self._redactor,
+            redactor=self.redactor,
         )
         self._others.pop(session.id, None)
         self._known[session.id] = session
@@ -249,6 +249,7 @@ class Sessions:
     async def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
         """Another session that begins as a copy of this one's conversation, or of the one that this is to be a copy
         of."""
+        checked_name(name, self.redactor)
         startup = self._startups.get(session.id)
         if startup is None:
             raise UsageError("a session that is not open here cannot be forked", hint="open it, or open(resume=…)")
@@ -266,6 +267,7 @@ class Sessions:
     # -- finding -----------------------------------------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
         """Any session of the store, by its id or its name."""
+        checked_id(id_or_name)
         if self._ends.done():
             found = [session for session in self.ours() if id_or_name in (session.id, session.name)]
             if found:
@@ -306,6 +308,7 @@ class Sessions:
             ends=self._ends,
             capabilities=profile.capabilities,
             claim=self._claim,
+            redactor=self.redactor,
         )
 
     async def _claim(self, session: Session) -> None:

@@ -24,6 +24,7 @@ from banksman.core.config import Config
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.event import Event
 from banksman.core.outcome import By, Receipt
+from banksman.core.redaction import Redactor
 from banksman.core.session_facts import (
     Asked,
     AskMoved,
@@ -44,6 +45,7 @@ from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.following import Readers, place_of
 from banksman.run.sessions.hooks import Hooks
 from banksman.run.sessions.life import Life
+from banksman.run.sessions.names import check_no_secret, checked_name
 from banksman.run.sessions.opening import Opening
 from banksman.run.sessions.promises import Promises, ignore
 from banksman.run.sessions.questions import Answer, OnQuestion, Question
@@ -77,14 +79,17 @@ class Session:
         ends: asyncio.Future[None],
         capabilities: Collection[str] | None = None,
         claim: Claim | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
-        """`ends`: the host closes. `capabilities`: what the agent can; None: everything. `claim` makes it ours."""
+        """`ends`: the host closes. `capabilities`: what the agent can; None: everything. `claim` makes it ours.
+        `redactor`: what must not be written to the store."""
         self.id = id
         self.name = name
         self.agent = agent
         self.dialect = dialect
         self._store = store
         self._claim = claim
+        self._redactor = redactor
         self._wishes = Wishes(agent, dialect, capabilities)
         self._life: Life | None = None
         # How often it was opened here.
@@ -142,6 +147,9 @@ class Session:
         JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED. `rules` for tools of this turn
         come before those of the session.
         """
+        if isinstance(key, str):
+            # Not the same one any more when it comes back from the log.
+            check_no_secret("key", key, self._redactor)
         life = await self._own()
         ask = self._wishes.ask(
             prompt,
@@ -375,7 +383,7 @@ class Session:
     async def rename(self, name: str | None) -> None:
         """Give it another name, or none. `NameTaken` if another session has it; `UsageError` if somebody else has
         renamed it since."""
-        await self._store.rename(self.id, name, expected=self.name)
+        await self._store.rename(self.id, checked_name(name, self._redactor), expected=self.name)
         self.name = name
 
     # -- closing -----------------------------------------------------------------------------------------------------
