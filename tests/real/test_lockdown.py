@@ -21,9 +21,9 @@ from tests.real.helpers import REPOSITORY, alive, child, program, run_program, s
 
 import banksman
 from banksman import Host
-from banksman.run import host as host_module
 from banksman.run.child.process import Process
 from banksman.run.child.spawner import socketpair
+from banksman.run.commands import shelf
 
 # A kernel that answers ENOSYS to close_range(), as those before 5.9 do and as some sandboxes do.
 NO_CLOSE_RANGE = """
@@ -289,13 +289,13 @@ def test_a_fork_while_another_thread_takes_a_host_into_use_can_run_commands(mark
     """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
     code = """
 import warnings
-from banksman.run import host
+from banksman.run import bound
 
 warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 holds, may_go = threading.Event(), threading.Event()
 
 def hold():
-    with host._bound_lock:
+    with bound._lock:
         holds.set()
         may_go.wait()
 
@@ -421,7 +421,7 @@ def test_json_to_a_reader_that_is_gone_ends_in_silence_and_leaves_no_file(tmp_pa
 async def test_reports_that_nobody_takes_are_kept_up_to_a_bound_and_the_oldest_goes_first(
     marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(host_module, "UNREPORTED_MAX", 3)
+    monkeypatch.setattr(shelf, "UNREPORTED_MAX", 3)
     async with Host() as host:
         commands = [await start(host, child("", marker)) for _ in range(3)]
         assert caplog.records == []

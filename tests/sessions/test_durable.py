@@ -26,10 +26,10 @@ from tests.sessions.crashing import REPOSITORY, Agents, remote
 from tests.sessions.helpers import QUICK, bodies, exists
 from tests.sessions.takeover import check, read, recalled
 
-from banksman import Host, Kind, Outcome, QueueFull, Session, Turn
+from banksman import Host, Kind, Outcome, QueueFull, Session, Turn, UsageError
 from banksman.core import event as kinds
 from banksman.core.outcome import By
-from banksman.errors import StoreDamaged, StoreFull, StoreReadOnly
+from banksman.errors import StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from banksman.testing import checks, fake_agent
 
 NAME = "the one"
@@ -178,6 +178,29 @@ async def test_an_exit_that_nobody_saw_is_no_success(agents: Agents, tmp_path: P
         assert (await (await taken.turn(turn)).outcome()).kind is Kind.UNKNOWN
         exits = bodies(await read(taken), kinds.PROCESS_EXITED)
         assert [(body["process"], body["code"], body["signal"]) for body in exits] == [(2, None, 9)]
+
+
+async def test_of_a_turn_that_retention_took_the_end_is_known_by_its_key(agents: Agents) -> None:
+    """So nothing is asked twice; and who waits for what was said, and is gone, is told so and does not wait."""
+    store = store_of(agents, "?keep_bytes=20000")
+    async with Host(store) as host:
+        session = await open_on(host, agents)
+        turn = await session.ask("first", key="the key")
+        assert (await turn.outcome()).kind is Kind.DONE
+        # A snapshot is written now and then; what it holds need not be kept.
+        assert (await outcome_of(session, "more\n@@flood 2500 100\n@@say more")).kind is Kind.DONE
+    async with Host(store) as host:
+        session = await open_on(host, agents)
+        again = await session.ask("first", key="the key")
+        assert again.id == turn.id
+        async with asyncio.timeout(10):
+            outcome = await again.outcome()
+            assert [update async for update in again] == []
+        assert (outcome.kind, outcome.text) == (Kind.DONE, None)
+        assert isinstance(outcome.error, StoreError)
+        with pytest.raises(UsageError, match="too old"):
+            await session.turn(turn.id)
+        assert (await recalled(session))[0] == "first"
 
 
 # -- no room ---------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def _held(folder: Path, secrets: Sequence[str] = SECRETS) -> list[str]:
 
 async def test_secrets_are_in_no_byte_of_the_store(agents: Agents, tmp_path: Path) -> None:
     """Whatever way they come in by: prompts, what the agent says and is asked, what a tool gives, the command line, the
-    environment, a key."""
+    environment."""
     asked: list[Question] = []
 
     def allow(question: Question) -> str:
@@ -70,7 +70,7 @@ async def test_secrets_are_in_no_byte_of_the_store(agents: Agents, tmp_path: Pat
             prompt = (
                 f"my key is {secret}\n@@think {secret}\n@@say it is {secret}\n@@stderr {secret}\n@@ask Bash {quoted}"
             )
-            turn = await session.ask(prompt, key=f"key {secret}")
+            turn = await session.ask(prompt)
             outcome = await turn.outcome()
             # Whoever asks gets what was said; it is only not kept.
             assert outcome.text == f"it is {secret}"
@@ -99,6 +99,21 @@ def _held_after(folder: Path) -> list[str]:
     ]
 
 
+async def test_what_a_thing_is_found_by_cannot_hold_a_secret(agents: Agents, tmp_path: Path) -> None:
+    """Names and keys: without it they would be others."""
+    async with Host(store_of(agents), secrets=SECRETS) as host:
+        session = await open_on(host, agents)
+        for secret in SECRETS:
+            with pytest.raises(UsageError):
+                await session.ask("one", key=f"key {secret}")
+            with pytest.raises(UsageError):
+                await session.rename(f"name {secret}")
+            with pytest.raises(UsageError):
+                await host.open("claude", name=secret, command=agents.command())
+        assert [each.name for each in host.sessions()] == [NAME]
+        assert _held(tmp_path) == []
+
+
 async def test_without_being_told_the_same_is_found_there(agents: Agents, tmp_path: Path) -> None:
     """The control: the look at the files does see what is in them."""
     async with Host(store_of(agents)) as host:
@@ -114,7 +129,7 @@ async def test_secrets_are_in_no_snapshot_and_in_nothing_that_waits(tmp_path: Pa
     async with Host(store_of(agents), secrets=SECRETS) as host:
         session = await open_on(host, agents)
         turn = await session.ask(f"{SECRETS[0]}\n@@flood 1500 10\n@@say {SECRETS[0]}")
-        await session.ask(f"waits {SECRETS[0]}", key=SECRETS[0])
+        await session.ask(f"waits {SECRETS[0]}")
         assert (await turn.outcome()).kind is Kind.DONE
         store: Any = host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
         snapshot = await store.snapshot(session.id)

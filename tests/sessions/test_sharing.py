@@ -269,6 +269,26 @@ async def test_settings_and_rules_come_with_it(shared: Shared) -> None:
         assert (answered["answer"], answered["by"]) == ("deny", "rule")
 
 
+async def test_what_is_asked_for_at_opening_is_what_is_started(shared: Shared) -> None:
+    """Whatever was set since the last time. What was asked for before, and set since, stays as it was set."""
+    wanted: list[dict[str, Any]] = [{}, {}, {"model": "opus"}, {"model": "opus"}, {"permission_mode": "plan"}]
+    for how in wanted:
+        async with shared.host() as host:
+            session = await shared.open(host, **how)
+            await answer(session, "one")
+            await session.set_model("haiku")
+            await session.set_permission_mode("acceptEdits")
+    told = ("--model=", "--permission-mode=")
+    started = [[word for word in process.argv if word.startswith(told)] for process in shared.agents.evidence.processes]
+    assert started == [
+        [],
+        ["--model=haiku", "--permission-mode=acceptEdits"],
+        ["--model=opus", "--permission-mode=acceptEdits"],
+        ["--model=haiku", "--permission-mode=acceptEdits"],
+        ["--permission-mode=plan"],
+    ]
+
+
 # -- names -----------------------------------------------------------------------------------------------------------
 async def test_hosts_that_open_a_new_name_together_make_one_session(shared: Shared) -> None:
     async with shared.host() as one, shared.host() as other:
@@ -349,6 +369,36 @@ async def test_a_session_that_was_deleted_is_gone_for_everybody(shared: Shared) 
         fresh = await shared.open(other)
         assert fresh.id != session.id
         assert await recalled(fresh) == []
+
+
+@pytest.mark.parametrize("hosts", ["one host", "two hosts"])
+async def test_who_opens_what_is_just_deleted_gets_a_new_one(shared: Shared, hosts: str) -> None:
+    """Or the one that was there, if it was faster: then the delete is refused, or closes it again. What is in the store
+    afterwards has its name."""
+    async with shared.host() as one, shared.host() as other:
+        for number in range(30):
+            await (await shared.open(one)).close()
+            deleter = one if hosts == "one host" else other
+            passes = number % 6
+            got = await asyncio.gather(
+                _after(passes % 3, deleter.delete("one")),
+                _after(passes % 2, shared.open(one)),
+                return_exceptions=True,
+            )
+            deleted, opened = got
+            assert isinstance(opened, Session), opened
+            assert deleted is None or isinstance(deleted, NotOwner)
+            assert [(each.name, each.agent) for each in other.sessions()] in ([], [("one", "claude")])
+            if not opened.is_closed:
+                assert one.session("one") is opened
+                await one.delete(opened)
+            assert one.sessions() == []
+
+
+async def _after(passes: int, what: Awaitable[Any]) -> Any:
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    return await what
 
 
 # -- conversations ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.config import Config
 from banksman.core.event import Entry, Event
+from banksman.core.outcome import Kind
 from banksman.core.replay import fold as fold_state
 from banksman.core.state import Mode, Process, Session
 from banksman.core.turn import Turn
@@ -35,11 +36,13 @@ VERSION = 1
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
-    """An idempotency key, the turn that it was used for, and the seq before that was queued."""
+    """An idempotency key, the turn that it was used for, the seq before that was queued, and how it ended: whoever asks
+    again hears that much, also when retention has taken the rest."""
 
     key: str
     turn: str
     after: int
+    outcome: Kind | None = None
 
 
 class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +101,10 @@ def _fold(past: Past, event: Event) -> Past:
             assert event.turn is not None
             key = Key(event.body["key"], event.turn, event.seq - 1)
             return replace(past, keys=(*(k for k in past.keys if k.key != key.key), key)[-KEYS_MAX:])
+        case kinds.TURN_ENDED if any(key.turn == event.turn for key in past.keys):
+            kind = Kind(event.body["outcome"])
+            keys = (Key(k.key, k.turn, k.after, kind) if k.turn == event.turn else k for k in past.keys)
+            return replace(past, keys=tuple(keys))
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(event.body["question"], event.turn)
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))

@@ -8,26 +8,23 @@ can still be asked for; and it reports the end of each background command exactl
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import enum
 import logging
 import os
-import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast, overload
 
 from banksman.errors import Closed, StoreError, UsageError
+from banksman.run import bound
 from banksman.run.child.launch import Argv, Launch, prepare
 from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended, Finished
 from banksman.run.commands.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
-from banksman.run.waiters import Waiters
+from banksman.run.commands.shelf import Shelf
 
 if TYPE_CHECKING:
     from banksman.run.sessions.questions import OnQuestion
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
     from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
-
-# Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
-UNREPORTED_MAX = 10_000
 
 
 class How(TypedDict, total=False):
@@ -100,8 +94,7 @@ class Host:
         self._secrets = secrets
         self._limits = processes_max, starts_max
         self._sessions: Sessions | None = None
-        self._finished_max = finished_max
-        self._finished_seconds_max = finished_seconds_max
+        self._shelf = Shelf(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
         # Weak, because the default host of a loop is found by it and must not keep it.
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
@@ -109,11 +102,6 @@ class Host:
         self._draining: asyncio.Task[None] | None = None
         self._deadlines: list[asyncio.TimerHandle] = []
         self._is_closing = False
-        self._running: dict[str, Command] = {}
-        # Those that have ended, oldest first, each with the time of its end.
-        self._ended: deque[tuple[float, Command]] = deque()
-        self._unreported: dict[str, Command] = {}
-        self._endings = Waiters()
 
     async def __aenter__(self) -> Self:
         self._bind()
@@ -133,8 +121,7 @@ class Host:
 
     def __repr__(self) -> str:
         sessions = sum(not session.is_closed for session in self._our_sessions())
-        commands = f"{len(self._running)} running, {len(self._ended)} ended"
-        return f"<Host {sessions} sessions, {commands}{', closing' * self._is_closing}>"
+        return f"<Host {sessions} sessions, {self._shelf}{', closing' * self._is_closing}>"
 
     # -- sessions ----------------------------------------------------------------------------------------------------
     async def open(
@@ -281,8 +268,7 @@ class Host:
         try:
             for session in self._our_sessions():
                 await session.wait_closed()
-            while self._running:
-                await self._endings.wait()
+            await self._shelf.wait_empty()
         finally:
             for deadline in self._deadlines:
                 deadline.cancel()
@@ -297,7 +283,7 @@ class Host:
         self._open_no_more()
         for session in self._our_sessions():
             session.close_nowait()
-        for command in list(self._running.values()):
+        for command in self._shelf.running():
             command.stop_nowait(Ended.HOST_CLOSED)
 
     # -- starting ----------------------------------------------------------------------------------------------------
@@ -357,9 +343,9 @@ class Host:
                         return await command.wait()
         except asyncio.CancelledError:
             command.stop_nowait(Ended.CANCELLED)
-            self._owe_report(command)
+            self._shelf.owe_report(command)
             raise
-        self._owe_report(command)
+        self._shelf.owe_report(command)
         return command
 
     async def run(self, launch: Launch, options: Options) -> Finished:
@@ -375,57 +361,25 @@ class Host:
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
-        self._running[command.id] = command
+        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._shelf.end)
+        self._shelf.add(command)
         return command
 
     # -- listing and endings -----------------------------------------------------------------------------------------
     def commands(self) -> list[Command]:
         """Every command that runs, and those that have ended and are still kept, oldest first."""
-        self._forget_old()
-        return [*(command for _at, command in self._ended), *self._running.values()]
+        return self._shelf.all()
 
     def command(self, id: str) -> Command:
-        for command in self.commands():
-            if command.id == id:
-                return command
-        raise UsageError(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
+        return self._shelf.find(id)
 
     def take_ended(self) -> list[Command]:
         """The background commands that have ended and were not reported before: each is reported once."""
-        ended = [command for command in self._unreported.values() if command.is_over]
-        for command in ended:
-            del self._unreported[command.id]
-        return ended
+        return self._shelf.take_ended()
 
     async def wait_ended(self) -> list[Command]:
         """Like `take_ended`, but waits until there is one."""
-        while not (ended := self.take_ended()):
-            await self._endings.wait()
-        return ended
-
-    def _owe_report(self, command: Command) -> None:
-        """From here on its end is news, also if it has ended already."""
-        self._unreported[command.id] = command
-        if len(self._unreported) > UNREPORTED_MAX:
-            oldest = next(iter(self._unreported))
-            del self._unreported[oldest]
-            log.warning("! nobody takes the reports of ended commands: that of %s is dropped", oldest)
-        self._endings.wake()
-
-    def _on_end(self, command: Command) -> None:
-        self._running.pop(command.id, None)
-        self._ended.append((time.monotonic(), command))
-        self._forget_old()
-        self._endings.wake()
-
-    def _forget_old(self) -> None:
-        oldest = time.monotonic() - self._finished_seconds_max
-        while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
-            self._ended.popleft()
-        # A report is owed however many there are, but not for ever to somebody who never asks.
-        for command in [command for command in self._unreported.values() if command.ended_before(oldest)]:
-            del self._unreported[command.id]
+        return await self._shelf.wait_ended()
 
     # -- closing -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:
@@ -443,8 +397,7 @@ class Host:
     async def _drain(self) -> None:
         self._stop_all()
         await asyncio.gather(*(session.wait_closed() for session in self._our_sessions()))
-        while self._running:
-            await self._endings.wait()
+        await self._shelf.wait_empty()
         if self._sessions is not None:
             await self._sessions.close()
             # Cancelled here, it is closed by whoever closes next: a log may be closed again.
@@ -460,16 +413,13 @@ class Host:
                 session.abandon()
             if self._sessions is not None:
                 self._sessions.store.abandon()
-            # One by one: hosts of several threads may notice this at the same time.
-            with contextlib.suppress(KeyError):
-                while True:
-                    self._running.popitem()[1].abandon()
+            self._shelf.abandon()
 
     def _bind(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = weakref.ref(loop)
-            _bind(self)
+            bound.add(self)
             # A loop that ends closes its async generators, and does so after it has cancelled its tasks. A suspended
             # one is therefore the place where we learn of the end in time to drain.
             self._guard = self._drain_at_loop_end()
@@ -499,10 +449,6 @@ class Host:
                 guard.aclose().__await__().__next__()
 
 
-# Every host that is in use, to find those whose loop was closed under them.
-_bound: weakref.WeakSet[Host] = weakref.WeakSet()
-# Protects `_bound`, which hosts of several threads share. Nothing is called while it is held.
-_bound_lock = threading.Lock()
 _defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
 
 
@@ -516,27 +462,3 @@ def default_host() -> Host:
     if host is None:
         host = _defaults[loop] = Host(finished_max=0)
     return host
-
-
-def _bind(host: Host) -> None:
-    """Note that a host is in use, and let go of those whose loop was closed without a word to us."""
-    with _bound_lock:
-        others = list(_bound)
-        _bound.add(host)
-    for other in others:
-        other.abandon_if_loop_is_closed()
-
-
-def _dismiss_guards() -> None:
-    for host in list(_bound):
-        host.dismiss_guard()
-
-
-def _renew_lock() -> None:
-    """In a forked child: whichever thread held it is not here to release it."""
-    global _bound_lock  # noqa: PLW0603
-    _bound_lock = threading.Lock()
-
-
-atexit.register(_dismiss_guards)
-os.register_at_fork(after_in_child=_renew_lock)

@@ -26,36 +26,24 @@ from banksman.core.meaning import Noise
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import (
-    Accept,
     Append,
     AppendFailed,
-    AskHuman,
-    AskToSave,
     BeIdle,
     BeReady,
-    CallBack,
     CancelTimer,
-    CloseCallback,
-    CloseQuestion,
     Committed,
     ConversationTaken,
     Effect,
-    EndHold,
     EvictAsked,
     Fact,
     Finish,
     FramesRead,
     FrameWritten,
-    GiveReceipt,
-    GrantHold,
     HoldConversation,
     ProcessExited,
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
-    Reject,
-    Resolve,
-    SettingTaken,
     StartProcess,
     StartTimer,
     StopProcess,
@@ -79,7 +67,7 @@ from banksman.run.sessions.agent import (
     Written,
 )
 from banksman.run.sessions.counters import Counters
-from banksman.run.sessions.listener import Listener, Told
+from banksman.run.sessions.listener import Listener, tell
 from banksman.run.sessions.oversize import Oversize
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.recorder import Recorder
@@ -213,36 +201,7 @@ class Driver:
             case Finish():
                 self._finish()
             case _:
-                self._answer(effect)
-
-    def _answer(self, effect: Told) -> None:
-        match effect:
-            case Accept(turn=turn):
-                self._listener.accept(turn)
-            case Reject(turn=turn, error=error):
-                self._listener.reject(turn, error)
-            case Resolve(turn=turn, outcome=outcome):
-                self._listener.resolve(turn, outcome)
-            case GiveReceipt():
-                self._listener.give_receipt(effect)
-            case GrantHold(hold=hold):
-                self._listener.grant_hold(hold)
-            case EndHold(hold=hold, error=error):
-                self._listener.end_hold(hold, error)
-            case AskHuman():
-                self._listener.ask_human(effect)
-            case CloseQuestion(question=question):
-                self._listener.close_question(question)
-            case CallBack():
-                self._listener.call_back(effect)
-            case CloseCallback(request=request):
-                self._listener.close_callback(request)
-            case SettingTaken(change=change, error=error):
-                self._listener.take_setting(change, error)
-            case AskToSave(prompt=prompt):
-                self._listener.ask_to_save(prompt)
-            case _:
-                assert_never(effect)
+                tell(self._listener, effect)
 
     # -- the log -----------------------------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:

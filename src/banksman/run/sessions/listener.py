@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from banksman.core.outcome import Outcome
 from banksman.core.session_facts import (
     Accept,
@@ -53,3 +55,33 @@ class Listener:
     def ask_to_save(self, prompt: str) -> None: ...
     def fail(self, error: BanksmanError) -> None: ...
     def finish(self) -> None: ...
+
+
+def tell(listener: Listener, effect: Told) -> None:
+    match effect:
+        case Accept(turn=turn):
+            listener.accept(turn)
+        case Reject(turn=turn, error=error):
+            listener.reject(turn, error)
+        case Resolve(turn=turn, outcome=outcome):
+            listener.resolve(turn, outcome)
+        case GiveReceipt():
+            listener.give_receipt(effect)
+        case GrantHold(hold=hold):
+            listener.grant_hold(hold)
+        case EndHold(hold=hold, error=error):
+            listener.end_hold(hold, error)
+        case AskHuman():
+            listener.ask_human(effect)
+        case CloseQuestion(question=question):
+            listener.close_question(question)
+        case CallBack():
+            listener.call_back(effect)
+        case CloseCallback(request=request):
+            listener.close_callback(request)
+        case SettingTaken(change=change, error=error):
+            listener.take_setting(change, error)
+        case AskToSave(prompt=prompt):
+            listener.ask_to_save(prompt)
+        case _:
+            assert_never(effect)

@@ -16,7 +16,7 @@ from banksman.errors import BanksmanError, Refused
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.listener import Listener
 from banksman.run.sessions.questions import Questions
-from banksman.run.sessions.turn import Turn
+from banksman.run.sessions.turn import Turn, Watch
 
 
 class Promises(Listener):
@@ -44,9 +44,9 @@ class Promises(Listener):
         accepted = self._accepting[turn.id] = self.loop.create_future()
         return accepted
 
-    def find_turn(self, turn: Turn) -> tuple[Turn, asyncio.Future[None]]:
-        """One that was accepted by a host before this one, and that the log knows the end of."""
-        turn.watch()
+    def find_turn(self, turn: Turn, kind: Kind | None) -> tuple[Turn, asyncio.Future[None]]:
+        """One that was accepted by a host before this one, and is over: whoever takes a session over sees to that."""
+        turn.watch(Watch(is_over=True, kind=kind))
         accepted: asyncio.Future[None] = self.loop.create_future()
         accepted.set_result(None)
         return turn, accepted

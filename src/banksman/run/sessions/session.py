@@ -11,12 +11,10 @@ ours: the first such call claims it (`Life`), or is refused because a live host 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from banksman.core.arbiter import BACKGROUND, NORMAL
@@ -32,15 +30,13 @@ from banksman.core.session_facts import (
     CallerFact,
     CloseAsked,
     DrainAsked,
-    HoldAsked,
-    HoldReleased,
     InterruptAsked,
     Reconfigured,
     SettingAsked,
 )
 from banksman.core.state import Mode
 from banksman.errors import UsageError
-from banksman.run.sessions import status
+from banksman.run.sessions import holding, status
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.following import Readers, place_of
 from banksman.run.sessions.hooks import Hooks
@@ -52,17 +48,12 @@ from banksman.run.sessions.questions import Answer, OnQuestion, Question
 from banksman.run.sessions.recovery import load
 from banksman.run.sessions.status import Status
 from banksman.run.sessions.tools import ToolServer
-from banksman.run.sessions.turn import Turn
+from banksman.run.sessions.turn import Turn, Watch
 from banksman.run.sessions.wishes import Wishes, priority_of
 from banksman.store.log import Log
 
 Prompt = str | Sequence[Mapping[str, Any]]
 Claim = Callable[["Session"], Awaitable[None]]
-
-# The holds that the running task is inside of, by session: asks made there are made in the hold.
-_holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
-    "banksman_holds", default=MappingProxyType({})
-)
 
 
 class Session:
@@ -160,12 +151,12 @@ class Session:
             key=key,
             schema=schema,
             rules=rules,
-            hold=_holds.get().get(self.id),
+            hold=holding.inside(self.id),
         )
         known = life.keys.get(key)
         stored = None if known else life.keys.take_stored(key)
         if stored is not None:
-            known = life.promises.find_turn(Turn(self, stored.turn, stored.after))
+            known = life.promises.find_turn(Turn(self, stored.turn, stored.after), stored.outcome)
             life.keys.remember(key, known)
         elif known is None:
             turn = Turn(self, ask.id, life.driver.state.head)
@@ -206,7 +197,7 @@ class Session:
             async for event in events:
                 if event.turn == id:
                     turn = Turn(self, id, event.seq - 1)
-                    turn.watch()
+                    turn.watch(Watch(is_over=await self._is_over(id)))
                     return turn
         raise UsageError(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
 
@@ -216,6 +207,13 @@ class Session:
         ask = replace(self._wishes.ask(prompt, at=self._now(), priority=BACKGROUND), is_last=True)
         ignore(self._promises.expect_turn(Turn(self, ask.id, self._driver.state.head)))
         self._tell(Asked(self._now(), ask))
+
+    async def _is_over(self, turn: str) -> bool:
+        """Of one that nobody here was promised."""
+        if self._life is not None:
+            return True
+        past = await load(self._store, self.id, Config(dialect=self.dialect))
+        return status.find_turn(past.session, turn) is None
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
         """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
@@ -254,30 +252,9 @@ class Session:
         Entering waits for the grant; cancelled, it is given up; `Refused` is raised if the session closes first. A hold
         ends by itself after `hold_idle_seconds` without an ask, and with the session: asks made after that are plain.
         """
-        await self._own()
-        holds = _holds.get()
-        # Only one that is still there: a task that was started inside a hold may outlive it.
-        if self._promises.has_hold(holds.get(self.id)):
-            yield  # Its own: whoever holds the session already has what it asks for.
-            return
-        id = f"h-{os.urandom(8).hex()}"
-        granted = self._promises.expect_hold(id)
-        token = _holds.set({**holds, self.id: id})
-        try:
-            self._tell(HoldAsked(self._now(), id, priority_of(priority)))
-            self._raise_if_failed(granted)
-            await asyncio.shield(granted)
+        life = await self._own()
+        async with holding.held(self.id, life.promises, priority_of(priority), self._tell, self._raise_if_failed):
             yield
-        except asyncio.CancelledError:
-            ignore(granted)
-            raise
-        finally:
-            self._promises.forget_hold(id)
-            self._tell(HoldReleased(self._now(), id))
-            # Left in another context than it was entered in (a fixture, a generator that is closed by the loop): there
-            # is nothing to be put back there.
-            with suppress(ValueError):
-                _holds.reset(token)
 
     # -- following ---------------------------------------------------------------------------------------------------
     def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:

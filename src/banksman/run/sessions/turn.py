@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from banksman.core import event as kinds
 from banksman.core.event import Event
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from banksman.run.sessions.session import Session
 
 log = logging.getLogger("banksman")
+
+
+class Watch(NamedTuple):
+    """What is known of a turn that another host had, or has: that it is over, and how it ended."""
+
+    is_over: bool
+    kind: Kind | None = None
 
 
 class Turn:
@@ -33,7 +40,7 @@ class Turn:
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._kept: asyncio.Future[str | None] | None = None
         # Of one that nobody here was promised: its end is looked for in the log, by whoever wants to know it.
-        self._is_watched = False
+        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.state}>"
@@ -47,24 +54,24 @@ class Turn:
 
     async def outcome(self) -> Outcome:
         """How it ended; never raises for an ending. Cancelling this only stops waiting."""
-        if self._is_watched and not self._outcome.done():
-            await self._find_outcome()
+        if self._watch is not None and not self._outcome.done():
+            await self._find_outcome(self._watch)
         return await asyncio.shield(self._outcome)
 
-    def watch(self) -> None:
+    def watch(self, watch: Watch) -> None:
         """Nobody will tell it how it ends: the log says so, or will."""
-        self._is_watched = True
+        self._watch = watch
 
-    async def _find_outcome(self) -> None:
+    async def _find_outcome(self, watch: Watch) -> None:
         outcome: Outcome | None = None
-        async with aclosing(self.session.events(self._after, waits=True)) as events:
+        async with aclosing(self.session.events(self._after, waits=not watch.is_over)) as events:
             async for event in events:
                 if event.turn == self.id and event.kind == kinds.TURN_ENDED:
                     outcome = outcome_of(event.body)
                     break
         if outcome is None:
-            error = StoreError("how it ended is not in the log", hint="retention took it, or its host is gone")
-            outcome = Outcome(kind=Kind.UNKNOWN, error=error)
+            error = StoreError("what it said is not in the log", hint="retention took it, or its host is gone")
+            outcome = Outcome(kind=watch.kind or Kind.UNKNOWN, error=error)
         elif outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             outcome = replace(outcome, text=await self.kept())
         if not self._outcome.done():  # Others may have looked as well.
@@ -88,7 +95,8 @@ class Turn:
         """What the agent says in this turn, from its beginning, as ACP session updates, text as it comes; ends with the
         turn."""
         projector = self.session.dialect.projector()
-        async with aclosing(self._events(waits=True)) as events:
+        is_over = self._watch is not None and self._watch.is_over
+        async with aclosing(self._events(waits=not is_over)) as events:
             async for event in events:
                 if event.kind == kinds.UPDATE:
                     for update in projector.project(event.data):

@@ -1,0 +1,96 @@
+"""The commands of a host: those that run, those that have ended and are still kept, and who was told of their end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+
+from banksman.errors import UsageError
+from banksman.run.commands.command import Command
+from banksman.run.waiters import Waiters
+
+log = logging.getLogger("banksman")
+
+# Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
+UNREPORTED_MAX = 10_000
+
+
+class Shelf:
+    """Finished commands are kept by count and by age; the end of each that a report is owed of is reported once."""
+
+    def __init__(self, *, finished_max: int, finished_seconds_max: float) -> None:
+        self._finished_max = finished_max
+        self._finished_seconds_max = finished_seconds_max
+        self._running: dict[str, Command] = {}
+        # Those that have ended, oldest first, each with the time of its end.
+        self._ended: deque[tuple[float, Command]] = deque()
+        self._unreported: dict[str, Command] = {}
+        self._endings = Waiters()
+
+    def __str__(self) -> str:
+        return f"{len(self._running)} running, {len(self._ended)} ended"
+
+    def add(self, command: Command) -> None:
+        self._running[command.id] = command
+
+    def end(self, command: Command) -> None:
+        self._running.pop(command.id, None)
+        self._ended.append((time.monotonic(), command))
+        self._forget_old()
+        self._endings.wake()
+
+    def running(self) -> list[Command]:
+        return list(self._running.values())
+
+    def all(self) -> list[Command]:
+        self._forget_old()
+        return [*(command for _at, command in self._ended), *self._running.values()]
+
+    def find(self, id: str) -> Command:
+        for command in self.all():
+            if command.id == id:
+                return command
+        raise UsageError(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
+
+    async def wait_empty(self) -> None:
+        """Until none runs."""
+        while self._running:
+            await self._endings.wait()
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+    def owe_report(self, command: Command) -> None:
+        """From here on its end is news, also if it has ended already."""
+        self._unreported[command.id] = command
+        if len(self._unreported) > UNREPORTED_MAX:
+            oldest = next(iter(self._unreported))
+            del self._unreported[oldest]
+            log.warning("! nobody takes the reports of ended commands: that of %s is dropped", oldest)
+        self._endings.wake()
+
+    def take_ended(self) -> list[Command]:
+        ended = [command for command in self._unreported.values() if command.is_over]
+        for command in ended:
+            del self._unreported[command.id]
+        return ended
+
+    async def wait_ended(self) -> list[Command]:
+        while not (ended := self.take_ended()):
+            await self._endings.wait()
+        return ended
+
+    def _forget_old(self) -> None:
+        oldest = time.monotonic() - self._finished_seconds_max
+        while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
+            self._ended.popleft()
+        # A report is owed however many there are, but not for ever to somebody who never asks.
+        for command in [command for command in self._unreported.values() if command.ended_before(oldest)]:
+            del self._unreported[command.id]
+
+    def abandon(self) -> None:
+        """The loop is closed: see `Command.abandon`."""
+        # One by one: hosts of several threads may notice this at the same time.
+        with contextlib.suppress(KeyError):
+            while True:
+                self._running.popitem()[1].abandon()
