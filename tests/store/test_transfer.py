@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import os
+import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core.event import SENT, TURN_QUEUED, UPDATE, Entry, Event, entry
+from banksman.core import past as pasts
+from banksman.core.config import Config
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.event import (
+    PROCESS_STARTED,
+    SENT,
+    SESSION_IMPORTED,
+    SESSION_OPENED,
+    TURN_QUEUED,
+    UPDATE,
+    Entry,
+    Event,
+    entry,
+)
+from banksman.core.redaction import REDACTED, Redactor
 from banksman.errors import NameTaken, StoreError, StoreFull, UsageError
 from banksman.store import transfer
+from banksman.store.log import Chunk
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
 from banksman.store.transfer import export, export_to, import_session, write_new
 
 AT = 1700000000.25
+# As an engine of another session's would have it, and more than any number of ours comes to.
+NUMBER_MAX = 1 << 53
 
 # One of each sort: ours; ours, as another encoder would write it; frames that are JSON, text, and neither.
 ENTRIES: list[Entry] = [
@@ -72,11 +93,28 @@ async def exported(log: MemoryLog, session: str = "s-1") -> list[bytes]:
     return [line async for line in export(log, session)]
 
 
-async def everything(log: MemoryLog, session: str) -> list[tuple[Any, ...]]:
+async def everything(log: MemoryLog | SqliteLog, session: str) -> list[tuple[Any, ...]]:
     events: list[Event] = []
     while (page := await log.read(session, events[-1].seq if events else log.head(session).first - 1)).events:
         events += page.events
     return [(event.seq, event.epoch, event.at, event.turn, event.kind, event.data) for event in events]
+
+
+async def imported(log: MemoryLog | SqliteLog, session: str, times: int = 1) -> list[tuple[Any, ...]]:
+    """Everything that was in the file; behind it is one event for each time that it was imported."""
+    events = await everything(log, session)
+    assert [event[4] for event in events[-times:]] == [SESSION_IMPORTED] * times
+    return events[:-times]
+
+
+def chunks_of(path: Path) -> Iterator[Chunk]:
+    """Of the file alone, and nothing else checked."""
+    return transfer._chunks(transfer._Reader(str(path)))  # pyright: ignore[reportPrivateUsage]
+
+
+def snapshot_at(seq: int) -> bytes:
+    """Of that many events which change nothing."""
+    return pasts.encode(pasts.fold(pasts.beginning(Config(dialect=CLAUDE)), [(None, UPDATE, b"")] * seq))
 
 
 # -- out and in again ------------------------------------------------------------------------------------------------
@@ -85,13 +123,13 @@ async def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     await written(one)
     await export_to(one, "s-1", tmp_path / "file")
     count = await import_session(other, tmp_path / "file", session="s-2", name="another")
-    assert count == len(ENTRIES) + 3
-    assert await everything(other, "s-2") == await everything(one, "s-1")
+    assert count == len(ENTRIES) + 3 + 1
+    assert await imported(other, "s-2") == await everything(one, "s-1")
     known = other.find("another")
     assert known is not None
     assert (known.id, known.agent, known.seq, known.owner) == ("s-2", "claude", count, None)
-    # And once more: the file's lines are the same, but for whose they are.
-    assert (await exported(other, "s-2"))[1:-1] == (await exported(one))[1:-1]
+    # And once more: the file's lines are the same, but for whose they are, and one that says where they are from.
+    assert (await exported(other, "s-2"))[1:-2] == (await exported(one))[1:-1]
     await one.close()
     await other.close()
 
@@ -104,11 +142,11 @@ async def test_a_session_moves_between_engines_and_a_bad_file_leaves_nothing_in_
     await import_session(disk, tmp_path / "first", session="s-2", name="another")
     await export_to(disk, "another", tmp_path / "second")
     await import_session(again, tmp_path / "second", session="s-3", name=None)
-    assert await everything(again, "s-3") == await everything(memory, "s-1")
+    assert await imported(again, "s-3", times=2) == await everything(memory, "s-1")
     bad = tmp_path / "bad"
     bad.write_bytes((tmp_path / "first").read_bytes()[:-20])
     with pytest.raises(UsageError, match="was cut here"):
-        await disk.restore("s-4", name=None, agent="", chunks=lambda: transfer._chunks(str(bad)))  # pyright: ignore[reportPrivateUsage]
+        await disk.restore("s-4", name=None, agent="", chunks=lambda: chunks_of(bad))
     assert [known.id for known in disk.sessions()] == ["s-2"]
     for log in (memory, disk, again):
         await log.close()
@@ -128,7 +166,7 @@ def test_any_data_comes_back_byte_for_byte(given: list[tuple[str, bytes]]) -> No
             file.write(b"".join(lines))
             file.flush()
             await import_session(other, file.name, session="s-1", name=None)
-        assert await everything(other, "s-1") == await everything(one, "s-1")
+        assert await imported(other, "s-1") == await everything(one, "s-1")
         await one.close()
         await other.close()
 
@@ -168,12 +206,13 @@ async def test_a_session_that_lost_its_beginning_keeps_its_numbers(tmp_path: Pat
     one, other = MemoryLog(bytes_max=4000), MemoryLog()
     epoch = await one.claim("s-1")
     for after in range(0, 40, 2):
-        await append(one, "s-1", epoch, after, [(None, UPDATE, b"x" * 300)] * 2, snapshot=b"so far")
+        await append(one, "s-1", epoch, after, [(None, UPDATE, b"x" * 300)] * 2, snapshot=snapshot_at(after + 2))
     first = one.head("s-1").first
     assert first > 1
     await export_to(one, "s-1", tmp_path / "file")
-    assert await import_session(other, tmp_path / "file", session="s-1", name=None) == 41 - first
-    assert await everything(other, "s-1") == await everything(one, "s-1")
+    assert await import_session(other, tmp_path / "file", session="s-1", name=None) == 42 - first
+    assert await imported(other, "s-1") == await everything(one, "s-1")
+    assert await other.snapshot("s-1") == await one.snapshot("s-1")
     await one.close()
     await other.close()
 
@@ -194,10 +233,10 @@ async def test_many_events_of_one_time_come_in_several_chunks(tmp_path: Path, mo
     one, other = MemoryLog(), MemoryLog()
     await append(one, "s-1", await one.claim("s-1"), 0, [(None, UPDATE, b"%d" % n) for n in range(10)])
     await export_to(one, "s-1", tmp_path / "file")
-    chunks = list(transfer._chunks(str(tmp_path / "file")))  # pyright: ignore[reportPrivateUsage]
+    chunks = list(chunks_of(tmp_path / "file"))
     assert [(chunk.first, len(chunk.entries)) for chunk in chunks] == [(1, 3), (4, 3), (7, 3), (10, 1)]
     await import_session(other, tmp_path / "file", session="s-1", name=None)
-    assert await everything(other, "s-1") == await everything(one, "s-1")
+    assert await imported(other, "s-1") == await everything(one, "s-1")
     await one.close()
     await other.close()
 
@@ -210,6 +249,102 @@ async def test_where_there_is_nothing_nothing_is_exported(session: str, tmp_path
         await export_to(log, session, tmp_path / "file")
     assert os.listdir(tmp_path) == []
     await log.close()
+
+
+# -- what is before the import was said elsewhere --------------------------------------------------------------------
+async def test_behind_what_was_imported_stands_that_it_was_and_where_from(tmp_path: Path) -> None:
+    one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
+    await written(one)
+    await export_to(one, "s-1", tmp_path / "file")
+    before = time.time()
+    count = await import_session(other, tmp_path / "file", session="s-2", name=None)
+    last = (await everything(other, "s-2"))[-1]
+    seq, epoch, at, turn, kind, data = last
+    assert (seq, epoch, turn, kind) == (count, 2, None, SESSION_IMPORTED)
+    assert before <= at <= time.time()
+    assert json.loads(data) == {"origin": "s-1", "at": at}
+    await one.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+async def test_an_imported_session_is_not_started_by_what_the_file_says(is_trimmed: bool, tmp_path: Path) -> None:
+    """Neither by an event of it nor by its snapshot, the last event of which may be the file's last."""
+    config = Config(dialect=CLAUDE)
+    opened = entry(None, SESSION_OPENED, command=["/bin/sh"], resume=None, fork=False)
+    started = entry(None, PROCESS_STARTED, process=1, born=["boot", 2, 3, 4, 5, 6, 7])
+    past = pasts.fold(pasts.beginning(config), [opened, started])
+    assert past.opened is not None
+    assert past.process is not None
+    one, other = MemoryLog(), MemoryLog()
+    epoch = await one.claim("s-1")
+    await append(one, "s-1", epoch, 0, [opened])
+    await append(one, "s-1", epoch, 1, [started], snapshot=pasts.encode(past))
+    assert await one.trim("s-1", 2 if is_trimmed else 1) == 1 + is_trimmed
+    await export_to(one, "s-1", tmp_path / "file")
+    await import_session(other, tmp_path / "file", session="s-1", name=None)
+    kept = await other.snapshot("s-1")
+    assert (kept is not None) == is_trimmed
+    past = pasts.beginning(config) if kept is None else pasts.decode(kept.data, config)
+    past = pasts.fold_events(past, (await other.read("s-1", past.session.head)).events)
+    assert past.session.head == 3
+    assert (past.opened, past.process) == (None, None)
+    await one.close()
+    await other.close()
+
+
+async def test_a_file_that_is_another_at_the_second_reading_makes_no_session(tmp_path: Path) -> None:
+    """Else the snapshot of the one might be of the event that the other is closed with, and hide it."""
+    one, other = MemoryLog(), MemoryLog()
+    await append(one, "s-1", await one.claim("s-1"), 0, ENTRIES[8:])
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(snapshot(5, snapshot_at(5))(await exported(one))))
+    await append(one, "s-2", await one.claim("s-2"), 0, ENTRIES[9:])
+    await export_to(one, "s-2", tmp_path / "another")
+    restore = other.restore
+
+    async def late(*args: Any, **how: Any) -> None:
+        os.replace(tmp_path / "another", path)
+        await restore(*args, **how)
+
+    other.restore = late
+    with pytest.raises(UsageError, match="changed while"):
+        await import_session(other, path, session="s-1", name=None)
+    assert other.sessions() == []
+    await one.close()
+    await other.close()
+
+
+async def test_secrets_do_not_come_in_by_what_says_where_it_is_from_either(tmp_path: Path) -> None:
+    one, other = MemoryLog(), MemoryLog()
+    await append(one, "hunter2hunter2", await one.claim("hunter2hunter2"), 0, ENTRIES[:1])
+    await export_to(one, "hunter2hunter2", tmp_path / "file")
+    redactor = Redactor(["hunter2hunter2"])
+    await import_session(other, tmp_path / "file", session="s-1", name=None, redactor=redactor)
+    assert json.loads((await everything(other, "s-1"))[-1][5])["origin"] == REDACTED
+    await one.close()
+    await other.close()
+
+
+async def test_at_the_largest_numbers_a_session_can_be_gone_on_with_and_deleted(tmp_path: Path) -> None:
+    one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
+    await append(one, "s-1", await one.claim("s-1"), 0, ENTRIES[:1])
+    header, line, footer = [json.loads(line) for line in await exported(one)]
+    last = NUMBER_MAX - 1
+    saved = json.loads(snapshot_at(0)) | {"head": last - 1}
+    header |= {"first": last, "last": last, "snapshot_seq": last - 1, "snapshot": json.dumps(saved)}
+    line |= {"seq": last, "epoch": NUMBER_MAX}
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(hashed([transfer.line_of(value) for value in (header, line, footer)])))
+    await import_session(other, path, session="s-2", name=None)
+    epoch = await other.claim("s-2")
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    other.append("s-2", epoch, other.head("s-2").seq, AT, ENTRIES[:1], answer.set_result)
+    assert await answer is None
+    await other.delete("s-2")
+    assert await other.claim("s-3") >= 1
+    await one.close()
+    await other.close()
 
 
 # -- files that are not whole ----------------------------------------------------------------------------------------
@@ -229,6 +364,11 @@ def changed(number: int, **members: Any) -> Callable[[list[bytes]], list[bytes]]
         return hashed(lines)
 
     return change
+
+
+def snapshot(seq: int, data: bytes) -> Callable[[list[bytes]], list[bytes]]:
+    """With a snapshot in the header."""
+    return changed(1, snapshot_seq=seq, snapshot=data.decode())
 
 
 def edited(lines: list[bytes]) -> list[bytes]:
@@ -260,13 +400,32 @@ BAD: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, str]] = {
     "no agent": (changed(1, agent=None), 1, "agent"),
     "no range": (changed(1, first=0), 1, "no events from"),
     "a range that falls": (changed(1, last=0), 1, "no events from"),
+    "a range to the last of all numbers": (changed(1, last=NUMBER_MAX), 1, "no events from"),
+    "no id": (changed(1, id=...), 1, "id"),
+    "an id that is no text": (changed(1, id="\ud800"), 1, "id"),
+    "an agent that is no text": (changed(1, agent="\ud800"), 1, "agent"),
+    "an agent that is a book": (changed(1, agent="x" * 1000), 1, "agent"),
+    "a beginning that nothing stands for": (changed(1, first=3), 1, "without a snapshot"),
+    "a snapshot without a seq": (changed(1, snapshot="{}"), 1, "with a seq"),
+    "a snapshot past the end": (snapshot(17, snapshot_at(17)), 1, "not of the events"),
+    "a snapshot of other events": (snapshot(3, snapshot_at(10**6)), 1, "of the events up to 1000000"),
+    "a snapshot of nobody": (snapshot(3, b'{"version":1,"head":3,"mood":"good"}'), 1, "cannot be read"),
+    "a snapshot that is no JSON": (snapshot(3, b"so far"), 1, "cannot be read"),
+    "a snapshot that is no text": (changed(1, snapshot_seq=3, snapshot="\ud800"), 1, "cannot be read"),
+    "a snapshot too deep": (snapshot(3, b'{"version":1,"head":3,"opened":{"a":' + b"[" * 9999), 1, "cannot be read"),
+    "a snapshot of a newer version": (snapshot(3, b'{"version":2}'), 1, "newer"),
+    "a snapshot with an absurd number": (snapshot(3, b'{"version":1,"head":1e400}'), 1, "cannot be read"),
     "a seq that is none": (changed(2, seq="1"), 2, "numbers"),
     "a seq that is a bool": (changed(2, seq=True), 2, "numbers"),
     "an epoch past all numbers": (changed(2, epoch=1 << 63), 2, "numbers"),
+    "an epoch that leaves no room": (changed(2, epoch=NUMBER_MAX + 1), 2, "numbers"),
     "an epoch that falls": (changed(2, epoch=2), 3, "falls"),
     "no time": (changed(2, at=None), 2, "time"),
     "a time that is none": (changed(2, at=float("nan")), 2, "time"),
+    "a time past all numbers": (changed(2, at=10**400), 2, "time"),
     "a turn that is none": (changed(2, turn=7), 2, "turn"),
+    "a turn that is no text": (changed(2, turn="\ud800"), 2, "turn"),
+    "a kind that is no text": (changed(2, kind="\ud800"), 2, "kind"),
     "no kind": (changed(2, kind=""), 2, "kind"),
     "no data": (changed(2, body=...), 2, "either"),
     "two sorts of data": (changed(2, data64=""), 2, "either"),
@@ -362,14 +521,42 @@ async def test_an_import_takes_nobodys_place(tmp_path: Path) -> None:
     await log.close()
 
 
-@pytest.mark.parametrize("name", ["missing", "folder", "file/below"])
-async def test_a_file_that_cannot_be_read_is_the_callers_to_find(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["missing", "folder", "file/below", "pipe", "link to pipe", "socket", "/dev/zero", "/dev/tty", "a\0b", "x" * 999],
+)
+async def test_what_is_no_file_that_can_be_read_is_refused_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link to pipe").symlink_to("pipe")
     log = MemoryLog()
-    with pytest.raises(UsageError, match="cannot read"):
-        await import_session(log, tmp_path / name, session="s-1", name=None)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(tmp_path / "socket"))
+        with unstuck(tmp_path / "pipe"), pytest.raises(UsageError, match="cannot read") as refused:
+            await import_session(log, tmp_path / name, session="s-1", name=None)
+    assert refused.value.hint
+    assert log.sessions() == []
     await log.close()
+
+
+@contextlib.contextmanager
+def unstuck(pipe: Path) -> Iterator[None]:
+    """Who waits for a writer of the pipe is given one in the end: a thread that waits for ever would keep the whole run
+    from its end, and nobody would see what failed."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # Nobody reads, as it should be.
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+    late = threading.Timer(10, write)
+    late.start()
+    try:
+        yield
+    finally:
+        assert late.is_alive(), "somebody waited for a writer"
+        late.cancel()
+        late.join()
 
 
 # -- the file itself -------------------------------------------------------------------------------------------------

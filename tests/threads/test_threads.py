@@ -130,7 +130,7 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 
 # -- the same names --------------------------------------------------------------------------------------------------
 # What the shell awaits of its own objects, and callers do not.
-INNER = {"Host": {"run"}, "Session": {"events", "wait_left"}, "Turn": {"complete", "kept"}, "Command": {"wait_started"}}
+INNER = {"Host": {"run"}, "Session": {"events"}, "Turn": {"complete", "kept"}, "Command": {"wait_started"}}
 # What callers may use without waiting. The rest of what is not async is the shell's own.
 LOOKED_AT = {
     "Host": {"__init__", "session", "sessions", "commands", "command", "take_ended"},

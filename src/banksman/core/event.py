@@ -32,6 +32,7 @@ PROCESS_BACKED_OFF = "process.backed_off"
 QUESTION_ASKED = "question.asked"
 QUESTION_ANSWERED = "question.answered"
 SESSION_OPENED = "session.opened"  # how, so that whoever finds it can go on with it
+SESSION_IMPORTED = "session.imported"  # what is before it was said elsewhere
 SESSION_RECOVERED = "session.recovered"  # its host had died; what was open is settled
 SESSION_CONVERSATION = "session.conversation"
 SESSION_SETTING = "session.setting"

@@ -40,7 +40,7 @@ class Started:
 
     pid: int
     at: float
-    born: tuple[str, int, int, int, int] | None = None
+    born: tuple[str, int, int, int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

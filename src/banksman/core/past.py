@@ -53,14 +53,20 @@ class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Born(msgspec.Struct, frozen=True, array_like=True):
-    """The process that was started last: its pid and its keeper's, each with the time of its start, which no other
-    process of that pid has, in this boot of the machine."""
+    """The process that was started last: its pid, its keeper's and its host's, each with the time of its start, which
+    no other process of that pid has, in this boot of the machine."""
 
     boot: str
     pid: int
     started: int
     keeper: int
     keeper_started: int
+    host: int = 0
+    host_started: int = 0
+
+    @property
+    def parts(self) -> tuple[str, int, int, int, int, int, int]:
+        return msgspec.structs.astuple(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +107,16 @@ def _fold(past: Past, event: Event) -> Past:
             assert event.turn is not None
             key = Key(event.body["key"], event.turn, event.seq - 1)
             return replace(past, keys=(*(k for k in past.keys if k.key != key.key), key)[-KEYS_MAX:])
-        case kinds.TURN_ENDED if any(key.turn == event.turn for key in past.keys):
-            kind = Kind(event.body["outcome"])
-            keys = (Key(k.key, k.turn, k.after, kind) if k.turn == event.turn else k for k in past.keys)
-            return replace(past, keys=tuple(keys))
+        case kinds.TURN_ENDED:
+            return _end(past, event)
+        case kinds.SESSION_IMPORTED:
+            # How it was opened there, and which process it had, says nothing about this place.
+            return replace(past, opened=None, process=None)
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(event.body["question"], event.turn)
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
         case kinds.QUESTION_ANSWERED:
             left = tuple(question for question in past.questions if question.id != event.body["question"])
-            return replace(past, questions=left)
-        case kinds.TURN_ENDED if any(question.turn == event.turn for question in past.questions):
-            # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
-            left = tuple(OpenQuestion(q.id, None) if q.turn == event.turn else q for q in past.questions)
             return replace(past, questions=left)
         case kinds.SESSION_STORE_RETURNED:
             # While the log was broken nothing was written, no answer either; and the process that had asked was ended.
@@ -122,6 +125,19 @@ def _fold(past: Past, event: Event) -> Past:
             return replace(past, process=msgspec.convert(event.body.get("born"), Born | None))
         case _:
             return past
+
+
+def _end(past: Past, event: Event) -> Past:
+    """Mostly there is nothing of it: neither a key, nor a question."""
+    if any(key.turn == event.turn for key in past.keys):
+        kind = Kind(event.body["outcome"])
+        keys = (Key(k.key, k.turn, k.after, kind) if k.turn == event.turn else k for k in past.keys)
+        past = replace(past, keys=tuple(keys))
+    if any(question.turn == event.turn for question in past.questions):
+        # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
+        left = (OpenQuestion(q.id, None) if q.turn == event.turn else q for q in past.questions)
+        past = replace(past, questions=tuple(left))
+    return past
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------------

@@ -132,7 +132,8 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
     """It was to be added to the turn, and nothing of it was sent before the turn was over."""
-    ask = next(ask for ask in turn.steered if ask.id == event.turn)
+    ask = next((ask for ask in turn.steered if ask.id == event.turn), None)
+    assert ask is not None, f"{event.turn} was not to be added to {turn.id}"
     again = replace(queued(ask), attempt=event.body["attempt"])
     rest = replace(turn, steered=tuple(other for other in turn.steered if other is not ask))
     return replace(state, turn=rest, queue=arbiter.requeue(state.queue, again))

@@ -181,7 +181,7 @@ class ProcessStarted:
     at: float
     process: int
     pid: int
-    born: tuple[str, int, int, int, int] | None = None
+    born: tuple[str, int, int, int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,10 +108,12 @@ class Host:
         if self._settles is not Settles.WHEN_NEEDED:
             try:
                 await self._own_sessions().settle()
-            except StoreError as exc:
-                if self._settles is Settles.AT_START:
+            except BaseException as exc:
+                if self._settles is Settles.AT_START_IF_IT_CAN and isinstance(exc, StoreError):
+                    log.warning("! the store cannot be used, and sessions need it: %s", exc)
+                else:
+                    await self.close()  # Nobody else will: it was not entered.
                     raise
-                log.warning("! the store cannot be used, and sessions need it: %s", exc)
         return self
 
     async def __aexit__(

@@ -20,6 +20,12 @@ session. Else it has none: a snapshot is made of the events, and another version
 An import reads the file twice, both times one line after the other, so that neither a large file nor a bad one costs
 memory, or leaves half a session: first all of it is looked at, then the engine takes it. The second reading checks
 as much as the first, since the file may be another by then, and the engine takes all or nothing.
+
+The hash says that a file is whole, not who wrote it: it may be a stranger's. So behind its events an import writes one
+of its own, `session.imported`, with the id that the session had there and the time. All before it is history, to be
+read; how the session was opened, and which process it had, is forgotten at it (see core/past.py): whoever wants to go
+on with the session opens it by its name, with a command of its own. What is exported after an import has that event,
+and each further import adds another.
 """
 
 from __future__ import annotations
@@ -31,15 +37,19 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import secrets
+import stat
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeGuard, cast
 
-from banksman.core.event import SENT, UPDATE, Entry, Event, entry
+from banksman.core import past as pasts
+from banksman.core.config import Config
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.event import SENT, SESSION_IMPORTED, UPDATE, Entry, Event, entry
 from banksman.core.redaction import Redactor
-from banksman.errors import StoreError, StoreFull, UsageError
+from banksman.errors import StoreError, StoreFull, StoreTooNew, UsageError
 from banksman.store.log import Chunk, Known, Log, Snapshot
 
 VERSION = 1
@@ -53,8 +63,17 @@ CHUNK_EVENTS_MAX = 1000
 CHUNK_BYTES_MAX = 4 << 20
 # Lines are gathered to this before a thread writes them.
 WRITE_BYTES = 1 << 20
-# Whatever an engine keeps such a number in has room for it.
-NUMBER_MAX = (1 << 63) - 1
+# What any JSON holds exactly, and whatever an engine keeps it in has room to count on from there.
+NUMBER_MAX = 1 << 53
+# An id or the name of an agent: it is listed and logged.
+WORD_CHARACTERS_MAX = 255
+# What the path itself is to blame for. ENXIO, ENODEV: a socket, and a device that nothing is behind.
+NOT_TO_BE_READ = frozenset(
+    (
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+        *(errno.ENXIO, errno.ENODEV, errno.EINVAL),
+    )
+)
 
 AGAIN = "export it again, and copy the file whole"
 
@@ -267,6 +286,7 @@ def _unwritable(target: str, exc: OSError) -> UsageError | StoreError:
 
 # -- in --------------------------------------------------------------------------------------------------------------
 class _Header(NamedTuple):
+    id: str
     agent: str
     first: int
     last: int
@@ -285,7 +305,8 @@ class _Line(NamedTuple):
 async def import_session(
     log: Log, path: str | os.PathLike[str], *, session: str, name: str | None, redactor: Redactor | None = None
 ) -> int:
-    """Make a session of an exported file, under this id and name: how many events it has.
+    """Make a session of an exported file, under this id and name: how many events it has, with the one that says that
+    it was imported. It is data: nothing is started by what the file says, now or later; see the module.
 
     `UsageError` says which line is wrong, and nothing is written. So it is if there is such a session, and `NameTaken`
     if the name is another's. `redactor`: what must not come into this store. Cancelled while the file is looked at,
@@ -295,14 +316,14 @@ async def import_session(
     header = await asyncio.to_thread(_check, file)
 
     def chunks() -> Iterator[Chunk]:
-        for chunk in _chunks(file):
+        for chunk in _history(file, header):
             yield chunk if redactor is None else chunk._replace(entries=redactor.entries(chunk.entries))
 
     snapshot = header.snapshot
     if snapshot is not None and redactor is not None:
         snapshot = snapshot._replace(data=redactor.redact(snapshot.data))
     await log.restore(session, name=name, agent=header.agent, chunks=chunks, snapshot=snapshot)
-    return header.last - header.first + 1
+    return header.last + 1 - header.first + 1
 
 
 def _check(path: str) -> _Header:
@@ -313,11 +334,26 @@ def _check(path: str) -> _Header:
     return reader.header
 
 
-def _chunks(path: str) -> Generator[Chunk]:
+def _history(path: str, header: _Header) -> Generator[Chunk]:
+    """What the engine takes: the events of the file that was looked at, and behind them that they were imported."""
+    reader = _Reader(path)
+    epoch = 1
+    for chunk in _chunks(reader):
+        epoch = chunk.epoch
+        yield chunk
+    if reader.header != header:
+        # The snapshot is the first reading's. With fewer events now, it might be of the one that comes next, and who
+        # goes on from it would not see that.
+        raise UsageError(f"{path} was changed while it was read", hint="try again, when nobody writes it", path=path)
+    now = time.time()
+    yield Chunk(header.last + 1, epoch, now, [entry(None, SESSION_IMPORTED, origin=header.id, at=now)])
+
+
+def _chunks(reader: _Reader) -> Generator[Chunk]:
     """The events, those together that have their epoch and time in common."""
     waiting: list[_Line] = []
     weight = 0
-    for line in _Reader(path).lines():
+    for line in reader.lines():
         if waiting:
             is_other = (line.epoch, line.at) != (waiting[0].epoch, waiting[0].at)
             if is_other or len(waiting) >= CHUNK_EVENTS_MAX or weight >= CHUNK_BYTES_MAX:
@@ -343,13 +379,30 @@ class _Reader:
 
     def lines(self) -> Generator[_Line]:
         try:
-            with open(self._path, "rb") as file:
+            with self._open() as file:
                 yield from self._lines(file)
-        except (FileNotFoundError, IsADirectoryError, PermissionError, NotADirectoryError) as exc:
-            hint = "a file that was exported, and that we may read"
-            raise UsageError(f"cannot read {self._path}: {exc.strerror}", hint=hint, path=self._path) from exc
         except OSError as exc:
+            if exc.errno in NOT_TO_BE_READ:
+                raise self._unreadable(exc.strerror) from exc
             raise StoreError(f"cannot read {self._path}: {exc.strerror}", path=self._path) from exc
+
+    def _open(self) -> BinaryIO:
+        """A regular file, or nothing: what waits for somebody else, a pipe or a device, might keep the thread for ever,
+        and the interpreter's exit waits for the thread. So the open itself must not wait, nor make a terminal ours."""
+        if "\0" in self._path:
+            raise self._unreadable("no path holds a zero byte")
+        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise self._unreadable("it is no regular file")
+            return open(fd, "rb")
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _unreadable(self, why: str | None) -> UsageError:
+        hint = "a file that was exported, and that we may read"
+        return UsageError(f"cannot read {self._path}: {why}", hint=hint, path=self._path)
 
     def _lines(self, file: BinaryIO) -> Generator[_Line]:
         digest = hashlib.sha256()
@@ -408,32 +461,48 @@ class _Reader:
         if version != VERSION:
             self._refuse(f"a newer Banksman has written this, in version {version}", "use that one, or a newer one")
         first, last = value.get("first"), value.get("last")
-        if not _is_number(first) or not _is_number(last) or last < first:
+        # The import itself adds one.
+        if not _is_number(first) or not _is_number(last) or last < first or last >= NUMBER_MAX:
             self._refuse(f"there are no events from {first!r:.40} to {last!r:.40}", AGAIN)
-        agent = value.get("agent")
-        if not isinstance(agent, str):
-            self._refuse("the agent is no text", AGAIN)
-        return _Header(agent, first, last, self._snapshot(value, first, last))
+        id, agent = value.get("id"), value.get("agent")
+        if not _is_word(id) or not _is_word(agent):
+            self._refuse(f"id and agent are texts, of at most {WORD_CHARACTERS_MAX} printable characters", AGAIN)
+        return _Header(id, agent, first, last, self._snapshot(value, first, last))
 
     def _snapshot(self, value: dict[str, Any], first: int, last: int) -> Snapshot | None:
         seq, data = value.get("snapshot_seq"), value.get("snapshot")
         if seq is None and data is None:
+            if first > 1:
+                self._refuse(f"there are events from {first} on, without a snapshot of those before", AGAIN)
             return None
         if not _is_number(seq) or not isinstance(data, str):
             self._refuse("the snapshot is a text, with a seq", AGAIN)
         snapshot = Snapshot(seq, data.encode(errors="surrogatepass"))
         if not snapshot.is_beside(first, last):
             self._refuse(f"the snapshot at {seq} is not of the events from {first} to {last}", AGAIN)
+        self._check_snapshot(snapshot)
         return snapshot
+
+    def _check_snapshot(self, snapshot: Snapshot) -> None:
+        """Whoever opens the session goes on from it, and would be refused for ever if it were of other events."""
+        try:
+            # The configuration is the opener's, and nothing that a snapshot says depends on it.
+            head = pasts.decode(snapshot.data, Config(dialect=CLAUDE)).session.head
+        except StoreTooNew as exc:
+            self._refuse(f"a newer Banksman has written this: {exc}", "use that one, or a newer one", exc)
+        except (ValueError, TypeError, OverflowError) as exc:
+            self._refuse(f"the snapshot cannot be read: {exc}"[:200], AGAIN, exc)
+        if head != snapshot.seq:
+            self._refuse(f"the snapshot at {snapshot.seq} is of the events up to {head}", AGAIN)
 
     def _line(self, value: dict[str, Any]) -> _Line:
         seq, epoch, at = value.get("seq"), value.get("epoch"), value.get("at")
         turn, kind = value.get("turn"), value.get("kind")
         if not _is_number(seq) or not _is_number(epoch):
             self._refuse("seq and epoch are numbers from 1 on", AGAIN)
-        if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+        if not _is_time(at):
             self._refuse("the time is no number", AGAIN)
-        if not (turn is None or isinstance(turn, str)) or not isinstance(kind, str) or not kind:
+        if not (turn is None or _is_text(turn)) or not _is_text(kind) or not kind:
             self._refuse("the turn is a text or null, and the kind is a text", AGAIN)
         return _Line(seq, epoch, float(at), (turn, kind, self._data(kind, value)))
 
@@ -465,3 +534,18 @@ class _Reader:
 
 def _is_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= NUMBER_MAX
+
+
+def _is_time(value: Any) -> TypeGuard[int | float]:
+    """Compared, not converted: an integer may be larger than any float."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -NUMBER_MAX <= value <= NUMBER_MAX
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Not with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_word(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= WORD_CHARACTERS_MAX and value.isprintable()

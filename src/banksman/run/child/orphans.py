@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
 
+from banksman.errors import Refused
 from banksman.run.child import system
 from banksman.run.child.keeper.sweep import SIGKILL, Sweep
 from banksman.run.child.keeper.tree import name_of, open_member, read_stat
@@ -26,7 +28,7 @@ KEEPER_SECONDS_MAX = 30.0
 KILLED_SECONDS_MAX = 5.0
 
 Member = tuple[int, int]  # pid and start
-Born = tuple[str, int, int, int, int]  # boot, pid and its start, keeper's pid and its start
+Born = tuple[str, int, int, int, int, int, int]  # the boot; pid and start of the process, its keeper and its host
 
 
 def boot_id() -> str:
@@ -39,30 +41,49 @@ def boot_id() -> str:
 
 def trace(pid: int) -> Born | None:
     """By what a process of ours and its keeper, which is its parent, can be known later; None: it cannot be seen."""
+    me = os.getpid()
     try:
-        stat = read_stat(pid)
+        stat, mine = read_stat(pid), read_stat(me)
         keeper = None if stat is None else read_stat(stat[0])
     except OSError:
         return None
-    if stat is None:
+    if stat is None or keeper is None or mine is None:
         return None
-    return boot_id(), pid, stat[2], stat[0], 0 if keeper is None else keeper[2]
+    return boot_id(), pid, stat[2], stat[0], keeper[2], me, mine[2]
+
+
+async def wait(born: Born) -> None:
+    """Until its keeper has ended it, if it is still at it. Signals nobody.
+
+    Raises `Refused` at once if another process is its host, and lives: what is read here is a copy of what that one
+    writes. And after a while, if the keeper does not come to an end. Cancelled, it only stops waiting.
+    """
+    boot, pid, started, *others = born
+    keeper, host = (others[0], others[1]), (others[2], others[3])
+    if boot != boot_id() or not (_is_there(keeper) or _is_there((pid, started))):
+        return
+    if host[0] != os.getpid() and _is_there(host):
+        hint = "is this a copy of its store? The session goes on there"
+        raise Refused(f"the session's process {pid} has a host that lives, process {host[0]}", hint=hint, pid=host[0])
+    # A keeper that lives is never killed: it is about to end its tree, and is the only one that can prove that it has.
+    if not await _wait_gone(keeper, KEEPER_SECONDS_MAX):
+        hint = "wait for it: two processes must not go on with one conversation"
+        raise Refused(f"the session's process {pid} is still being ended, by process {keeper[0]}", hint=hint, pid=pid)
 
 
 async def end(born: Born) -> list[str]:
-    """Until nothing is left of it. What had to be ended here, for people to read.
+    """Until nothing is left of it. What had to be ended here, for people to read: only where its keeper is gone, and it
+    is not. For whoever owns what it belonged to. Raises as `wait`; cancelled, it leaves things as they are."""
+    await wait(born)
+    boot, pid, started, *_ = born
+    return [] if boot != boot_id() else await _sweep((pid, started))
 
-    Cancelled, it leaves things as they are. TimeoutError: somebody is still there.
-    """
-    boot, pid, started, keeper, keeper_started = born
-    if boot != boot_id():
-        return []
-    swept: list[str] = []
-    # The keeper first: when it is gone, its tree is, unless it was killed.
-    if not await _wait_gone((keeper, keeper_started), KEEPER_SECONDS_MAX):
-        swept += await _sweep((keeper, keeper_started))
-    swept += await _sweep((pid, started))
-    return swept
+
+def _is_there(member: Member) -> bool:
+    fd = _open(member)
+    if fd is not None:
+        system.close(fd)
+    return fd is not None
 
 
 async def _sweep(root: Member) -> list[str]:
@@ -83,7 +104,7 @@ async def _sweep(root: Member) -> list[str]:
     finally:
         system.close(pidfd)
     if not await _wait_gone(root, KILLED_SECONDS_MAX):
-        raise TimeoutError(f"pid {root[0]} ({name}) does not end")
+        raise Refused(f"the session's process {root[0]} ({name}) does not end", hint="see why", pid=root[0])
     return [*sweep.names.values(), name]
 
 

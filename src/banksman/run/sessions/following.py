@@ -43,12 +43,8 @@ class Readers:
         self._holding: dict[object, asyncio.Task[Any] | None] = {}
         self._pauses = Waiters()
         self._loop = finished.get_loop()
-        self._finished_at = math.inf
-        finished.add_done_callback(self._note_end)
-
-    def _note_end(self, _: asyncio.Future[None]) -> None:
         # One moment for all who close, again and again or one session after the other.
-        self._finished_at = self._loop.time()
+        self._left_by = math.inf
 
     @property
     def _is_ours(self) -> bool:
@@ -105,8 +101,9 @@ class Readers:
     async def wait_left(self) -> None:
         """Until nobody is inside the store, or reads what it has of it; for the latter only a moment."""
         me = asyncio.current_task()
+        self._left_by = min(self._left_by, self._loop.time() + PAGE_SECONDS_MAX)
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(min(self._finished_at, self._loop.time()) + PAGE_SECONDS_MAX):
+            async with asyncio.timeout_at(self._left_by):
                 while self._reading or any(task is not me for task in self._holding.values()):
                     await self._pauses.wait()
         while self._reading:

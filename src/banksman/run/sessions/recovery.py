@@ -17,10 +17,10 @@ from banksman.core.config import Config
 from banksman.core.event import Entry
 from banksman.core.past import Past
 from banksman.core.settling import settle
-from banksman.errors import NotOwner, Refused, StoreDamaged, StoreError, StoreTooNew
+from banksman.errors import NotOwner, StoreDamaged, StoreError, StoreTooNew
 from banksman.run.child import orphans
 from banksman.run.sessions.tenure import lease_name
-from banksman.store.log import Done, Log
+from banksman.store.log import Done, Known, Log
 
 # How long another host may need for the two commits of a settling, with room to spare.
 CLAIM_ATTEMPTS_MAX = 4
@@ -46,7 +46,12 @@ async def load(store: Log, session: str, config: Config) -> Past:
             first, last = page.gap
             raise StoreDamaged(f"the events {first} to {last} of session {session} are missing", session=session)
         # In bounded pieces, and others get their turn between them.
-        past = pasts.fold_events(past, page.events)
+        try:
+            past = pasts.fold_events(past, page.events)
+        except (AssertionError, LookupError, TypeError, ValueError) as exc:
+            # Of another version, or of a file that somebody has edited.
+            message = f"the events from {page.events[0].seq} on of session {session} do not make sense: {exc!r:.200}"
+            raise StoreDamaged(message, hint="use the Banksman that wrote them", session=session) from exc
     return past
 
 
@@ -66,9 +71,9 @@ async def claim(store: Log, session: str) -> int:
     could be asked of: that is waited for."""
     for _ in range(CLAIM_ATTEMPTS_MAX - 1):
         with suppress(NotOwner):
-            return await _claim(store, session, None, "")
+            return await _claim(store, session, None, None)
         await asyncio.sleep(CLAIM_SECONDS_BETWEEN)
-    return await _claim(store, session, None, "")
+    return await _claim(store, session, None, None)
 
 
 async def create(store: Log, session: str, name: str | None, agent: str) -> int:
@@ -76,7 +81,7 @@ async def create(store: Log, session: str, name: str | None, agent: str) -> int:
     return await _claim(store, session, name, agent)
 
 
-async def _claim(store: Log, session: str, name: str | None, agent: str) -> int:
+async def _claim(store: Log, session: str, name: str | None, agent: str | None) -> int:
     claiming = asyncio.ensure_future(store.claim(session, name=name, agent=agent))
     try:
         return await asyncio.shield(claiming)
@@ -93,39 +98,39 @@ async def _claim(store: Log, session: str, name: str | None, agent: str) -> int:
         raise
 
 
-async def clean_up(store: Log, session: str, config: Config) -> None:
-    """Of a session whose host is dead: settle it, and let it be. Nobody is kept from its conversation. `NotOwner`:
-    another host was faster."""
+async def clean_up(store: Log, known: Known, config: Config) -> None:
+    """Of a session whose host was dead when it was last seen: settle it, and let it be. Nobody is kept from its
+    conversation. Whoever was faster has done it, or goes on with it."""
     # What is left of its processes may take seconds to end, in which whoever wants to go on with it should not be told
-    # that it is ours.
-    swept = await _end_orphans(session, await load(store, session, config))
-    epoch = await store.claim(session)
+    # that it is ours. So they are waited for first; but nobody is signalled by who has not claimed it.
+    past = await load(store, known.id, config)
+    if past.process is not None:
+        await orphans.wait(past.process.parts)
+    if not is_left_alone(store, known):
+        return
     try:
-        await _settle(store, session, epoch, await load(store, session, config), (), swept)
+        epoch = await _claim(store, known.id, None, None)
+    except NotOwner:
+        return
+    try:
+        await _settle(store, known.id, epoch, await load(store, known.id, config), ())
     finally:
-        store.release(session, epoch)
+        store.release(known.id, epoch)
 
 
-async def _settle(  # noqa: PLR0917
-    store: Log, session: str, epoch: int, past: Past, then: Sequence[Entry], swept: Sequence[str] = ()
-) -> Past:
-    swept = [*swept, *await _end_orphans(session, past)]
+def is_left_alone(store: Log, known: Known) -> bool:
+    """Whether nobody has had it since it was seen, and its host is still dead."""
+    now = store.find(known.id)
+    return now is not None and now.epoch == known.epoch and now.owner is not None and not now.owner.is_alive
+
+
+async def _settle(store: Log, session: str, epoch: int, past: Past, then: Sequence[Entry]) -> Past:
+    swept = [] if past.process is None else await orphans.end(past.process.parts)
     entries = [*settle(past, swept=swept), *then]
     if entries:
         await append(store, session, epoch, past.session.head, entries)
         past = pasts.fold(past, entries)
     return past
-
-
-async def _end_orphans(session: str, past: Past) -> list[str]:
-    born = past.process
-    if born is None:
-        return []
-    try:
-        return await orphans.end((born.boot, born.pid, born.started, born.keeper, born.keeper_started))
-    except TimeoutError as exc:
-        hint = "end it, or wait for it: two processes must not go on with one conversation"
-        raise Refused(f"what the session's last host left is still there: {exc}", hint=hint, session=session) from exc
 
 
 async def append(store: Log, session: str, epoch: int, seq: int, entries: Sequence[Entry]) -> None:

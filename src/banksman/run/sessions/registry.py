@@ -20,9 +20,10 @@ from banksman.core.config import Config
 from banksman.core.event import SESSION_OPENED, SESSION_SETTING, entry
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
-from banksman.errors import BanksmanError, Closed, NameTaken, NotOwner, UsageError
+from banksman.errors import Closed, NameTaken, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
+from banksman.run.sessions.following import Readers
 from banksman.run.sessions.life import Life
 from banksman.run.sessions.names import checked_id, checked_name
 from banksman.run.sessions.opening import Opening
@@ -93,6 +94,8 @@ class Sessions:
         self._settling: asyncio.Task[None] | None = None
         # Handles on sessions that are not ours, as long as somebody has one.
         self._others: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        # Whoever reads keeps its own alive, and not the session that it had it from.
+        self._readers: weakref.WeakSet[Readers] = weakref.WeakSet()
 
     # -- opening -----------------------------------------------------------------------------------------------------
     async def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
@@ -100,8 +103,8 @@ class Sessions:
         next turn on is as asked for; else it is claimed, and goes on where it was."""
         checked_name(name, self.redactor)
         async with self._at_work():
-            await self.settle()
             self._check_open()
+            self._begin_to_settle()
             return await self._open(opening, name, on_question)
 
     def _check_open(self) -> None:
@@ -121,6 +124,9 @@ class Sessions:
                         continue  # Another host was faster: it is that one, then.
                 # Whoever asks in it at this moment opens it as well, by its id.
                 async with self._alone(id=known.id):
+                    again = self.store.find(name)
+                    if again is None or again.id != known.id:
+                        continue  # It was deleted, or renamed, while we waited for our turn.
                     here = self._known.get(known.id)
                     if here is not None and here.is_open:
                         here.name = known.name
@@ -306,6 +312,7 @@ class Sessions:
             dialect=profile.dialect,
             store=self.store,
             ends=self._ends,
+            readers=self._readers,
             capabilities=profile.capabilities,
             claim=self._claim,
             redactor=self.redactor,
@@ -334,9 +341,16 @@ class Sessions:
     async def settle(self) -> None:
         """Once in this host's life, at its beginning: what was open under hosts that are dead is settled, by whichever
         host comes first."""
-        if self._settling is None:
-            self._settling = asyncio.get_running_loop().create_task(self._settle())
+        self._begin_to_settle()
+        assert self._settling is not None
         await asyncio.shield(self._settling)
+
+    def _begin_to_settle(self) -> None:
+        """Not waited for by who opens one session: that one is taken over by itself."""
+        failed = self._settling is not None and self._settling.done() and self._settling.exception() is not None
+        if self._settling is None or failed:
+            self._settling = asyncio.get_running_loop().create_task(self._settle())
+            self._settling.add_done_callback(_note_failure)
 
     async def _settle(self) -> None:
         dead = [known for known in self.store.sessions() if known.owner is not None and not known.owner.is_alive]
@@ -350,24 +364,26 @@ class Sessions:
 
     async def _settle_one(self, known: Known) -> None:
         async with self._alone(id=known.id):
+            if not recovery.is_left_alone(self.store, known):
+                return
             try:
-                await recovery.clean_up(self.store, known.id, Config(dialect=_profile(known.agent).dialect))
-            except NotOwner:
-                return  # Another host was faster.
-            except (BanksmanError, AssertionError) as exc:
-                # One session that cannot be read must not keep the host from the others. It stays as it is, and
+                await recovery.clean_up(self.store, known, Config(dialect=_profile(known.agent).dialect))
+            except Exception as exc:
+                # One session that cannot be settled must not keep the host from the others. It stays as it is, and
                 # whoever opens it is told.
                 log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
 
     # -- forgetting --------------------------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:
         """For good, with all its history."""
-        here = self._known.get(session.id)
-        if here is not None:
-            await here.close()
-        await self.store.delete(session.id)
-        self._known.pop(session.id, None)
-        self._others.pop(session.id, None)
+        async with self._at_work(), self._alone(id=session.id):
+            self._check_open()
+            here = self._known.get(session.id)
+            if here is not None:
+                await here.close()
+            await self.store.delete(session.id)
+            self._known.pop(session.id, None)
+            self._others.pop(session.id, None)
 
     async def close(self) -> None:
         """Nobody is to read any more: the log is about to be closed."""
@@ -377,8 +393,9 @@ class Sessions:
         while self._working:
             await self._pauses.wait()
         if self._settling is not None:
+            self._settling.cancel()
             await asyncio.wait((self._settling,))
-        await asyncio.gather(*(session.wait_left() for session in list(self._others.values())))
+        await asyncio.gather(*(readers.wait_left() for readers in list(self._readers)))
 
     async def _forget(self) -> None:
         closed = [session for session in self.ours() if session.is_closed]
@@ -386,6 +403,12 @@ class Sessions:
             self._known.pop(session.id, None)
             if not self.store.is_durable:
                 await self.store.delete(session.id)
+
+
+def _note_failure(settling: asyncio.Task[None]) -> None:
+    """Perhaps nobody waits for it; the next one who opens a session tries again."""
+    if not settling.cancelled() and (exc := settling.exception()) is not None:
+        log.warning("! what dead hosts have left cannot be settled now: %s", exc)
 
 
 def _profile(agent: str) -> profiles.Profile:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableSet, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -68,12 +68,13 @@ class Session:
         dialect: Dialect,
         store: Log,
         ends: asyncio.Future[None],
+        readers: MutableSet[Readers] | None = None,
         capabilities: Collection[str] | None = None,
         claim: Claim | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        """`ends`: the host closes. `capabilities`: what the agent can; None: everything. `claim` makes it ours.
-        `redactor`: what must not be written to the store."""
+        """`ends`: the host closes, and waits for `readers`. `capabilities`: what the agent can; None: everything.
+        `claim` makes it ours. `redactor`: what must not be written to the store."""
         self.id = id
         self.name = name
         self.agent = agent
@@ -85,15 +86,20 @@ class Session:
         self._life: Life | None = None
         # How often it was opened here.
         self.openings = 0
-        self._readers = Readers(store, id, ends, dialect.project)
+        self._all_readers: MutableSet[Readers] = set() if readers is None else readers
+        self._readers = self._reading(ends)
+
+    def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> Readers:
+        readers = Readers(self._store, self.id, finished, self.dialect.project, since=since)
+        self._all_readers.add(readers)
+        return readers
 
     def live(self, life: Life) -> None:
         """It is ours from here on."""
         self._life = life
         self.openings += 1
         life.promises.save = self._save
-        head = life.driver.state.head
-        self._readers = Readers(self._store, self.id, life.promises.finished, self.dialect.project, since=head)
+        self._readers = self._reading(life.promises.finished, since=life.driver.state.head)
         life.begin(self)
 
     def __repr__(self) -> str:
@@ -391,10 +397,6 @@ class Session:
             await life.callbacks.wait_ended()
             await life.promises.wait_read()
             await self._readers.wait_left()
-
-    async def wait_left(self) -> None:
-        """Until nobody reads its log any more. The host closes."""
-        await self._readers.wait_left()
 
     @property
     def origin(self) -> str | None:

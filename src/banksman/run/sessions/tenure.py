@@ -64,7 +64,8 @@ class Tenure:
         self._events_since = 0
         self._bytes_since = 0
         self._snapshot_bytes = 0
-        self.conversation = past.session.conversation
+        # The conversation that is leased, and the one that was last asked for.
+        self.conversation = self._wanted = past.session.conversation
 
     @property
     def is_behind(self) -> bool:
@@ -134,7 +135,8 @@ class Tenure:
     def lease(self, conversation: str | None, on_taken: Callable[[NotOwner], None]) -> None:
         """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
         So the log has one, for all of its sessions. `on_taken`: another has it, and what we had is still ours."""
-        if conversation != self.conversation:
+        if conversation != self._wanted:
+            self._wanted = conversation
             name = None if conversation is None else lease_name(self._agent, conversation)
             done = partial(self._on_leased, self._run, conversation, on_taken)
             self._store.lease(self._session, self.epoch, name, done)
@@ -148,7 +150,10 @@ class Tenure:
     ) -> None:
         if error is None:
             self.conversation = conversation
-        elif run == self._run and isinstance(error, NotOwner) and error.ids.get("session") != self._session:
+            return
+        if self._wanted == conversation:
+            self._wanted = self.conversation
+        if run == self._run and isinstance(error, NotOwner) and error.ids.get("session") != self._session:
             on_taken(error)
         elif run == self._run:
             self._on_answer(run, self._past, self.epoch, 0, error)
