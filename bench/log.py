@@ -41,7 +41,7 @@ Taken = tuple[float, float]  # CPU and wall, seconds
 
 
 async def append_all(log: Log, session: str, events: int, chunk: int) -> Taken:
-    epoch = await log.claim(session)
+    epoch = await log.claim(session, agent="claude")
     entries = [ENTRY] * chunk
     unanswered = 0
     room = asyncio.Event()

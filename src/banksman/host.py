@@ -127,6 +127,8 @@ def _when(path: Callable[[], Path], settles: Settles) -> Settles:
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    if text.startswith((":memory:", "file:")):
+        raise UsageError(f"there is no store 'sqlite:{text:.100}'", hint=HINT)
     path, *rest = SETTING.split(text, maxsplit=1)
     settings: dict[str, Any] = {}
     for name, value in parse_qsl(rest[-1], keep_blank_values=True) if rest else ():

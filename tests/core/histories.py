@@ -208,6 +208,20 @@ def _costs_and_settings() -> Told:
     return talk
 
 
+def _imported() -> Told:
+    """A copy: how it was opened elsewhere, what waited there, and its conversation, are not this one's."""
+    first = open_talk()
+    first.serve(ask("a", NORMAL, key="k-a"), spent=1.25)
+    first.tell(SettingAsked(0.0, "c1", "model", "x"))
+    first.mean(Replied("setting-1-1"))
+    first.ask(ask("b", NORMAL, key="k-b"))
+    first.ask(ask("c", NORMAL))
+    imported = [entry(None, kinds.SESSION_IMPORTED, origin="s-there", at=1.0)]
+    talk = open_talk(before=[*first.appends, imported])
+    talk.serve(ask("d", NORMAL, key="k-d"), spent=3.0)
+    return talk
+
+
 def _adopted(*, fork: bool, is_known: bool) -> Told:
     talk = open_talk("theirs", fork=fork)
     talk.ask(ask("a", NORMAL))
@@ -256,6 +270,7 @@ def _asked_and_added() -> Told:
 
 _TALKS = {
     "costs and settings": _costs_and_settings,
+    "imported": _imported,
     "adopted": functools.partial(_adopted, fork=False, is_known=True),
     "adopted and forgotten": functools.partial(_adopted, fork=False, is_known=False),
     "forked": functools.partial(_adopted, fork=True, is_known=True),

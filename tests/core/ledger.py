@@ -61,6 +61,9 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         if data.startswith(b"P"):
             check(ledger.turn and ledger.turn[0].id == id, "log", f"a prompt is sent outside its turn: {entry}")
         return ledger
+    if kind == kinds.SESSION_IMPORTED:
+        # What was open, or waited, is served where it came from.
+        return ledger._replace(waiting=(), turn=(), own=None, ended=ledger.queued)
     if not kind.startswith(("turn.", "queue.")):
         return ledger
     assert id is not None

@@ -124,7 +124,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
         position = (await log.read_many(None)).position
         await log.close()
         waits: list[Callable[[], Awaitable[object]]] = [
-            lambda: log.claim("s"),
+            lambda: log.claim("s", agent="claude"),
             lambda: log.restore("t", name=None, agent="", chunks=lambda: [chunk(1, b"x")]),
             lambda: log.read("s", 0),
             lambda: log.snapshot("s"),

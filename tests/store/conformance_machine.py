@@ -241,11 +241,11 @@ class Machine(RuleBasedStateMachine):
         session = self.sessions.get(id)
         if session is None and self.is_taken(name, id):
             try:
-                await self.log.claim(id, name=name)
+                await self.log.claim(id, name=name, agent="claude")
             except NameTaken:
                 return
             raise AssertionError("a name was given twice")
-        epoch = await self.log.claim(id, name=name)
+        epoch = await self.log.claim(id, name=name, agent="claude" if session is None else None)
         # Past all that anybody may have believed; a session that was deleted goes on counting, so that its old writer
         # stays refused.
         assert epoch > self.epochs.get(id, 0)
@@ -320,7 +320,7 @@ class Machine(RuleBasedStateMachine):
         assert [one.id for one in self.log.sessions()] == list(self.sessions)
         for id, session in self.sessions.items():
             await until(lambda id=id, session=session: (known(self.log, id).owner is not None) is session.is_owned)
-            assert known(self.log, id)[:6] == (id, session.name, "", session.epoch, session.seq, session.first)
+            assert known(self.log, id)[:6] == (id, session.name, "claude", session.epoch, session.seq, session.first)
 
     async def agree_in_order(self) -> None:
         """Who reads all sessions sees of each what it has not seen, but for what is gone, and then is told."""

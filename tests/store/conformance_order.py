@@ -75,7 +75,7 @@ class OrderConformance(Opens):
         async with self.opened() as log:
             page = await log.read_many(None)
             assert (list(page.events), dict(page.gaps)) == ([], {})
-            await log.claim("s")
+            await log.claim("s", agent="claude")
             again = await log.read_many(page.position)
             assert (list(again.events), dict(again.gaps)) == ([], {})
             await (await Writer.claim(log)).commit(b"a", b"b")

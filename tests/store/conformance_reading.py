@@ -150,7 +150,7 @@ class ReadingConformance(Opens):
                     await asyncio.sleep(0)
 
             await begin("before the claim")
-            epoch = await log.claim("s")
+            epoch = await log.claim("s", agent="claude")
             await begin("before the append")
             answers = Answers()
             answered = answers.done()

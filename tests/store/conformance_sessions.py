@@ -26,7 +26,7 @@ from tests.store.kit import (
 )
 
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.log import Chunk, Head, Log, Snapshot
+from banksman.store.log import NUMBER_MAX, Chunk, Head, Log, Snapshot
 
 
 def ids(log: Log) -> list[str]:
@@ -39,7 +39,7 @@ class SessionsConformance(Opens):
     async def test_sessions_are_listed_in_the_order_of_their_first_claim(self) -> None:
         async with self.opened() as log:
             for name in ("b", "a", "c", "a", "b"):
-                await log.claim(name)
+                await log.claim(name, agent="claude")
             assert ids(log) == ["b", "a", "c"]
 
     async def test_two_sessions_do_not_disturb_each_other(self) -> None:
@@ -50,7 +50,7 @@ class SessionsConformance(Opens):
             one.append(b"x", seq=9)
             two.append(b"22")
             one.append(b"xx")
-            await log.claim("one")
+            await log.claim("one", agent="claude")
             two.append(b"222")
             await log.delete("one")
             two.append(b"2222")
@@ -75,7 +75,7 @@ class SessionsConformance(Opens):
 
     async def test_the_writer_of_a_deleted_session_is_refused_for_good(self) -> None:
         async with self.opened() as log:
-            await log.claim("s")
+            await log.claim("s", agent="claude")
             old = await Writer.claim(log)
             await log.delete("s")
             old.append(b"x")
@@ -135,11 +135,11 @@ class SessionsConformance(Opens):
             before = time.time()
             epoch = await log.claim("s", name="fix-ci", agent="claude")
             after = time.time()
-            await log.claim("plain")
+            await log.claim("plain", agent="codex")
             first, second = log.sessions()
             assert first == known(log, "s")
             assert first[:6] == ("s", "fix-ci", "claude", epoch, 0, 1)
-            assert second[:3] == ("plain", None, "")
+            assert second[:3] == ("plain", None, "codex")
             assert before <= first.created <= after
             assert first.changed == first.created
             owner = first.owner
@@ -152,12 +152,28 @@ class SessionsConformance(Opens):
             await writer.commit(b"a", b"b")
             created = known(log).created
             # Not even a name that another one has is looked at.
-            await log.claim("other", name="taken")
+            await log.claim("other", name="taken", agent="claude")
             for name in ("another", "taken", None):
                 epoch = await log.claim("s", name=name, agent="codex")
                 assert known(log)[:6] == ("s", "fix-ci", "claude", epoch, 2, 1)
                 assert known(log).created == created
             assert ids(log) == ["s", "other"]
+
+    @pytest.mark.parametrize("name", [None, "fix-ci"])
+    async def test_without_an_agent_only_what_is_there_is_claimed(self, name: str | None) -> None:
+        async with self.opened() as log:
+            for agent in (None, ""):
+                with pytest.raises(UsageError, match="no such session"):
+                    await log.claim("s", name=name, agent=agent)
+            assert log.sessions() == []
+            epoch = await log.claim("s", agent="claude")
+            assert await log.claim("s", name=name) > epoch
+            await log.delete("s")
+            # Whoever still means the one that was deleted makes no other in its place.
+            with pytest.raises(UsageError, match="no such session"):
+                await log.claim("s", name=name)
+            assert log.sessions() == []
+            assert log.head("s").epoch == 0
 
     async def test_a_listing_shows_the_head_and_the_time_of_the_last_event(self) -> None:
         async with self.opened() as log:
@@ -173,8 +189,8 @@ class SessionsConformance(Opens):
 
     async def test_one_is_found_by_its_id_else_by_its_name(self) -> None:
         async with self.opened() as log:
-            await log.claim("one", name="two")
-            await log.claim("two", name="three")
+            await log.claim("one", name="two", agent="claude")
+            await log.claim("two", name="three", agent="claude")
             assert known(log, "one").id == "one"
             assert known(log, "two").id == "two"
             assert known(log, "three").id == "two"
@@ -188,36 +204,36 @@ class SessionsConformance(Opens):
             writer = await Writer.claim(log)
             writer.release()
             await until(lambda: known(log).owner is None)
-            await log.claim("s")
+            await log.claim("s", agent="claude")
             assert known(log).owner is not None
 
     # Names.
 
     async def test_a_name_has_one_session_and_whoever_comes_later_is_told_which(self) -> None:
         async with self.opened() as log:
-            await log.claim("one", name="fix-ci")
+            await log.claim("one", name="fix-ci", agent="claude")
             with pytest.raises(NameTaken) as raised:
-                await log.claim("two", name="fix-ci")
+                await log.claim("two", name="fix-ci", agent="claude")
             assert raised.value.ids["session"] == "one"
             # It has not been made.
             assert ids(log) == ["one"]
             assert log.head("two").epoch == 0
-            await log.claim("two", name="fix-cd")
+            await log.claim("two", name="fix-cd", agent="claude")
             for session in ("three", "four"):
-                await log.claim(session)  # No name is no name: any number have it.
+                await log.claim(session, agent="claude")  # No name is no name: any number have it.
 
     async def test_a_name_is_free_again_when_its_session_is_deleted_and_not_when_it_is_released(self) -> None:
         async with self.opened() as log:
-            log.release("one", await log.claim("one", name="fix-ci"))
+            log.release("one", await log.claim("one", name="fix-ci", agent="claude"))
             with pytest.raises(NameTaken):
-                await log.claim("two", name="fix-ci")
+                await log.claim("two", name="fix-ci", agent="claude")
             await log.delete("one")
-            await log.claim("two", name="fix-ci")
+            await log.claim("two", name="fix-ci", agent="claude")
             assert known(log, "fix-ci").id == "two"
 
     async def test_many_that_want_one_name_at_once_do_not_share_it(self) -> None:
         async with self.opened() as log:
-            got = await outcomes(*[log.claim(f"s{number}", name="fix-ci") for number in range(10)])
+            got = await outcomes(*[log.claim(f"s{number}", name="fix-ci", agent="claude") for number in range(10)])
             assert [type(one) for one in got if not isinstance(one, int)] == [NameTaken] * 9
             assert len(log.sessions()) == 1
 
@@ -242,8 +258,8 @@ class SessionsConformance(Opens):
 
     async def test_a_rename_by_who_read_earlier_changes_nothing(self) -> None:
         async with self.opened() as log:
-            await log.claim("one", name="a")
-            await log.claim("two", name="b")
+            await log.claim("one", name="a", agent="claude")
+            await log.claim("two", name="b", agent="claude")
             for session, name, expected in [
                 ("one", "c", "b"),
                 ("one", "c", None),
@@ -259,8 +275,8 @@ class SessionsConformance(Opens):
 
     async def test_no_session_gets_a_name_that_another_has(self) -> None:
         async with self.opened() as log:
-            await log.claim("one", name="a")
-            await log.claim("two")
+            await log.claim("one", name="a", agent="claude")
+            await log.claim("two", agent="claude")
             with pytest.raises(NameTaken) as raised:
                 await log.rename("two", "a", expected=None)
             assert raised.value.ids["session"] == "one"
@@ -351,14 +367,44 @@ class SessionsConformance(Opens):
             [chunk(2, b"b"), chunk(1, b"a")],
             [chunk(0, b"a")],
             [chunk(1, b"a", epoch=3), chunk(2, b"b", epoch=2)],
+            [chunk(1, b"a", epoch=NUMBER_MAX + 1)],
+            [chunk(1, b"a"), chunk(2, b"b", epoch=1 << 64)],
+            [chunk(NUMBER_MAX, b"a", b"b")],
+            [chunk(1 << 64, b"a")],
         ],
-        ids=["none", "hole", "overlap", "twice", "backwards", "before the first", "epochs fall"],
+        ids=[
+            "none",
+            "hole",
+            "overlap",
+            "twice",
+            "backwards",
+            "before the first",
+            "epochs fall",
+            "epoch too high",
+            "epoch far too high",
+            "seq too high",
+            "seq far too high",
+        ],
     )
     async def test_what_is_no_history_is_not_restored(self, history: list[Chunk]) -> None:
         async with self.opened() as log:
             with pytest.raises(UsageError):
                 await log.restore("s", name="fix-ci", agent="", chunks=lambda: iter(history))
             await self.check_nothing_was_left(log)
+
+    async def test_the_highest_numbers_that_are_restored_leave_room_to_go_on(self) -> None:
+        """And to be deleted, after which every new session of the store begins past its epoch."""
+        async with self.opened() as log:
+            history = [chunk(NUMBER_MAX - 1, b"a", b"b", epoch=NUMBER_MAX)]
+            await log.restore("s", name=None, agent="", chunks=lambda: history)
+            writer = await Writer.claim(log)
+            await writer.commit(b"c")
+            assert log.head("s") == Head(writer.epoch, NUMBER_MAX + 1, NUMBER_MAX - 1)
+            assert data((await log.read("s", NUMBER_MAX)).events) == [b"c"]
+            await log.delete("s")
+            other = await Writer.claim(log, "other")
+            assert other.epoch > writer.epoch
+            await other.commit(b"d")
 
     async def test_what_the_chunks_raise_is_raised_and_nothing_is_left(self) -> None:
         async with self.opened() as log:
@@ -382,12 +428,12 @@ class SessionsConformance(Opens):
         assert await log.read("s", 0) == ((), None)
         assert await everything_placed(log) == []
         # Not the name either.
-        await log.claim("other", name="fix-ci")
+        await log.claim("other", name="fix-ci", agent="claude")
         await log.delete("other")
 
     async def test_nothing_is_restored_over_what_is_there(self) -> None:
         async with self.opened() as log:
-            await log.claim("s", name="fix-ci")
+            await log.claim("s", name="fix-ci", agent="claude")
             with pytest.raises(UsageError):
                 await log.restore("s", name="another", agent="", chunks=lambda: [chunk(1, b"x")])
             with pytest.raises(NameTaken) as raised:

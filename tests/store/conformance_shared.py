@@ -53,7 +53,7 @@ class SharedLogConformance:
             await writer.commit(b"a")
             for _ in range(2):
                 with pytest.raises(NotOwner) as raised:
-                    await there.claim("s")
+                    await there.claim("s", agent="claude")
                 owner = known(there).owner
                 assert owner is not None
                 assert (raised.value.ids["pid"], raised.value.ids["address"]) == (owner.pid, owner.address)
@@ -126,7 +126,7 @@ class SharedLogConformance:
 
     async def test_of_all_who_claim_one_session_at_once_one_host_gets_it(self) -> None:
         async with self.pair() as (here, there):
-            calls = [(here if number % 2 else there).claim("s") for number in range(RACES)]
+            calls = [(here if number % 2 else there).claim("s", agent="claude") for number in range(RACES)]
             got = await outcomes(*calls)
             winners = {number % 2 for number, one in enumerate(got) if isinstance(one, int)}
             assert len(winners) == 1, got
@@ -142,7 +142,8 @@ class SharedLogConformance:
         async with self.pair() as (here, there):
             names = [f"s{number}" for number in range(RACES)]
             mine, theirs = await asyncio.gather(
-                outcomes(*[here.claim(name) for name in names]), outcomes(*[there.claim(name) for name in names])
+                outcomes(*[here.claim(name, agent="claude") for name in names]),
+                outcomes(*[there.claim(name, agent="claude") for name in names]),
             )
             for name, one, other in zip(names, mine, theirs, strict=True):
                 assert isinstance(one, int) != isinstance(other, int), (name, one, other)
@@ -213,6 +214,33 @@ class SharedLogConformance:
             await (await Writer.claim(here, "not claimed yet")).commit(b"a")
             await early
 
+    async def test_a_wait_for_what_another_host_committed_ends_also_if_the_session_has_become_ours(self) -> None:
+        async with self.pair() as (here, there):
+            writer = await Writer.claim(here)
+            for _ in range(5):
+                wait = asyncio.ensure_future(there.wait_past("s", writer.seq))
+                await asyncio.sleep(0)
+                await writer.commit(b"a")
+                writer.release()
+                await until(lambda: known(there).owner is None)
+                epoch = await there.claim("s")
+                async with asyncio.timeout(10):
+                    await wait
+                there.release("s", epoch)
+                await until(lambda: known(here).owner is None)
+                writer = await Writer.claim(here)
+
+    async def test_a_wait_for_a_session_that_was_not_there_yet_ends_also_if_ours_was_another(self) -> None:
+        async with self.pair() as (here, there):
+            wait = asyncio.ensure_future(here.wait_past("s", 0))
+            await asyncio.sleep(0)
+            await here.claim("s", agent="claude")
+            await here.delete("s")
+            writer = await Writer.claim(there)
+            await writer.commit(b"a")
+            async with asyncio.timeout(10):
+                await wait
+
     async def test_a_reader_of_all_sessions_is_woken_by_a_commit_of_another_host(self) -> None:
         async with self.pair() as (here, there):
             readers = [asyncio.ensure_future(follow_all(log, 40)) for log in (here, there)]
@@ -255,11 +283,11 @@ class SharedLogConformance:
 
     async def test_a_name_has_one_session_in_the_store(self) -> None:
         async with self.pair() as (here, there):
-            await here.claim("one", name="fix-ci")
+            await here.claim("one", name="fix-ci", agent="claude")
             with pytest.raises(NameTaken) as raised:
-                await there.claim("two", name="fix-ci")
+                await there.claim("two", name="fix-ci", agent="claude")
             assert raised.value.ids["session"] == "one"
-            await there.claim("two")
+            await there.claim("two", agent="claude")
             with pytest.raises(NameTaken):
                 await there.rename("two", "fix-ci", expected=None)
             with pytest.raises(NameTaken):
@@ -268,14 +296,16 @@ class SharedLogConformance:
 
     async def test_of_all_who_want_one_name_at_once_one_gets_it(self) -> None:
         async with self.pair() as (here, there):
-            calls = [(here, there)[number % 2].claim(f"s{number}", name="fix-ci") for number in range(RACES)]
+            calls = [
+                (here, there)[number % 2].claim(f"s{number}", name="fix-ci", agent="claude") for number in range(RACES)
+            ]
             got = await outcomes(*calls)
             assert [type(one) for one in got if not isinstance(one, int)] == [NameTaken] * (RACES - 1)
             assert len(here.sessions()) == len(there.sessions()) == 1
 
     async def test_of_all_who_rename_from_one_name_at_once_one_does(self) -> None:
         async with self.pair() as (here, there):
-            await here.claim("s", name="before")
+            await here.claim("s", name="before", agent="claude")
             calls = [(here, there)[number % 2].rename("s", f"n{number}", expected="before") for number in range(20)]
             got = await outcomes(*calls)
             assert sorted(type(one).__name__ for one in got) == ["NoneType", *["UsageError"] * 19]
@@ -310,7 +340,7 @@ class SharedLogConformance:
 
     async def test_nothing_is_restored_over_what_another_host_has_made(self) -> None:
         async with self.pair() as (here, there):
-            await here.claim("s")
+            await here.claim("s", agent="claude")
             with pytest.raises(UsageError):
                 await there.restore("s", name=None, agent="", chunks=lambda: [chunk(1, b"x")])
             got = await outcomes(

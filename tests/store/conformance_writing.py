@@ -23,10 +23,10 @@ class WritingConformance(Opens):
 
     async def test_each_claim_raises_the_epoch_and_moves_nothing_else(self) -> None:
         async with self.opened() as log:
-            first = await log.claim("s")
+            first = await log.claim("s", agent="claude")
             writer = await Writer.claim(log)
             await writer.commit(b"a", b"b")
-            third = await log.claim("s")
+            third = await log.claim("s", agent="claude")
             assert 0 < first < writer.epoch < third
             assert log.head("s") == Head(epoch=third, seq=2, first=1)
             assert [event.epoch for event in await everything(log)] == [writer.epoch] * 2
@@ -35,7 +35,7 @@ class WritingConformance(Opens):
         async with self.opened() as log:
             old = await Writer.claim(log)
             await old.commit(b"a")
-            await log.claim("s")
+            await log.claim("s", agent="claude")
             for what, seq in [((b"x",), 1), ((), 1), ((b"x",), 0), ((b"x", b"y"), 9)]:
                 old.append(*what, seq=seq)
             assert (await old.answers.all())[1:] == [NotOwner] * 4
@@ -156,7 +156,7 @@ class WritingConformance(Opens):
 
     async def test_what_is_answered_is_committed(self) -> None:
         async with self.opened() as log:
-            epoch = await log.claim("s")
+            epoch = await log.claim("s", agent="claude")
             heads: list[int] = []
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -258,7 +258,7 @@ class WritingConformance(Opens):
 
     async def test_an_append_from_inside_an_answer_is_answered_after_it(self) -> None:
         async with self.opened() as log:
-            epoch = await log.claim("s")
+            epoch = await log.claim("s", agent="claude")
             seen: list[str] = []
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -282,7 +282,7 @@ class WritingConformance(Opens):
 
     async def test_the_callers_list_is_its_own_again_after_the_append(self) -> None:
         async with self.opened() as log:
-            epoch = await log.claim("s")
+            epoch = await log.claim("s", agent="claude")
             answers = Answers()
             entries = lines(b"a", b"b")
             log.append("s", epoch, 0, AT, entries, answers.done())
@@ -305,7 +305,7 @@ class WritingConformance(Opens):
             assert await writer.answers.all() == [None, None, None, None, NotOwner]
             assert [(event.epoch, event.data) for event in await everything(log)] == [(epoch, b"a"), (epoch + 1, b"b")]
             assert log.head("s") == Head(epoch=epoch + 2, seq=2, first=1)
-            assert await log.claim("s") > epoch + 2
+            assert await log.claim("s", agent="claude") > epoch + 2
 
     async def test_what_was_leased_is_still_had_after_an_advance(self) -> None:
         async with self.opened() as log:
@@ -470,7 +470,7 @@ class WritingConformance(Opens):
             elif how == "delete":
                 await log.delete("one")
             else:
-                await log.claim("one")
+                await log.claim("one", agent="claude")
             assert await two.take("claude:x") is None
 
     async def test_a_lease_is_in_line_with_the_appends_and_fails_with_them(self) -> None:

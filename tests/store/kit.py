@@ -103,7 +103,7 @@ class Writer:
 
     @classmethod
     async def claim(cls, log: Log, session: str = "s") -> Writer:
-        epoch = await log.claim(session)
+        epoch = await log.claim(session, agent="claude")
         return cls(log, session, epoch, log.head(session).seq)
 
     def append(

@@ -92,18 +92,18 @@ async def test_a_release_finds_everything_that_was_accepted_before_it() -> None:
 
 async def test_whoever_has_a_session_has_it_here_and_has_no_address() -> None:
     log = MemoryLog()
-    await log.claim("s")
+    await log.claim("s", agent="claude")
     assert known(log).owner == Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
     await log.close()
 
 
 async def test_a_claim_skips_the_epoch_that_a_living_owner_may_still_advance_to() -> None:
     log = MemoryLog()
-    assert [await log.claim("s"), await log.claim("s")] == [1, 3]
+    assert [await log.claim("s", agent="claude"), await log.claim("s", agent="claude")] == [1, 3]
     log.release("s", 3)
-    assert await log.claim("s") == 4
+    assert await log.claim("s", agent="claude") == 4
     await log.delete("s")
-    assert await log.claim("s") == 6
+    assert await log.claim("s", agent="claude") == 6
     await log.close()
 
 
@@ -182,7 +182,7 @@ def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs() -> None
 
     async def interrupted() -> MemoryLog:
         log = MemoryLog()
-        epoch = await log.claim("s")
+        epoch = await log.claim("s", agent="claude")
 
         def interrupt(error: Refusal) -> None:
             raise KeyboardInterrupt
@@ -269,7 +269,7 @@ async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None
 async def test_no_size_of_entry_or_chunk_escapes_the_bound_on_memory(per_chunk: int, size: int) -> None:
     bytes_max = 1 << 20
     log = MemoryLog(bytes_max=bytes_max)
-    epoch, seq = await log.claim("s"), 0
+    epoch, seq = await log.claim("s", agent="claude"), 0
     answers = Answers()
     tracemalloc.start()
     try:

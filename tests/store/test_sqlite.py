@@ -98,27 +98,6 @@ async def test_what_waits_of_all_sessions_is_one_transaction_with_one_change_for
     await log.close()
 
 
-@pytest.mark.parametrize(("level", "synced"), [("normal", [2, 1, 2]), ("full", [2, 2, 2])])
-async def test_a_claim_and_an_advance_are_synced_at_every_level_and_an_append_as_the_level_says(
-    path: Path, level: str, synced: list[int]
-) -> None:
-    log = SqliteLog(path, level=level)
-
-    async def is_synced() -> int:
-        """How the transaction was that was answered just now: 1 is NORMAL, 2 is FULL."""
-        return work_of(log).row("PRAGMA synchronous")[0]
-
-    writer = await Writer.claim(log)
-    seen = [await is_synced()]
-    await writer.commit(b"a")
-    seen.append(await is_synced())
-    writer.advance()
-    await writer.answers.all()
-    seen.append(await is_synced())
-    assert seen == synced
-    await log.close()
-
-
 async def test_if_the_transaction_fails_all_of_it_fails_and_what_is_behind_until_it_was_told(path: Path) -> None:
     log = SqliteLog(path)
     one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
@@ -180,7 +159,7 @@ async def test_who_holds_the_file_longer_than_we_wait_is_busy(path: Path, monkey
         assert isinstance(error, StoreBusy)
         assert error.hint
         with pytest.raises(StoreBusy):
-            await log.claim("another")
+            await log.claim("another", agent="claude")
         # Reading waits for nobody.
         assert data((await log.read("s", 0)).events) == [b"a"]
         other.execute("ROLLBACK")
@@ -193,17 +172,17 @@ async def test_a_claim_that_is_cancelled_has_claimed_nothing(path: Path) -> None
     log, other = SqliteLog(path), SqliteLog(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        claim = asyncio.ensure_future(log.claim("s"))
+        claim = asyncio.ensure_future(log.claim("s", agent="claude"))
         await asyncio.sleep(0)
         claim.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claim
         holder.execute("ROLLBACK")
     # In line behind it, and behind what it gave back.
-    await log.claim("t")
-    await log.claim("t")
+    await log.claim("t", agent="claude")
+    await log.claim("t", agent="claude")
     assert known(log).owner is None
-    assert await other.claim("s") > 1
+    assert await other.claim("s", agent="claude") > 1
     await asyncio.gather(log.close(), other.close())
 
 
@@ -214,7 +193,7 @@ async def test_an_error_of_who_restores_is_its_own_and_leaves_nothing(path: Path
         yield chunk(1, b"a")
         raise FileNotFoundError("of the bundle")
 
-    waiting = asyncio.ensure_future(log.claim("before"))
+    waiting = asyncio.ensure_future(log.claim("before", agent="claude"))
     with pytest.raises(FileNotFoundError, match="of the bundle"):
         await log.restore("s", name=None, agent="", chunks=chunks)
     assert await waiting == 1
@@ -413,7 +392,7 @@ async def test_who_waits_on_what_was_ours_hears_of_the_next_owner(path: Path) ->
     waits = [asyncio.ensure_future(here.wait_past("s", seq)) for seq in (0, 1)]
     await asyncio.sleep(0)
     writer.release()
-    await here.claim("behind the release")
+    await here.claim("behind the release", agent="claude")
     new = await Writer.claim(there)
     await new.commit(b"a", b"b")
     await asyncio.gather(*waits)
@@ -440,7 +419,7 @@ def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs(path: Pat
 
     async def begin() -> tuple[SqliteLog, int]:
         log = SqliteLog(path)
-        return log, await log.claim("s")
+        return log, await log.claim("s", agent="claude")
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt

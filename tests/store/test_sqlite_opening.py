@@ -75,7 +75,11 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_made(path: Path
 
 async def test_an_id_that_is_no_text_is_refused_and_nothing_else_suffers(path: Path) -> None:
     log = SqliteLog(path)
-    for wrong in (log.claim("\ud800"), log.claim("s", name="\ud800"), log.rename("s", "\ud800", expected=None)):
+    for wrong in (
+        log.claim("\ud800", agent="claude"),
+        log.claim("s", name="\ud800", agent="claude"),
+        log.rename("s", "\ud800", expected=None),
+    ):
         with pytest.raises(UsageError):
             await wrong
     writer = await Writer.claim(log)
@@ -166,7 +170,7 @@ async def test_what_is_no_store_of_ours_is_refused_and_left_alone(path: Path, ki
 async def test_an_empty_file_becomes_a_store(path: Path) -> None:
     path.touch()
     log = SqliteLog(path)
-    assert await log.claim("s") == 1
+    assert await log.claim("s", agent="claude") == 1
     await log.close()
 
 
@@ -257,7 +261,7 @@ async def main(path):
     log = SqliteLog(path)
     print(*[event.data.decode() for event in (await log.read("s", 0)).events], (await log.snapshot("s")).seq)
     print(*log.head("s"), log.find("s").id, len((await log.read_many(None)).events))
-    for call in (log.claim("s"), log.claim("t"), log.delete("s"), log.rename("s", "n", expected=None)):
+    for call in (log.claim("s", agent="claude"), log.claim("t", agent="claude"), log.delete("s"), log.rename("s", "n", expected=None)):
         try:
             await call
         except StoreReadOnly as exc:
@@ -294,7 +298,7 @@ async def test_a_store_that_may_not_be_written_can_be_read(written: Path, public
     live: SqliteLog | None = None
     if what == "live":
         live = SqliteLog(copy)
-        await live.claim("u")
+        await live.claim("u", agent="claude")
     for file in folder.iterdir():
         file.chmod(0o444)
     folder.chmod(0o777 if what == "file" else 0o555)

@@ -36,7 +36,7 @@ async def main(path, rounds):
         print("ready", flush=True)
         sys.stdin.readline()
         try:
-            print(await log.claim(f"s{number}"), flush=True)
+            print(await log.claim(f"s{number}", agent="claude"), flush=True)
         except NotOwner as exc:
             assert exc.ids["pid"] > 0
             print("refused", flush=True)
@@ -94,7 +94,7 @@ from banksman.store.sqlite import SqliteLog
 
 async def main(path):
     log = SqliteLog(path, address="there")
-    epoch = await log.claim("s")
+    epoch = await log.claim("s", agent="claude")
     leased = asyncio.get_running_loop().create_future()
     log.lease("s", epoch, "claude:x", leased.set_result)
     assert await leased is None
@@ -110,7 +110,7 @@ async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path
     epoch = int(said(holder))
     log = SqliteLog(path)
     with pytest.raises(NotOwner, match="there") as raised:
-        await log.claim("s")
+        await log.claim("s", agent="claude")
     assert raised.value.ids == {"session": "s", "pid": holder.pid, "address": "there"}
     mine = await Writer.claim(log, "mine")
     assert isinstance(await mine.take("claude:x"), NotOwner)
@@ -125,7 +125,7 @@ async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path
     assert owner is not None
     assert not owner.is_alive
     assert await mine.take("claude:x") is None
-    assert await log.claim("s") > epoch
+    assert await log.claim("s", agent="claude") > epoch
     await log.close()
 
 
@@ -136,7 +136,7 @@ from banksman.store.sqlite import SqliteLog
 async def main(path):
     global log
     log = SqliteLog(path)
-    epoch = await log.claim("s")
+    epoch = await log.claim("s", agent="claude")
     committed = asyncio.get_running_loop().create_future()
     log.append("s", epoch, 0, 1.0, [(None, "update", b"a")], committed.set_result)
     assert await committed is None
@@ -149,7 +149,7 @@ async def main(path):
             atexit._run_exitfuncs()
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        await log.claim("t")
+        await log.claim("t", agent="claude")
     log.append("s", epoch, 1, 1.0, [(None, "update", b"b")], lambda error: None)
 
 asyncio.run(main(sys.argv[1]))
@@ -163,5 +163,5 @@ async def test_a_program_that_never_closes_ends_all_the_same(path: Path, how: st
     assert ended(start(UNCLOSED, str(path), how)) == 0
     log = SqliteLog(path)
     assert data(await everything(log))[:1] == [b"a"]
-    assert await log.claim("s") > 1
+    assert await log.claim("s", agent="claude") > 1
     await log.close()

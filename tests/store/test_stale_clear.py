@@ -197,7 +197,7 @@ async def stale_host(log: Log) -> None:
 
     async def take_over() -> None:
         nonlocal new
-        new = await log.claim(SESSION)
+        new = await log.claim(SESSION, agent="claude")
         mine = await recovery.take_over(log, SESSION, new, CONFIG)
         log.lease(SESSION, new, LEASE, answers.done())
         assert await append(log, new, mine, begun("2")) is not None
@@ -214,7 +214,7 @@ async def stale_host(log: Log) -> None:
     assert session.epoch == new
     assert session.owner is not None
     assert [session.name] == names
-    other = await log.claim("other")
+    other = await log.claim("other", agent="claude")
     log.lease("other", other, LEASE, answers.done())
     assert isinstance(await answers.last(), NotOwner)
     # It ended once, whichever of the two said so.
@@ -347,7 +347,7 @@ def test_in_the_same_schedule_ours_does_not(tmp_path: Path) -> None:
                 log.advance(SESSION, epoch, answers.done())
                 assert await answers.all() == [NotOwner] * 4
                 with pytest.raises(NotOwner):
-                    await log.claim(SESSION)
+                    await log.claim(SESSION, agent="claude")
                 await met(barrier)
                 await met(barrier)  # It was looked at.
 
@@ -355,7 +355,7 @@ def test_in_the_same_schedule_ours_does_not(tmp_path: Path) -> None:
         async with opened(path) as log:
             for number in range(ROUNDS):
                 await met(barrier)
-                epoch = await log.claim(SESSION)
+                epoch = await log.claim(SESSION, agent="claude")
                 past = await recovery.take_over(log, SESSION, epoch, CONFIG)
                 answers = Answers()
                 log.lease(SESSION, epoch, LEASE, answers.done())
@@ -397,7 +397,7 @@ class Hammer:
             epoch = await log.claim(SESSION, name="before", agent="claude")
             past = await recovery.take_over(log, SESSION, epoch, CONFIG)
             assert await append(log, epoch, past, begun(self._other)) is not None
-            other = await log.claim(self._other)
+            other = await log.claim(self._other, agent="claude")
             log.release(SESSION, epoch)
             await until(lambda: known(log).owner is None)
             self.has_left.set()
@@ -436,7 +436,7 @@ def test_whatever_stale_hosts_hammer_on_it_nothing_of_the_owners_is_lost(tmp_pat
             hammer.may_claim.set()
             assert hammer.has_left.wait(SECONDS_MAX)
         async with opened(path) as log:
-            epoch = await log.claim(SESSION)
+            epoch = await log.claim(SESSION, agent="claude")
             await log.rename(SESSION, "mine", expected="before")
             past = await recovery.take_over(log, SESSION, epoch, CONFIG)
             first, answers = past.session.head, Answers()

@@ -13,7 +13,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,15 @@ from banksman.core.event import (
     entry,
 )
 from banksman.core.redaction import REDACTED, Redactor
-from banksman.errors import NameTaken, StoreError, StoreFull, UsageError
+from banksman.errors import NameTaken, StoreDamaged, StoreError, StoreFull, UsageError
+from banksman.run.sessions import recovery
 from banksman.store import transfer
-from banksman.store.log import Chunk
+from banksman.store.log import NUMBER_MAX, Chunk
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
 from banksman.store.transfer import export, export_to, import_session, write_new
 
 AT = 1700000000.25
-# As an engine of another session's would have it, and more than any number of ours comes to.
-NUMBER_MAX = 1 << 53
 
 # One of each sort: ours; ours, as another encoder would write it; frames that are JSON, text, and neither.
 ENTRIES: list[Entry] = [
@@ -158,7 +157,7 @@ def test_any_data_comes_back_byte_for_byte(given: list[tuple[str, bytes]]) -> No
 
     async def run() -> None:
         one, other = MemoryLog(), MemoryLog()
-        await append(one, "s-1", await one.claim("s-1"), 0, entries)
+        await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, entries)
         lines = await exported(one)
         assert all(line.count(b"\n") == 1 for line in lines)
         # Not the test's own folder, which all examples would share.
@@ -190,7 +189,7 @@ async def test_the_file_can_be_read_by_people_where_that_costs_nothing() -> None
 
 async def test_an_export_ends_where_the_session_was_when_it_began() -> None:
     log = MemoryLog()
-    epoch = await log.claim("s-1")
+    epoch = await log.claim("s-1", agent="claude")
     await append(log, "s-1", epoch, 0, ENTRIES[:2])
     lines = export(log, "s-1")
     header = json.loads(await anext(lines))
@@ -204,7 +203,7 @@ async def test_an_export_ends_where_the_session_was_when_it_began() -> None:
 
 async def test_a_session_that_lost_its_beginning_keeps_its_numbers(tmp_path: Path) -> None:
     one, other = MemoryLog(bytes_max=4000), MemoryLog()
-    epoch = await one.claim("s-1")
+    epoch = await one.claim("s-1", agent="claude")
     for after in range(0, 40, 2):
         await append(one, "s-1", epoch, after, [(None, UPDATE, b"x" * 300)] * 2, snapshot=snapshot_at(after + 2))
     first = one.head("s-1").first
@@ -231,7 +230,7 @@ async def test_an_export_of_what_is_deleted_meanwhile_has_no_last_line() -> None
 async def test_many_events_of_one_time_come_in_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_EVENTS_MAX", 3)
     one, other = MemoryLog(), MemoryLog()
-    await append(one, "s-1", await one.claim("s-1"), 0, [(None, UPDATE, b"%d" % n) for n in range(10)])
+    await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, [(None, UPDATE, b"%d" % n) for n in range(10)])
     await export_to(one, "s-1", tmp_path / "file")
     chunks = list(chunks_of(tmp_path / "file"))
     assert [(chunk.first, len(chunk.entries)) for chunk in chunks] == [(1, 3), (4, 3), (7, 3), (10, 1)]
@@ -244,7 +243,7 @@ async def test_many_events_of_one_time_come_in_several_chunks(tmp_path: Path, mo
 @pytest.mark.parametrize("session", ["nobody", "empty"])
 async def test_where_there_is_nothing_nothing_is_exported(session: str, tmp_path: Path) -> None:
     log = MemoryLog()
-    await log.claim("empty")
+    await log.claim("empty", agent="claude")
     with pytest.raises(UsageError):
         await export_to(log, session, tmp_path / "file")
     assert os.listdir(tmp_path) == []
@@ -258,9 +257,9 @@ async def test_behind_what_was_imported_stands_that_it_was_and_where_from(tmp_pa
     await export_to(one, "s-1", tmp_path / "file")
     before = time.time()
     count = await import_session(other, tmp_path / "file", session="s-2", name=None)
-    last = (await everything(other, "s-2"))[-1]
-    seq, epoch, at, turn, kind, data = last
-    assert (seq, epoch, turn, kind) == (count, 2, None, SESSION_IMPORTED)
+    seq, epoch, at, turn, kind, data = (await everything(other, "s-2"))[-1]
+    assert (seq, turn, kind) == (count, None, SESSION_IMPORTED)
+    assert epoch == (await everything(one, "s-1"))[-1][1]
     assert before <= at <= time.time()
     assert json.loads(data) == {"origin": "s-1", "at": at}
     await one.close()
@@ -277,7 +276,7 @@ async def test_an_imported_session_is_not_started_by_what_the_file_says(is_trimm
     assert past.opened is not None
     assert past.process is not None
     one, other = MemoryLog(), MemoryLog()
-    epoch = await one.claim("s-1")
+    epoch = await one.claim("s-1", agent="claude")
     await append(one, "s-1", epoch, 0, [opened])
     await append(one, "s-1", epoch, 1, [started], snapshot=pasts.encode(past))
     assert await one.trim("s-1", 2 if is_trimmed else 1) == 1 + is_trimmed
@@ -296,10 +295,10 @@ async def test_an_imported_session_is_not_started_by_what_the_file_says(is_trimm
 async def test_a_file_that_is_another_at_the_second_reading_makes_no_session(tmp_path: Path) -> None:
     """Else the snapshot of the one might be of the event that the other is closed with, and hide it."""
     one, other = MemoryLog(), MemoryLog()
-    await append(one, "s-1", await one.claim("s-1"), 0, ENTRIES[8:])
+    await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[8:])
     path = tmp_path / "file"
     path.write_bytes(b"".join(snapshot(5, snapshot_at(5))(await exported(one))))
-    await append(one, "s-2", await one.claim("s-2"), 0, ENTRIES[9:])
+    await append(one, "s-2", await one.claim("s-2", agent="claude"), 0, ENTRIES[9:])
     await export_to(one, "s-2", tmp_path / "another")
     restore = other.restore
 
@@ -315,9 +314,26 @@ async def test_a_file_that_is_another_at_the_second_reading_makes_no_session(tmp
     await other.close()
 
 
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "all of it is missing"}, {"key": 7, "rules": [["Bash", "perhaps"]], "priority": []}]
+)
+async def test_an_event_that_makes_no_sense_is_history_too_and_only_who_opens_the_session_is_told(
+    body: dict[str, Any], tmp_path: Path
+) -> None:
+    one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
+    await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, [entry("t-1", TURN_QUEUED, **body)])
+    await export_to(one, "s-1", tmp_path / "file")
+    await import_session(other, tmp_path / "file", session="s-2", name=None)
+    assert await imported(other, "s-2") == await everything(one, "s-1")
+    with pytest.raises(StoreDamaged, match="s-2"):
+        await recovery.load(other, "s-2", Config(dialect=CLAUDE))
+    await one.close()
+    await other.close()
+
+
 async def test_secrets_do_not_come_in_by_what_says_where_it_is_from_either(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
-    await append(one, "hunter2hunter2", await one.claim("hunter2hunter2"), 0, ENTRIES[:1])
+    await append(one, "hunter2hunter2", await one.claim("hunter2hunter2", agent="claude"), 0, ENTRIES[:1])
     await export_to(one, "hunter2hunter2", tmp_path / "file")
     redactor = Redactor(["hunter2hunter2"])
     await import_session(other, tmp_path / "file", session="s-1", name=None, redactor=redactor)
@@ -328,7 +344,7 @@ async def test_secrets_do_not_come_in_by_what_says_where_it_is_from_either(tmp_p
 
 async def test_at_the_largest_numbers_a_session_can_be_gone_on_with_and_deleted(tmp_path: Path) -> None:
     one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
-    await append(one, "s-1", await one.claim("s-1"), 0, ENTRIES[:1])
+    await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[:1])
     header, line, footer = [json.loads(line) for line in await exported(one)]
     last = NUMBER_MAX - 1
     saved = json.loads(snapshot_at(0)) | {"head": last - 1}
@@ -337,12 +353,12 @@ async def test_at_the_largest_numbers_a_session_can_be_gone_on_with_and_deleted(
     path = tmp_path / "file"
     path.write_bytes(b"".join(hashed([transfer.line_of(value) for value in (header, line, footer)])))
     await import_session(other, path, session="s-2", name=None)
-    epoch = await other.claim("s-2")
+    epoch = await other.claim("s-2", agent="claude")
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     other.append("s-2", epoch, other.head("s-2").seq, AT, ENTRIES[:1], answer.set_result)
     assert await answer is None
     await other.delete("s-2")
-    assert await other.claim("s-3") >= 1
+    assert await other.claim("s-3", agent="claude") >= 1
     await one.close()
     await other.close()
 
@@ -458,7 +474,7 @@ async def test_a_file_that_is_not_whole_makes_no_session(how: str, tmp_path: Pat
 
 async def test_every_place_where_a_file_can_be_cut_is_noticed(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
-    await append(one, "s-1", await one.claim("s-1"), 0, ENTRIES[:2])
+    await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[:2])
     whole = b"".join(await exported(one))
     path = tmp_path / "file"
     for length in range(len(whole)):
@@ -473,7 +489,7 @@ async def test_every_place_where_a_file_can_be_cut_is_noticed(tmp_path: Path) ->
 
 async def test_a_line_is_bounded_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = MemoryLog(), MemoryLog()
-    await append(one, "s-1", await one.claim("s-1"), 0, [(None, UPDATE, b"x" * 1000)])
+    await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, [(None, UPDATE, b"x" * 1000)])
     lines = await exported(one)
     path = tmp_path / "file"
     path.write_bytes(b"".join(lines))
@@ -541,7 +557,7 @@ async def test_what_is_no_file_that_can_be_read_is_refused_at_once(name: str, tm
 
 
 @contextlib.contextmanager
-def unstuck(pipe: Path) -> Iterator[None]:
+def unstuck(pipe: Path) -> Generator[None]:
     """Who waits for a writer of the pipe is given one in the end: a thread that waits for ever would keep the whole run
     from its end, and nobody would see what failed."""
 

@@ -110,8 +110,9 @@ def _fold(past: Past, event: Event) -> Past:
         case kinds.TURN_ENDED:
             return _end(past, event)
         case kinds.SESSION_IMPORTED:
-            # How it was opened there, and which process it had, says nothing about this place.
-            return replace(past, opened=None, process=None)
+            # How it was opened there, which process it had, and what that has asked, says nothing about this place.
+            known = tuple(key for key in past.keys if key.outcome is not None)
+            return replace(past, opened=None, process=None, questions=(), keys=known)
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(event.body["question"], event.turn)
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
@@ -131,8 +132,10 @@ def _end(past: Past, event: Event) -> Past:
     """Mostly there is nothing of it: neither a key, nor a question."""
     if any(key.turn == event.turn for key in past.keys):
         kind = Kind(event.body["outcome"])
+        # What was never sent can be asked again: a program that is closed while its asks wait comes back with them.
+        is_used = kind not in (Kind.REFUSED, Kind.WITHDRAWN)
         keys = (Key(k.key, k.turn, k.after, kind) if k.turn == event.turn else k for k in past.keys)
-        past = replace(past, keys=tuple(keys))
+        past = replace(past, keys=tuple(k for k in keys if is_used or k.turn != event.turn))
     if any(question.turn == event.turn for question in past.questions):
         # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
         left = (OpenQuestion(q.id, None) if q.turn == event.turn else q for q in past.questions)

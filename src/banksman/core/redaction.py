@@ -30,8 +30,13 @@ from typing import Any, cast
 
 import msgspec
 
-from banksman.core.event import Entry
+from banksman.core import event as events
+from banksman.core.event import SENT, UPDATE, Entry
+from banksman.core.outcome import By, Kind
 from banksman.errors import UsageError
+
+# What the log is read by: the names of its events, and how turns end.
+_OUR_WORDS = (*Kind, *By, *(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)))
 
 REDACTED = "[redacted]"
 # Something shorter stands in ordinary text by chance, and replacing it would destroy the log.
@@ -137,9 +142,21 @@ class Redactor:
         return self._redacted(entries) if self._may_hold_one(data) else entries
 
     def _redacted(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        redacted = [(turn, kind, self.redact(data)) for turn, kind, data in entries]
+        redacted = [
+            # Our own kinds are ours to read again: a number in them is no secret, whatever its digits are.
+            (
+                turn,
+                kind,
+                self.redact(data) if kind in (UPDATE, SENT) else in_strings(data, self.redact_text, _is_string),
+            )
+            for turn, kind, data in entries
+        ]
         is_same = all(new[2] is old[2] for new, old in zip(redacted, entries, strict=True))
         return entries if is_same else redacted
+
+    def _redact_ours(self, data: bytes) -> bytes:
+        """Our own kinds are ours to read again: a number in them is no secret, whatever its digits are."""
+        return in_strings(data, self.redact_text, _is_string)
 
     def _may_hold_one(self, data: bytes) -> bool:
         # Not `in`: of bytes it first asks whether the needle is a number, and raises and drops an exception for it.
@@ -149,6 +166,10 @@ class Redactor:
                 return True
         # A single byte is found many times faster than two.
         return find(b"\\") >= 0 and find(self._escape) >= 0
+
+
+def _is_string(token: bytes) -> bool:
+    return token.startswith(b'"')
 
 
 def _listed(secrets: Iterable[str]) -> list[Any]:
@@ -168,6 +189,8 @@ def _checked(secret: Any) -> str:
     if len(secret) > SECRET_CHARS_MAX:
         hint = f"at most {SECRET_CHARS_MAX} characters; a part of it is enough to make the rest worthless"
         raise UsageError(f"a secret of {len(secret)} characters is too long to be searched for", hint=hint)
+    if any(secret in word for word in _OUR_WORDS):
+        raise UsageError("a secret is a word that the log itself needs", hint="it is none that anybody could keep")
     if _SURROGATE.search(secret):
         raise UsageError("a secret is no text: it has half of a surrogate pair", hint="decode it with errors='strict'")
     return secret

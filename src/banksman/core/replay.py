@@ -69,8 +69,20 @@ def fold(state: Session, event: Event) -> Session:
             return replace(state, queue=arbiter.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
             return replace(state, process=Process(number=event.body["process"]))
+        case _:
+            return _fold_session(state, event)
+
+
+def _fold_session(state: Session, event: Event) -> Session:
+    """What is said of the session as a whole."""
+    match event.kind:
         case kinds.SESSION_OPENED:
             return _open(state, event.body)
+        case kinds.SESSION_IMPORTED:
+            # A copy: what was open or waited is served where it came from, and its conversation is gone on with there.
+            origin = state.conversation or state.fork_of
+            left = replace(state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin)
+            return left if origin is None else replace(left, spent=None, is_adopted=True)
         case kinds.SESSION_CONVERSATION:
             return replace(state, conversation=event.body["conversation"], is_adopted=False)
         case kinds.SESSION_CONTEXT_LOST:

@@ -105,7 +105,7 @@ class Host:
 
     async def __aenter__(self) -> Self:
         self._bind()
-        if self._settles is not Settles.WHEN_NEEDED:
+        if self.settles_at_start:
             try:
                 await self._own_sessions().settle()
             except BaseException as exc:
@@ -115,6 +115,11 @@ class Host:
                     await self.close()  # Nobody else will: it was not entered.
                     raise
         return self
+
+    @property
+    def settles_at_start(self) -> bool:
+        """There is something to be done on entering it."""
+        return self._settles is not Settles.WHEN_NEEDED
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -278,7 +283,7 @@ class Host:
 
     def _open_no_more(self) -> None:
         if self._sessions is not None:
-            self._sessions.is_closing = True
+            self._sessions.open_no_more()
 
     def _stop_all(self) -> None:
         self._is_closing = True

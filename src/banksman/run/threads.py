@@ -255,6 +255,12 @@ class Host(Face[AsyncHost]):
 
     def __enter__(self) -> Self:
         self._bridge.check_caller()
+        if self._inner.settles_at_start:
+            try:
+                self._bridge.call(self._inner.__aenter__)
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def __exit__(

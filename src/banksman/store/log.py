@@ -13,8 +13,10 @@ the same way, by somebody who says what it believes to be there; nothing can be 
 `append`, `advance` and `lease` do not wait. The engine commits in groups and calls `done` later, never inside the call:
 with None when what was asked is durable at the engine's level, or with the error that kept it out. For one session the
 answers come in the order of the calls; after an append or an advance has failed, those behind it fail too until the
-writer was told, since they rest on it. On a lease rests nothing but what its writer makes of the answer. A writer waits
-for the answer to an advance before it asks for another.
+writer was told, since they rest on it. So do those behind a lease that failed by the store (no room, a lock, a fault of
+the disk): a writer that is told so begins anew from what was committed before, and must not find more there. A lease
+that is refused, since another session has the name, fails nothing behind it: on that rests only what its writer makes
+of the answer. A writer waits for the answer to an advance before it asks for another.
 
 Readers take what is committed, then wait past the head. There is no other way to hear of an event, so there is no gap
 between what was stored and what comes next. Reading needs no claim. There are two orders to read in: that of one
@@ -35,6 +37,9 @@ ProjectOf = Callable[[str], Project | None]
 
 # A page of events, at most, whatever the caller asks for: a reader must not hold a whole history in memory.
 READ_EVENTS_MAX = 1000
+# The highest seq and the highest epoch of what is restored. All that reads JSON can hold it, and it leaves room in the
+# 64 bits that an engine has: a session counts on from there, and what begins after it was deleted begins past its epoch.
+NUMBER_MAX = 1 << 53
 
 
 class Head(NamedTuple):
@@ -87,6 +92,10 @@ class Chunk(NamedTuple):
     at: float
     entries: Sequence[Entry]
 
+    @property
+    def last(self) -> int:
+        return self.first + len(self.entries) - 1
+
 
 class Page(NamedTuple):
     """`events` follow `after`, but for the range `gap` (first, last) that retention took, if there is one."""
@@ -120,12 +129,14 @@ class Log(Protocol):
     is_durable: bool
 
     # -- owning ------------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
+    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
         """Become the writer: the new epoch. What a writer before still appends is refused from here on.
 
-        A session that is not there is made, with this name and for this agent: `NameTaken`, naming the session in its
-        ids, if another has the name. One that is there keeps what it has. `NotOwner`, naming pid and address, if a
-        live host has it. No epoch is given twice for a session, not even if it was deleted in between.
+        With an agent, a session that is not there is made, for this agent and with this name: `NameTaken`, naming the
+        session in its ids, if another has the name. Without one it must be there, or it is a `UsageError`: whoever
+        means the one it knows must not make another in its place when that was deleted. One that is there keeps what
+        it has. `NotOwner`, naming pid and address, if a live host has it. No epoch is given twice for a session, not
+        even if it was deleted in between.
         """
         ...
 
@@ -170,8 +181,9 @@ class Log(Protocol):
         snapshot: Snapshot | None = None,
     ) -> None:
         """A session that was kept elsewhere, whole or not at all, and owned by nobody. `UsageError` if there is one of
-        this id, if the chunks are not dense or have epochs that fall, or if the snapshot is of events that do not
-        border on them; `NameTaken`. `chunks` is called in a thread of the engine's; what it raises is raised here."""
+        this id, if the chunks are not dense, have epochs that fall or numbers beyond `NUMBER_MAX`, or if the snapshot
+        is of events that do not border on them; `NameTaken`. `chunks` is called in a thread of the engine's; what it
+        raises is raised here. Nobody else, here or in another host, waits while it is read."""
         ...
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from banksman.core.event import Entry, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
+from banksman.store.history import checked
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,
@@ -58,7 +59,6 @@ from banksman.store.memory_session import (
     BEGINNING,
     MemorySession,
     Place,
-    checked,
     place_of,
     placed_after,
     position_of,
@@ -120,11 +120,13 @@ class MemoryLog:
         )
 
     # -- owning ------------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
+    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
         self._check_open()
         self._commit()
         state = self._sessions.get(session)
         if state is None:
+            if not agent:
+                raise UsageError("there is no such session", hint="was it deleted?", session=session)
             self._check_name(name, session)
             state = MemorySession(session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time())
             self._sessions[session] = state
@@ -209,14 +211,14 @@ class MemoryLog:
         if session in self._sessions:
             raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
         self._check_name(name, session)
-        history = checked(session, chunks())
+        history = list(checked(session, chunks()))
+        if snapshot is not None and not snapshot.is_beside(history[0].first, history[-1].last):
+            raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
         state = MemorySession(session, name=name, agent=agent, epoch=0, at=history[0].at)
         state.seq = state.tail = history[0].first - 1
         for chunk in history:
             state.epoch = chunk.epoch
             self._accept(state, chunk.at, chunk.entries, None)
-        if snapshot is not None and not snapshot.is_beside(history[0].first, state.tail):
-            raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
         state.snapshot = snapshot
         # Past what was ever given here under this id, too.
         state.epoch = max(state.epoch, self._epoch_deleted_max)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from banksman.core.event import Entry, Event, Project
 from banksman.errors import UsageError
-from banksman.store.log import Chunk, Head, Known, Owner, Placed, ProjectOf, Snapshot
+from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot
 
 # What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
 # allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
@@ -236,25 +236,6 @@ def placed_after(
         if len(events) == limit:
             break
     return events
-
-
-def checked(session: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-    """All of the chunks. `UsageError` if they are no history: it must be dense, and its epochs may not fall."""
-    history: list[Chunk] = []
-    seq, epoch = None, 1
-    for chunk in chunks:
-        first = chunk.first if seq is None else seq + 1
-        if chunk.first != first or chunk.first < 1 or not chunk.entries:
-            raise UsageError(
-                "the history is not dense", hint="each chunk begins where the last one ended", session=session, seq=seq
-            )
-        if chunk.epoch < epoch:
-            raise UsageError("the history's epochs fall", session=session, first=chunk.first, epoch=chunk.epoch)
-        seq, epoch = chunk.first + len(chunk.entries) - 1, chunk.epoch
-        history.append(chunk)
-    if not history:
-        raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
-    return history
 
 
 def place_of(position: str | None, end: Place) -> Place:

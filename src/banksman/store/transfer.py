@@ -23,9 +23,9 @@ as much as the first, since the file may be another by then, and the engine take
 
 The hash says that a file is whole, not who wrote it: it may be a stranger's. So behind its events an import writes one
 of its own, `session.imported`, with the id that the session had there and the time. All before it is history, to be
-read; how the session was opened, and which process it had, is forgotten at it (see core/past.py): whoever wants to go
-on with the session opens it by its name, with a command of its own. What is exported after an import has that event,
-and each further import adds another.
+read. How the session was opened and which process it had is forgotten at it, as is what was open or waited: see
+core/past.py and core/replay.py. Whoever wants to go on with the session opens it by its name, with a command of its
+own. What is exported after an import has that event, and each further import adds another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import SENT, SESSION_IMPORTED, UPDATE, Entry, Event, entry
 from banksman.core.redaction import Redactor
 from banksman.errors import StoreError, StoreFull, StoreTooNew, UsageError
-from banksman.store.log import Chunk, Known, Log, Snapshot
+from banksman.store.log import NUMBER_MAX, Chunk, Known, Log, Snapshot
 
 VERSION = 1
 # A frame is at most 32 MiB, and twice that as text at the worst: past it base64 is shorter. A prompt has no such bound,
@@ -63,8 +63,6 @@ CHUNK_EVENTS_MAX = 1000
 CHUNK_BYTES_MAX = 4 << 20
 # Lines are gathered to this before a thread writes them.
 WRITE_BYTES = 1 << 20
-# What any JSON holds exactly, and whatever an engine keeps it in has room to count on from there.
-NUMBER_MAX = 1 << 53
 # An id or the name of an agent: it is listed and logged.
 WORD_CHARACTERS_MAX = 255
 # What the path itself is to blame for. ENXIO, ENODEV: a socket, and a device that nothing is behind.
@@ -490,7 +488,7 @@ class _Reader:
             head = pasts.decode(snapshot.data, Config(dialect=CLAUDE)).session.head
         except StoreTooNew as exc:
             self._refuse(f"a newer Banksman has written this: {exc}", "use that one, or a newer one", exc)
-        except (ValueError, TypeError, OverflowError) as exc:
+        except ValueError as exc:
             self._refuse(f"the snapshot cannot be read: {exc}"[:200], AGAIN, exc)
         if head != snapshot.seq:
             self._refuse(f"the snapshot at {snapshot.seq} is of the events up to {head}", AGAIN)
@@ -544,7 +542,9 @@ def _is_time(value: Any) -> TypeGuard[int | float]:
 
 def _is_text(value: Any) -> TypeGuard[str]:
     """Not with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    if not isinstance(value, str):
+        return False
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _is_word(value: Any) -> TypeGuard[str]:

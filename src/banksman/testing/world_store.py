@@ -59,7 +59,7 @@ class WorldLog(MemoryLog):
         # Those that are committed and were not told yet, as of the last commit: they are no longer to be refused.
         self._committed: tuple[Any, ...] = ()
 
-    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
+    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
         if self._takes_failing_claim():
             raise StoreError("the world does not let it be claimed", session=session)
         if self.refuses_at_claim:

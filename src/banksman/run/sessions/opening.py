@@ -121,6 +121,11 @@ class Opening:
         """Those that can be changed while it lives, and are wished for otherwise than in the other."""
         return [name for name in ("model", "permission_mode") if self._wishes[name] != other._wishes[name]]
 
+    def settings_asked_anew(self, record: Mapping[str, Any] | None) -> list[str]:
+        """Those that are wished for otherwise than the last time, as the log has that."""
+        last: Mapping[str, Any] = {} if record is None else record
+        return [name for name in ("model", "permission_mode") if name in last and self._wishes[name] != last[name]]
+
     def forked(self, conversation: str) -> Opening:
         """The same, for another session that begins as a copy of this conversation."""
         other = copy.copy(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -74,6 +74,14 @@ class Profile:
 def names() -> list[str]:
     """The agents that come with the package."""
     return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def load_or_plain(agent: str) -> Profile:
+    """Of an agent whose profile is gone: its sessions can be read all the same, if not as nicely."""
+    try:
+        return load(agent)
+    except UsageError:
+        return replace(load("claude"), name=agent)
 
 
 def load(name: str) -> Profile:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +84,8 @@ class Promises(Listener):
 
     def reject(self, turn: str, error: BanksmanError) -> None:
         self._turns.pop(turn)
-        self._accepting.pop(turn).set_exception(error)
+        # Each gets its own: one that is raised again and again would keep the frames of all who got it.
+        self._accepting.pop(turn).set_exception(copy(error))
 
     def resolve(self, turn: str, outcome: Outcome) -> None:
         resolved = self._turns.pop(turn)
@@ -119,7 +121,7 @@ class Promises(Listener):
     def end_hold(self, hold: str, error: BanksmanError | None) -> None:
         granted = self._granting.pop(hold, None)
         if granted is not None and not granted.done():
-            granted.set_exception(error or Refused("the hold ended before it was granted"))
+            granted.set_exception(copy(error) if error else Refused("the hold ended before it was granted"))
 
     def ask_human(self, effect: AskHuman) -> None:
         assert self.questions is not None
@@ -142,7 +144,7 @@ class Promises(Listener):
         if error is None:
             _set(taken)
         elif not taken.done():
-            taken.set_exception(error)
+            taken.set_exception(copy(error))
 
     def ask_to_save(self, prompt: str) -> None:
         assert self.save is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from banksman.core import past as pasts
@@ -17,7 +17,7 @@ from banksman.core.config import Config
 from banksman.core.event import Entry
 from banksman.core.past import Past
 from banksman.core.settling import settle
-from banksman.errors import NotOwner, StoreDamaged, StoreError, StoreTooNew
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, StoreTooNew
 from banksman.run.child import orphans
 from banksman.run.sessions.tenure import lease_name
 from banksman.store.log import Done, Known, Log
@@ -56,14 +56,20 @@ async def load(store: Log, session: str, config: Config) -> Past:
 
 
 async def take_over(
-    store: Log, session: str, epoch: int, config: Config, then: Sequence[Entry] = (), *, resumes: str | None = None
+    store: Log,
+    session: str,
+    epoch: int,
+    config: Config,
+    then: Callable[[Past], Sequence[Entry]],
+    *,
+    resumes: str | None = None,
 ) -> Past:
     """Of a session that was claimed under this epoch: its conversation, or the one that it `resumes`, is leased; what
-    is left of its last host is ended; what was open is settled, once, and `then` is written behind it, in one.
-    `NotOwner`: another session drives the conversation."""
+    is left of its last host is ended; what was open is settled, once, and what is to be said `then` is written behind
+    it, in one. `NotOwner`: another session drives the conversation."""
     past = await load(store, session, config)
     await _lease(store, session, epoch, config, resumes or past.session.conversation)
-    return await _settle(store, session, epoch, past, then)
+    return await _settle(store, session, epoch, past, then(past))
 
 
 async def claim(store: Log, session: str) -> int:
@@ -92,9 +98,11 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((claiming,))
         if not claiming.cancelled() and claiming.exception() is None:
-            store.release(session, claiming.result())
-            if not store.head(session).seq:
-                await store.delete(session)
+            if agent is None:
+                store.release(session, claiming.result())
+            else:
+                with suppress(BanksmanError):
+                    await store.delete(session)
         raise
 
 

@@ -8,22 +8,23 @@ the same: the second waits for the first.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import weakref
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 
 from banksman.core.config import Config
-from banksman.core.event import SESSION_OPENED, SESSION_SETTING, entry
+from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
+from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
-from banksman.errors import Closed, NameTaken, NotOwner, UsageError
+from banksman.errors import NameTaken, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
+from banksman.run.sessions.cleaning import Cleaning
 from banksman.run.sessions.following import Readers
+from banksman.run.sessions.gate import Gate
 from banksman.run.sessions.life import Life
 from banksman.run.sessions.names import checked_id, checked_name
 from banksman.run.sessions.opening import Opening
@@ -31,15 +32,12 @@ from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.recorded import opening_of
 from banksman.run.sessions.session import Session
-from banksman.run.waiters import Waiters
 from banksman.store.log import Known, Log
 
 log = logging.getLogger("banksman")
 
 # Closed sessions that can still be asked for. Each may hold its whole history in memory.
 SESSIONS_KEPT_MAX = 32
-# Sessions of dead hosts that are settled at a time.
-SETTLING_MAX = 16
 
 
 class Startup:
@@ -84,37 +82,29 @@ class Sessions:
         # Those that we have, or had until they were closed, oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
         self._startups: dict[str, Startup] = {}
-        # The host has begun to close: what is being opened will not be.
-        self.is_closing = False
-        self._working = 0
-        self._pauses = Waiters()
-        # Those that are just being opened, by name or id.
-        self._opening: dict[tuple[str | None, str | None], asyncio.Future[None]] = {}
+        self._gate = Gate()
+        self._cleaning = Cleaning(store, self._gate)
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settling: asyncio.Task[None] | None = None
         # Handles on sessions that are not ours, as long as somebody has one.
         self._others: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         # Whoever reads keeps its own alive, and not the session that it had it from.
         self._readers: weakref.WeakSet[Readers] = weakref.WeakSet()
+        # By agent, for a store may have thousands of sessions with few of them.
+        self._profile = functools.cache(profiles.load_or_plain)
 
     # -- opening -----------------------------------------------------------------------------------------------------
     async def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
         """A new one; or, under the name of one that is known, that one: as it is, if it is open here, which from its
         next turn on is as asked for; else it is claimed, and goes on where it was."""
         checked_name(name, self.redactor)
-        async with self._at_work():
-            self._check_open()
-            self._begin_to_settle()
+        async with self._gate.at_work():
+            self._cleaning.begin()
             return await self._open(opening, name, on_question)
-
-    def _check_open(self) -> None:
-        if self.is_closing:
-            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
 
     async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         if name is None:
             return await self._add(opening, None, on_question)
-        async with self._alone(name=name):
+        async with self._gate.alone("name", name):
             while True:
                 known = self.store.find(name)
                 if known is None:
@@ -123,7 +113,7 @@ class Sessions:
                     except NameTaken:
                         continue  # Another host was faster: it is that one, then.
                 # Whoever asks in it at this moment opens it as well, by its id.
-                async with self._alone(id=known.id):
+                async with self._gate.alone("session", known.id):
                     again = self.store.find(name)
                     if again is None or again.id != known.id:
                         continue  # It was deleted, or renamed, while we waited for our turn.
@@ -132,32 +122,13 @@ class Sessions:
                         here.name = known.name
                         return self._open_again(here, opening, on_question)
                     if here is not None and not here.is_closed:
-                        await here.wait_closed()  # It is on its way out: what it leaves is what is opened.
-                    return await self._reopen(known, opening, on_question)
-
-    @asynccontextmanager
-    async def _at_work(self) -> AsyncGenerator[None]:
-        """Somebody opens a session. Who closes the log waits for it."""
-        self._working += 1
-        try:
-            yield
-        finally:
-            self._working -= 1
-            self._pauses.wake()
-
-    @asynccontextmanager
-    async def _alone(self, *, name: str | None = None, id: str | None = None) -> AsyncGenerator[None]:
-        """One at a time for each name, and for each session: who opens what is just being opened finds it open. A name
-        first, then the session, never the other way round."""
-        what = name, id
-        while (other := self._opening.get(what)) is not None:
-            await asyncio.shield(other)
-        mine = self._opening[what] = asyncio.get_running_loop().create_future()
-        try:
-            yield
-        finally:
-            del self._opening[what]
-            mine.set_result(None)
+                        await here.close()  # It is on its way out, or fenced off: what it leaves is what is opened.
+                    try:
+                        return await self._reopen(known, opening, on_question)
+                    except UsageError:
+                        if self.store.find(known.id) is not None:
+                            raise
+                        continue  # Another host has deleted it in this very moment.
 
     async def _add(
         self,
@@ -208,14 +179,20 @@ class Sessions:
         resume: str | None = None,
         settings: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        opened = entry(None, SESSION_OPENED, **opening.record(), resume=resume, fork=opening.forks)
-        then = [opened, *(entry(None, SESSION_SETTING, name=n, value=v, by="fork") for n, v in settings)]
-        entries = then if self.redactor is None else self.redactor.entries(then)
+
+        def then(past: Past) -> Sequence[Entry]:
+            opened = entry(None, SESSION_OPENED, **opening.record(), resume=resume, fork=opening.forks)
+            # What is asked for now, and was not the last time, is meant: also where it was set to something since.
+            dropped = [(name, None) for name in opening.settings_asked_anew(past.opened)]
+            changed = [(name, value, "fork") for name, value in settings] + [(*pair, "open") for pair in dropped]
+            told = [entry(None, SESSION_SETTING, name=name, value=value, by=by) for name, value, by in changed]
+            return [opened, *told] if self.redactor is None else self.redactor.entries([opened, *told])
+
         past = await recovery.take_over(
-            self.store, session.id, epoch, opening.config, entries, resumes=opening.resumes if resume else None
+            self.store, session.id, epoch, opening.config, then, resumes=opening.resumes if resume else None
         )
         # Else nobody would ever close it: all that are to be closed have been told so.
-        self._check_open()
+        self._gate.check_open()
         startup = Startup(session, opening)
         life = Life(
             session.id,
@@ -232,7 +209,7 @@ class Sessions:
         self._known[session.id] = session
         self._startups[session.id] = startup
         session.live(life)
-        session.when_closed(partial(self._close_startup, session.id, startup))
+        session.when_closed(functools.partial(self._close_startup, session.id, startup))
         await self._forget()
 
     def _close_startup(self, id: str, startup: Startup) -> None:
@@ -264,7 +241,7 @@ class Sessions:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
         forked = startup.next.forked(conversation)
         try:
-            async with self._at_work():
+            async with self._gate.at_work():
                 return await self._add(forked, name, on_question or session.on_question, settings=session.settings)
         except NameTaken as exc:
             forked.close()
@@ -300,7 +277,7 @@ class Sessions:
             return here
         other = self._others.get(known.id)
         if other is None:
-            other = self._others[known.id] = self._face(known.id, known.name, _profile(known.agent))
+            other = self._others[known.id] = self._face(known.id, known.name, self._profile(known.agent))
         other.name = known.name
         return other
 
@@ -320,8 +297,7 @@ class Sessions:
 
     async def _claim(self, session: Session) -> None:
         """Somebody asks in a session that is not ours: take it, as it was opened the last time."""
-        async with self._at_work(), self._alone(id=session.id):
-            self._check_open()
+        async with self._gate.at_work(), self._gate.alone("session", session.id):
             if session.is_ours:
                 return
             here = self._known.get(session.id)
@@ -337,47 +313,10 @@ class Sessions:
                 opening.close()
                 raise
 
-    # -- settling ----------------------------------------------------------------------------------------------------
-    async def settle(self) -> None:
-        """Once in this host's life, at its beginning: what was open under hosts that are dead is settled, by whichever
-        host comes first."""
-        self._begin_to_settle()
-        assert self._settling is not None
-        await asyncio.shield(self._settling)
-
-    def _begin_to_settle(self) -> None:
-        """Not waited for by who opens one session: that one is taken over by itself."""
-        failed = self._settling is not None and self._settling.done() and self._settling.exception() is not None
-        if self._settling is None or failed:
-            self._settling = asyncio.get_running_loop().create_task(self._settle())
-            self._settling.add_done_callback(_note_failure)
-
-    async def _settle(self) -> None:
-        dead = [known for known in self.store.sessions() if known.owner is not None and not known.owner.is_alive]
-        places = asyncio.Semaphore(SETTLING_MAX)
-
-        async def settle(known: Known) -> None:
-            async with places:
-                await self._settle_one(known)
-
-        await asyncio.gather(*map(settle, dead))
-
-    async def _settle_one(self, known: Known) -> None:
-        async with self._alone(id=known.id):
-            if not recovery.is_left_alone(self.store, known):
-                return
-            try:
-                await recovery.clean_up(self.store, known, Config(dialect=_profile(known.agent).dialect))
-            except Exception as exc:
-                # One session that cannot be settled must not keep the host from the others. It stays as it is, and
-                # whoever opens it is told.
-                log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
-
     # -- forgetting --------------------------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:
         """For good, with all its history."""
-        async with self._at_work(), self._alone(id=session.id):
-            self._check_open()
+        async with self._gate.at_work(), self._gate.alone("session", session.id):
             here = self._known.get(session.id)
             if here is not None:
                 await here.close()
@@ -385,16 +324,21 @@ class Sessions:
             self._known.pop(session.id, None)
             self._others.pop(session.id, None)
 
+    def open_no_more(self) -> None:
+        """The host has begun to close."""
+        self._gate.is_closing = True
+
+    async def settle(self) -> None:
+        """What was open under hosts that are dead is settled: see cleaning.py."""
+        await self._cleaning.wait()
+
     async def close(self) -> None:
         """Nobody is to read any more: the log is about to be closed."""
-        self.is_closing = True
+        self.open_no_more()
         if not self._ends.done():
             self._ends.set_result(None)
-        while self._working:
-            await self._pauses.wait()
-        if self._settling is not None:
-            self._settling.cancel()
-            await asyncio.wait((self._settling,))
+        await self._cleaning.stop()
+        await self._gate.wait_idle()
         await asyncio.gather(*(readers.wait_left() for readers in list(self._readers)))
 
     async def _forget(self) -> None:
@@ -403,17 +347,3 @@ class Sessions:
             self._known.pop(session.id, None)
             if not self.store.is_durable:
                 await self.store.delete(session.id)
-
-
-def _note_failure(settling: asyncio.Task[None]) -> None:
-    """Perhaps nobody waits for it; the next one who opens a session tries again."""
-    if not settling.cancelled() and (exc := settling.exception()) is not None:
-        log.warning("! what dead hosts have left cannot be settled now: %s", exc)
-
-
-def _profile(agent: str) -> profiles.Profile:
-    """Of an agent whose profile is gone: its sessions can be read all the same, if not as nicely."""
-    try:
-        return profiles.load(agent)
-    except UsageError:
-        return replace(profiles.load("claude"), name=agent)

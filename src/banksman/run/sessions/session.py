@@ -34,7 +34,7 @@ from banksman.core.session_facts import (
     Reconfigured,
     SettingAsked,
 )
-from banksman.core.state import Mode
+from banksman.core.state import Mode, Store
 from banksman.errors import UsageError
 from banksman.run.sessions import holding, status
 from banksman.run.sessions.driver import Driver
@@ -103,7 +103,7 @@ class Session:
         life.begin(self)
 
     def __repr__(self) -> str:
-        return f"<Session {self.name or self.id} {self.status().phase}>"
+        return f"<Session {self.name or self.id} {'not here' if self._life is None else self.status().phase}>"
 
     @property
     def _here(self) -> Life:
@@ -160,6 +160,8 @@ class Session:
             hold=holding.inside(self.id),
         )
         known = life.keys.get(key)
+        if known is not None and known[0].was_never_sent:
+            known = None
         stored = None if known else life.keys.take_stored(key)
         if stored is not None:
             known = life.promises.find_turn(Turn(self, stored.turn, stored.after), stored.outcome)
@@ -420,7 +422,9 @@ class Session:
     @property
     def is_open(self) -> bool:
         """It takes asks here: nobody has begun to close it."""
-        return self._life is not None and self._driver.error is None and self._driver.state.mode is Mode.OPEN
+        if self._life is None or self._driver.error is not None:
+            return False
+        return self._driver.state.mode is Mode.OPEN and self._driver.state.store is not Store.LOST
 
     def when_closed(self, call: Callable[[], None]) -> None:
         self._promises.finished.add_done_callback(lambda _: call())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from banksman.core.arbiter import Hold
 from banksman.core.past import Past
-from banksman.core.state import Mode, Session
+from banksman.core.state import Mode, Session, Store
 from banksman.core.turn import Turn
 from banksman.run.sessions.driver import Driver
 from banksman.store.log import Known, Owner
@@ -35,8 +35,11 @@ class ClockStatus:
 class Status:
     """What a session is doing, at this moment.
 
-    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed or failed. Of a
-    session that is not ours: elsewhere (a live host has it: `owner`), lost (its host died) or asleep (nobody has it).
+    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed, failed, or
+    fenced (another writer has claimed it, and nothing can be said in it here any more). Of a session that is not ours:
+    deleted, closed (as `look` says), elsewhere (a live host has it: `owner`), lost (its host died), or asleep (nobody
+    has it).
+
     `holder`: the turn that is granted, or the agent's own; `hold`: the hold that is granted. `waits_for_place`: it is
     to start a process, and those of other sessions have all the places, or all that may start at once.
     """
@@ -84,6 +87,8 @@ def phase(driver: Driver) -> str:
         return "failed"
     if state.mode is not Mode.OPEN:
         return state.mode.name.lower()
+    if state.store is Store.LOST:
+        return "fenced"
     turn = state.own or state.turn
     if turn is not None:
         return turn.phase

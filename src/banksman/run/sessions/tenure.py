@@ -124,12 +124,14 @@ class Tenure:
             else:
                 self._run += 1
                 self._past, self.epoch = self._durable, self._durable_epoch
+                self._events_since = SNAPSHOT_EVENTS  # A snapshot may have been lost with it.
                 self._hears.on_append_failed(error)
         self._hears.on_answered()
 
     def release(self) -> None:
-        """Nothing more will be said. What is on its way still is."""
-        self._store.release(self._session, self.epoch)
+        """Nothing more will be said. What is on its way still is; if an epoch is, nobody knows yet which we have."""
+        for epoch in sorted({self._durable_epoch, self.epoch}):
+            self._store.release(self._session, epoch)
 
     # -- the conversation --------------------------------------------------------------------------------------------
     def lease(self, conversation: str | None, on_taken: Callable[[NotOwner], None]) -> None:

@@ -52,6 +52,11 @@ class Turn:
             return Phase.ENDED
         return self.session.state_of(self.id)
 
+    @property
+    def was_never_sent(self) -> bool:
+        """It is over, and nothing came of it: who asks with its key again makes another ask."""
+        return self._outcome.done() and self._outcome.result().kind in (Kind.REFUSED, Kind.WITHDRAWN)
+
     async def outcome(self) -> Outcome:
         """How it ended; never raises for an ending. Cancelling this only stops waiting."""
         if self._watch is not None and not self._outcome.done():

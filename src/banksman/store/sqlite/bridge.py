@@ -62,6 +62,7 @@ class Bridge:
         self._writer = Writer(
             self._work,
             path=path,
+            presence=self._opening.presence,
             is_full=level == "full",
             is_writable=self._opening.is_writable,
             retention=retention,
@@ -81,7 +82,7 @@ class Bridge:
         return self._work.host
 
     async def call(
-        self, function: Callable[[Work], Any], *, then: Callable[[Any, bool], None] | None = None, **how: bool
+        self, function: Callable[[Work], Any], *, then: Callable[[Any, bool], None] | None = None, **how: Any
     ) -> Any:
         """What the writer's thread makes of it. `then` hears of what was done, and whether somebody still waits."""
         future: asyncio.Future[Any] = self._loop.create_future()

@@ -41,14 +41,15 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
 )
-from banksman.store.sqlite import opening, ownership, pages, upkeep
+from banksman.store.sqlite import opening, ownership, pages, rests, upkeep
 from banksman.store.sqlite.appending import Append
 from banksman.store.sqlite.bridge import Bridge
 from banksman.store.sqlite.chunks import events_of
 from banksman.store.sqlite.ownership import Held
 from banksman.store.sqlite.positions import Position, no_such
 from banksman.store.sqlite.recent import Recent
-from banksman.store.sqlite.upkeep import Retention
+from banksman.store.sqlite.spool import Spool
+from banksman.store.sqlite.upkeep import Deleted, Retention
 from banksman.store.sqlite.waiting import Waiting
 from banksman.store.sqlite.work import Call, Change, Told
 
@@ -95,6 +96,8 @@ class SqliteLog:
         self._recent = Recent()
         # The last failure that its writer was told of. See `work.py`.
         self._told = 0
+        # The histories that are on their way into the store.
+        self._spools: set[Spool] = set()
         # What was called after the close began, to be answered behind all else.
         self._late: list[Callable[[], None]] = []
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -112,7 +115,7 @@ class SqliteLog:
         return f"<SqliteLog {self.path!r} {self._phase.name} owned={len(self._owned)} waiting={len(self._waiting)}>"
 
     # -- owning ------------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str = "") -> int:
+    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
         """Cancelled, it claims nothing: what was claimed by then is released."""
         self._check_open()
         _check_text(session, name, agent)
@@ -152,7 +155,7 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         function = partial(ownership.lease, session=session, epoch=epoch, name=name)
-        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_rested_on=False))
+        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_of_owner=False))
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
@@ -180,15 +183,28 @@ class SqliteLog:
         chunks: Callable[[], Iterable[Chunk]],
         snapshot: Snapshot | None = None,
     ) -> None:
-        """Other writers wait meanwhile. Cancelled, it is still done."""
+        """Cancelled while the chunks are read, nothing comes of it, and their thread ends with the next one; after that
+        it may still be done."""
         self._check_open()
         _check_text(session, name, agent)
-        function = partial(upkeep.restore, session=session, name=name, agent=agent, chunks=chunks, snapshot=snapshot)
 
         def restored(*_: object) -> None:
             self._waiting.on_committed(session, self._look.place(session).head.seq)
 
-        await self._bridge.call(function, then=restored, is_alone=True)
+        spool = Spool(self.path)
+        self._spools.add(spool)
+        try:
+            history = await asyncio.to_thread(spool.fill, session, chunks)
+            self._check_open()
+            if snapshot is not None and not snapshot.is_beside(history.first, history.last):
+                raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
+            function = partial(
+                upkeep.restore, session=session, name=name, agent=agent, history=history, snapshot=snapshot
+            )
+            await self._bridge.call(function, then=restored, is_alone=True, around=spool.attached)
+        finally:
+            self._spools.discard(spool)
+            spool.discard()
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
@@ -283,25 +299,51 @@ class SqliteLog:
         return await self._bridge.call(partial(upkeep.trim, session=session, before=before))
 
     async def delete(self, session: str) -> None:
+        """When it returns, nothing of it is left in the file. Cancelled, or closed meanwhile, the rest goes all the
+        same: by and by, or with the close."""
         self._check_open()
 
-        def deleted(number: int | None, _: bool) -> None:
+        def deleted(gone: Deleted | None, _: bool) -> None:
             self._owned.pop(session, None)
             self._recent.drop(session)
-            if number is not None:
-                self._waiting.on_deleted(session, number)
+            if gone is not None:
+                self._waiting.on_deleted(session, gone.number)
+                if gone.has_rest:
+                    self._remove_rest(session, removed)
 
-        await self._bridge.call(partial(upkeep.delete, session=session), then=deleted)
+        removed: asyncio.Future[None] = self._loop.create_future()
+        gone = await self._bridge.call(partial(upkeep.delete, session=session), then=deleted)
+        if gone is not None and gone.has_rest:
+            await removed
+
+    def _remove_rest(self, session: str, removed: asyncio.Future[None]) -> None:
+        """Piece by piece, each in line with what the others call meanwhile."""
+
+        def settled(call: Call) -> None:
+            if call.error is None and call.value and self._phase is _Phase.OPEN:
+                self._bridge.put(Call(settled, function))
+                return
+            if call.error is not None:
+                # The session is deleted, and that is what was asked for. The next host finds what is left.
+                log.warning("! session=%s what was deleted is not all gone yet: %s", session, call.error)
+            if not removed.done():
+                removed.set_result(None)
+
+        function = partial(rests.remove_some, session=session)
+        self._bridge.put(Call(settled, function))
 
     def abandon(self) -> None:
-        if self._phase is _Phase.OPEN:
+        # Also in the middle of a close, whose end the loop will not be told of.
+        if self._phase is not _Phase.CLOSED:
             self._phase = _Phase.CLOSED
+            self._discard_spools()
             self._bridge.abandon()
 
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
         if self._phase is _Phase.OPEN:
             self._phase = _Phase.CLOSING
+            self._discard_spools()
             self._bridge.stop()
         await asyncio.shield(self._closed)
 
@@ -323,7 +365,7 @@ class SqliteLog:
         # Before it is told, so that the writer may go on from inside its `done`.
         self._told = max(self._told, call.failure)
         error: Any = call.error
-        if isinstance(error, NotOwner) and call.is_rested_on:
+        if isinstance(error, NotOwner) and call.is_of_owner:
             self._disown(call.session, call.epoch)
         try:
             call.done(error)
@@ -335,6 +377,11 @@ class SqliteLog:
     def _check_open(self) -> None:
         if self._phase is not _Phase.OPEN:
             raise StoreError("the log is closed")
+
+    def _discard_spools(self) -> None:
+        """What is not in the store yet will not be."""
+        for spool in self._spools:
+            spool.discard()
 
     def _is_late(self, session: str, done: Done) -> bool:
         """Whether the log is closed, or about to be: then it is answered so, behind what was called before."""

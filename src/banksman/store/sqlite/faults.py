@@ -33,6 +33,15 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _LOCKED = frozenset({errno.EAGAIN, errno.EDEADLK})
 
 
+# What SQLite, or Python's module for it, says of the values and the statements that it was given, and not of the store.
+_OF_CALLER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+
+
+def is_of_store(exc: Exception) -> bool:
+    """Whether the store has failed, and not the one who asked it for something that cannot be done."""
+    return isinstance(exc, (StoreError, sqlite3.Error, OSError)) and not isinstance(exc, _OF_CALLER)
+
+
 def translate(exc: sqlite3.Error | OSError, path: str, doing: str) -> StoreError:
     """The error to raise `from exc`, having failed to `doing` (a verb: "open", "append to") the store at `path`."""
     if isinstance(exc, OSError):

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from banksman.errors import StoreReadOnly
 from banksman.store.log import Head, Known, Owner
 from banksman.store.sqlite.faults import translate
-from banksman.store.sqlite.owners import Hosts
+from banksman.store.sqlite.owners import Hosts, Process, is_there
 
 _KNOWN = (
-    "SELECT s.id, s.name, s.agent, s.epoch, s.seq, s.first, s.created, s.changed, s.owner, h.pid, h.address "
-    "FROM sessions s LEFT JOIN hosts h ON h.id = s.owner"
+    "SELECT s.id, s.name, s.agent, s.epoch, s.seq, s.first, s.created, s.changed, s.owner, h.address, "
+    "h.boot, h.pid, h.started FROM sessions s LEFT JOIN hosts h ON h.id = s.owner"
 )
 
 
@@ -52,7 +52,9 @@ class Look:
     def heads_after(self, chunk: int) -> list[tuple[str, int]]:
         """The sessions that have chunks after this one, each with its last seq."""
         return self._rows(
-            "SELECT session, max(last) FROM chunks WHERE id > ? AND +session IS NOT NULL GROUP BY +session", chunk
+            "SELECT session, max(last) FROM chunks WHERE id > ? AND +session IN (SELECT id FROM sessions) "
+            "GROUP BY +session",
+            chunk,
         )
 
     def version(self) -> int:
@@ -79,22 +81,22 @@ class Look:
             self._hosts.close()
 
     def _known(self, row: Any, host: int | None, alive: dict[int, bool]) -> Known:
-        id, name, agent, epoch, seq, first, created, changed, owner, pid, address = row
+        id, name, agent, epoch, seq, first, created, changed, owner, address, boot, pid, started = row
         whose: Owner | None = None
         # An owner without a row has closed in good order, and could not say so here.
         if owner is not None and pid is not None:
             if owner not in alive:
-                alive[owner] = owner == host or self._is_alive(owner)
+                alive[owner] = owner == host or self._is_alive(owner, Process(boot, pid, started))
             whose = Owner(pid, address, is_here=owner == host, is_alive=alive[owner])
         return Known(id, name, agent, epoch, seq, first, whose, created, changed)
 
-    def _is_alive(self, owner: int) -> bool:
+    def _is_alive(self, owner: int, process: Process) -> bool:
         if self._hosts is None:
             try:
                 self._hosts = Hosts(self._path)
             except StoreReadOnly:
-                return False  # As far as can be seen from here: not at all.
-        return self._hosts.is_alive(owner)
+                return is_there(process)  # There is no lock that could be seen from here.
+        return self._hosts.is_alive(owner, process)
 
     def _rows(self, statement: str, *parameters: object) -> list[Any]:
         try:

@@ -14,8 +14,10 @@ from urllib.parse import quote
 
 from banksman.errors import UsageError
 from banksman.store.sqlite import damage, schema
+from banksman.store.sqlite.presence import Presence
 
-# For the write lock, which another process of ours holds for milliseconds. Who holds it longer is no host of ours.
+# For the write lock, which another process of ours holds for milliseconds, or for a second where it takes over a long
+# history (`spool.py`). Who holds it longer is no host of ours.
 BUSY_SECONDS_MAX = 5.0
 # For reads in the loop's thread: nothing makes them wait but a recovery after a crash, and the loop must go on.
 LOOK_BUSY_SECONDS_MAX = 0.25
@@ -54,6 +56,7 @@ class Opening:
         self._is_counted = True
         connection = self.connect()
         schema.prepare(connection, self.path, is_writable=self.is_writable, busy_seconds=BUSY_SECONDS_MAX)
+        self.presence = Presence(self.path)
         return connection
 
     def connect(self, *, busy_seconds: float | None = None) -> sqlite3.Connection:

@@ -4,18 +4,27 @@ A host has an id in the store, given once and never again, and holds the byte of
 `<path>-hosts`. Who wants to know whether a host lives asks the kernel who holds its byte. Nothing is ever written into
 that file, and it is never removed: hosts that look at two files do not see each other.
 
-Why a lock, and not a pid with its start time: there is no moment between a death and the release of its locks, a pid
-that was given again means nothing here, and two pid namespaces (a container, and the same one started anew) see the
-same locks but not each other's pids.
+Why a lock, and not only a pid with its start time: there is no moment between a death and the release of its locks, and
+two pid namespaces (a container, and the same one started anew) see the same locks but not each other's pids.
 
 Why a POSIX lock, and not flock() or an open file description's: those belong to the open file, which a fork inherits,
 so a sibling of the host (multiprocessing) would keep a dead host alive. A POSIX lock belongs to the process alone.
 
 The price is the strangest rule of POSIX: when a process closes *any* fd of a file, it loses *all* its locks on that
 file. So there is one fd for each such file in a process, whichever logs share it, and it is closed with the last of
-them. Two things are beyond us: a program that itself opens and closes `<path>-hosts` (a copy of the whole folder, made
-inside the host's own process) lets go of its hosts, and who removes the file hides the living from those that come
-later. Both only make a session claimable too early; its old writer is then refused by its epoch, as any other.
+them. But the rest of the program does not know that: a backup of the folder, made inside the host's own process, opens
+and closes this file too, and the host is alive without its lock. And whoever removes the file (a cleaner, for it is
+empty and old) hides the living from those that come later. Therefore:
+
+- A lock that is held is believed. Where none is, there is a second opinion: the host's row names its boot, its pid and
+  the time of its start, and if this process is there, is no zombie and has such a file open, the host lives. A pid that
+  was given again has another start, and one of another pid namespace matches nobody: both leave it to the lock. Of
+  this process itself no second opinion is needed: what it holds it knows.
+- That a host is dead is believed only if the file that was asked is still the one at that path.
+- A host takes its locks again now and then (`hold_again`), which costs nothing where they are held.
+
+What is left: a host in another pid namespace whose own program has just let go of its locks is taken for dead until its
+next commit. Its session is then claimable too early, and it is refused by its epoch, as any other former writer.
 """
 
 from __future__ import annotations
@@ -28,12 +37,22 @@ import struct
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from banksman.errors import StoreError
-from banksman.store.sqlite.faults import translate
+from banksman.store.sqlite.faults import MOVED, translate
 
+_SUFFIX = "-hosts"
 # struct flock as Linux has it: type, whence, start, length, pid; the compiler's padding comes with the native order.
 _FLOCK = struct.Struct("@hhqqi4x")
+
+
+class Process(NamedTuple):
+    """By what a process can be known: the boot's id, the pid, and the start in clock ticks. "" and 0: nobody can say."""
+
+    boot: str
+    pid: int
+    started: int
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +106,7 @@ class Hosts:
 
     def __init__(self, path: str) -> None:
         # Of what a symlink points to: two names of one store must lead to one file.
-        self._path = f"{os.path.realpath(path)}-hosts"
+        self._path = f"{os.path.realpath(path)}{_SUFFIX}"
         self._mine: set[int] = set()
         self._is_closed = True
         with _lock, self._translated("open"):
@@ -120,12 +139,32 @@ class Hosts:
             shared.held.add(host_id)
             self._mine.add(host_id)
 
-    def is_alive(self, host_id: int) -> bool:
-        """Whether a process holds this id right now, this one included."""
+    def is_alive(self, host_id: int, process: Process | None = None) -> bool:
+        """Whether a process holds this id right now, this one included, or is the one that `process` names: see the
+        module."""
         assert host_id > 0, f"not an id of a host: {host_id}"
         with _lock, self._translated("ask for a lock of"):
             shared = self._usable()
-            return host_id in shared.held or is_locked(shared.fd, host_id)
+            if host_id in shared.held or is_locked(shared.fd, host_id):
+                return True
+            if process is not None and is_there(process):
+                return True
+            self._check_file()
+            return False
+
+    def hold_again(self) -> None:
+        """Take the locks of what is held once more, in case that this program has dropped them."""
+        with _lock, self._translated("lock"):
+            shared = self._usable()
+            for host_id in self._mine:
+                fcntl.lockf(shared.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, host_id)
+
+    def check_file(self) -> None:
+        """`StoreError` if the file is not the one at its path any more: whoever comes now looks at another, and sees
+        nobody of those who hold something here."""
+        with _lock, self._translated("look at"):
+            self._usable()
+            self._check_file()
 
     def let_go(self, host_id: int) -> None:
         """No longer be this host: whoever asks sees it dead. Of one that is not held by this object nothing happens."""
@@ -158,6 +197,17 @@ class Hosts:
             raise StoreError(f"{self._path} {why}", hint="open the store in this process")
         return self._shared
 
+    def _check_file(self) -> None:
+        """By a look only: to open the file, and close it again, would drop what is held."""
+        assert _lock.locked()
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != self._key:
+            what = "removed" if found is None else "replaced"
+            raise StoreError(f"{self._path} was {what} while it was open", hint=MOVED, path=self._path)
+
     def _release(self, host_id: int) -> None:
         assert _lock.locked()
         self._mine.discard(host_id)
@@ -181,18 +231,58 @@ def is_locked(fd: int, offset: int) -> bool:
     return found != fcntl.F_UNLCK
 
 
-def identity() -> tuple[str, int, int]:
-    """This process for people to read: the boot's id, the pid, and the start in clock ticks; "" and 0 without /proc.
+def identity() -> Process:
+    """This process."""
+    stat = _stat(os.getpid())
+    return Process(_boot(), os.getpid(), 0 if stat is None else stat[1])
 
-    Nothing is decided by it. See the module for what decides.
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """The state and the start of the process that has this pid here; None if there is none, or it may not be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name, in parentheses, may hold spaces and parentheses of its own.
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
+        return None
+    return fields[0], int(fields[19])
+
+
+def is_there(process: Process) -> bool:
+    """Whether this other process lives, and may be a host: it has locks' files open, as far as that can be seen.
+
+    The last is asked because a pid and a start outlive what they stood for: an `exec`, and a host that has closed its
+    store where nothing could be written, so that its row is still there.
     """
-    boot, start = "", 0
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
-    with contextlib.suppress(OSError), open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        # The name, in parentheses, may hold spaces and parentheses of its own; the start is the 20th field after it.
-        start = int(file.read().rpartition(")")[2].split()[19])
-    return boot, os.getpid(), start
+    if not process.boot or not process.started or process.pid == os.getpid() or process.boot != _boot():
+        return False
+    stat = _stat(process.pid)
+    if stat is None or stat[0] in "ZX" or stat[1] != process.started:
+        return False
+    folder = f"/proc/{process.pid}/fd"
+    try:
+        fds = os.listdir(folder)
+    except PermissionError:
+        return True  # Another user's. So its start has to do.
+    except OSError:
+        return False  # It ended just now.
+    return any(_is_of_hosts(f"{folder}/{fd}") for fd in fds)
+
+
+def _is_of_hosts(link: str) -> bool:
+    """By its name, not by its number: the file may have been removed, and another one be in its place."""
+    try:
+        return os.readlink(link).removesuffix(" (deleted)").endswith(_SUFFIX)
+    except OSError:
+        return False  # Closed just now.
 
 
 def _open(path: str) -> tuple[tuple[int, int], _Shared]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from banksman.errors import NameTaken, NotOwner
+from banksman.errors import NameTaken, NotOwner, UsageError
+from banksman.store.sqlite import rests
 from banksman.store.sqlite.appending import no_owner
 from banksman.store.sqlite.work import Work
 
@@ -33,17 +34,21 @@ class Held:
     seq: int
 
 
-def claim(work: Work, session: str, name: str | None, agent: str) -> Held:
+def claim(work: Work, session: str, name: str | None, agent: str | None) -> Held:
     assert work.host is not None
+    work.check_seen()
     epoch = _claimed_epoch(work, session, name, agent)
     number, seq = work.row("SELECT number, seq FROM sessions WHERE id = ?", session)
     return Held(epoch, number, seq)
 
 
-def _claimed_epoch(work: Work, session: str, name: str | None, agent: str) -> int:
+def _claimed_epoch(work: Work, session: str, name: str | None, agent: str | None) -> int:
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
+        if not agent:
+            raise UsageError("there is no such session", hint="was it deleted?", session=session)
         check_name(work, name, session)
+        rests.clear(work, session)
         epoch = deleted_epoch(work) + 1
         now = time.time()
         work.execute(

@@ -50,8 +50,9 @@ def read(connection: sqlite3.Connection, session: str, after: int, limit: int, p
     gap: tuple[int, int] | None = None
     size = 0
     cursor = connection.execute(
-        f"SELECT first, last, epoch, at, crc, {_BLOB} FROM chunks WHERE session = ? AND last > ? ORDER BY last",
-        (session, after),
+        f"SELECT first, last, epoch, at, crc, {_BLOB} FROM chunks WHERE session = ? AND last > ? "
+        "AND EXISTS (SELECT 1 FROM sessions WHERE id = ?) ORDER BY last",
+        (session, after, session),
     )
     try:
         for first, last, epoch, at, crc, blob in cursor:
@@ -106,13 +107,14 @@ def _pieces(
 ) -> Iterator[tuple[Piece, int]]:
     wanted = None if sessions is None else frozenset(sessions)
     parameters: list[object] = [after.whole]
-    clause = "session IS NOT NULL"
+    # Not what is left of those that were deleted.
+    clause = "+session IN (SELECT id FROM sessions)"
     if wanted is not None and len(wanted) <= VARIABLES_MAX:
-        clause = f"session IN ({', '.join('?' * len(wanted))})"
+        clause += f" AND +session IN ({', '.join('?' * len(wanted))})"
         parameters += wanted
     cursor = connection.execute(
         # The plus keeps SQLite from sorting what it finds by session: in the order of the ids it can stop early.
-        f"SELECT id, session, first, last, epoch, at, crc, {_BLOB} FROM chunks WHERE id > ? AND +{clause} ORDER BY id",
+        f"SELECT id, session, first, last, epoch, at, crc, {_BLOB} FROM chunks WHERE id > ? AND {clause} ORDER BY id",
         parameters,
     )
     try:

@@ -14,7 +14,12 @@ is deleted, an empty row stays in its place, a *stone*, with no session.
 time; the snapshot, which may be long, is therefore in a table of its own. `number` is a session's identity: an id may
 be deleted and made again, a number is given once. `trimmed` is the highest chunk that retention has taken.
 
+A chunk whose session has no row is a rest of one that was deleted, and nobody's: see `rests.py`.
+
 `hosts` are those that own something, or did. Its ids are given once, ever: `owners.py` holds a lock for each.
+
+`store` has what is one for all: the highest epoch that was deleted, how many deletions there were; and of which
+sessions there is a rest.
 """
 
 from __future__ import annotations

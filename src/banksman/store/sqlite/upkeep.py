@@ -7,15 +7,17 @@ nothing goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from banksman.errors import UsageError
-from banksman.store.log import Chunk, Snapshot
+from banksman.store.log import Snapshot
+from banksman.store.sqlite import rests
 from banksman.store.sqlite.appending import keep_snapshot
-from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
+from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
-from banksman.store.sqlite.work import TheirError, Work
+from banksman.store.sqlite.spool import History
+from banksman.store.sqlite.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,15 @@ def _remove(work: Work, session: str, last: int) -> int:
     return last + 1
 
 
-def delete(work: Work, session: str) -> int | None:
-    """The number of the session that is gone, if there was one. What it held is overwritten: the connection is told
-    to, so that nothing of it is left in the free pages of the file."""
+class Deleted(NamedTuple):
+    """The number that the session had, and whether some of it is still to be removed: see `rests.py`."""
+
+    number: int
+    has_rest: bool
+
+
+def delete(work: Work, session: str) -> Deleted | None:
+    """None: there is no such session."""
     row = work.row("SELECT number, epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
         return None
@@ -118,65 +126,31 @@ def delete(work: Work, session: str) -> int | None:
         "WHERE id = (SELECT max(id) FROM chunks) AND session = ?",
         (session,),
     )
-    work.execute("DELETE FROM chunks WHERE session = ?", (session,))
     work.execute("DELETE FROM chunks WHERE session IS NULL AND id < (SELECT max(id) FROM chunks)")
     work.execute("DELETE FROM snapshots WHERE session = ?", (session,))
     work.execute("DELETE FROM sessions WHERE number = ?", (number,))
-    work.is_tidy_due = True
-    return number
+    return Deleted(number, rests.begin(work, session))
 
 
 def restore(  # noqa: PLR0917
-    work: Work,
-    session: str,
-    name: str | None,
-    agent: str,
-    chunks: Callable[[], Iterable[Chunk]],
-    snapshot: Snapshot | None,
+    work: Work, session: str, name: str | None, agent: str, history: History, snapshot: Snapshot | None
 ) -> None:
-    """One chunk at a time: a history may be larger than the memory. In a transaction of its own, since it may turn out
-    to be none after half of it was written."""
+    """A session of what is in the spool, which is attached."""
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
         raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
     check_name(work, name, session)
-    begin: tuple[int, float] | None = None
-    seq, epoch, at, weight = 0, 1, 0.0, 0
-    for chunk in _theirs(chunks):
-        if begin is None:
-            begin = chunk.first, chunk.at
-            seq = chunk.first - 1
-        if chunk.first != seq + 1 or chunk.first < 1 or not chunk.entries:
-            raise UsageError(
-                "the history is not dense", hint="each chunk begins where the last one ended", session=session, seq=seq
-            )
-        if chunk.epoch < epoch:
-            raise UsageError("the history's epochs fall", session=session, first=chunk.first, epoch=chunk.epoch)
-        seq, epoch, at = seq + len(chunk.entries), chunk.epoch, chunk.at
-        blob = packed(tuple(chunk.entries))
-        weight += len(blob) + CHUNK_BYTES
-        crc = checksum(session, chunk.first, epoch, blob)
-        work.execute(
-            "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (session, chunk.first, seq, epoch, at, crc, blob),
-        )
-    if begin is None:
-        raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
-    first, created = begin
+    rests.clear(work, session)
+    work.execute(
+        "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) "
+        "SELECT ?, first, last, epoch, at, crc, blob FROM spool.chunks ORDER BY rowid",
+        (session,),
+    )
     if snapshot is not None:
-        if not snapshot.is_beside(first, seq):
-            raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
         keep_snapshot(work, session, snapshot)
+    # Past what was ever given here under this id, too.
+    epoch = max(history.epoch, deleted_epoch(work))
     work.execute(
         "INSERT INTO sessions (seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
         "VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
-        # Past what was ever given here under this id, too.
-        (seq, weight, at, max(epoch, deleted_epoch(work)), first, created, session, name, agent),
+        (history.last, history.weight, history.changed, epoch, history.first, history.created, session, name, agent),
     )
-
-
-def _theirs(chunks: Callable[[], Iterable[Chunk]]) -> Iterator[Chunk]:
-    """What the caller's code gives. What it raises is its own: an OSError of its file is none of the store's."""
-    try:
-        yield from chunks()
-    except Exception as exc:
-        raise TheirError from exc

@@ -5,21 +5,27 @@ of them at a time, so nothing in it is locked. `error` is what kept it out, or N
 its own raises before it has written anything, so that the others of its group can go on in the same transaction.
 
 Failures. What a writer calls rests on what it appended before, and on its epoch. So after an append or an advance has
-failed, those behind it fail too, until the writer was told of the first. Failures are numbered, and told in that order;
-a call carries the number of the last one that was told when it was made. If the last failure of its own session and
-epoch has a higher one, whoever made the call did not know yet. A call under an epoch that is not the session's is no
-such failure: nothing can rest on it, and it must not fail the one who has that epoch next.
+failed, those behind it fail too, until the writer was told of the first; and so they do after the transaction of a call
+of whichever kind has failed, since its writer begins anew from what it knows to be committed. Failures are numbered,
+and told in that order; a call carries the number of the last one that was told when it was made. If the last failure of
+its own session and epoch has a higher one, whoever made the call did not know yet. A call under an epoch that is not
+the session's is no such failure: nothing can rest on it, and it must not fail the one who has that epoch next. And a
+lease that is refused is none: the name is another's, and all else is as its writer believes.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from banksman.errors import NotOwner, Refused, StoreError, UsageError
 from banksman.store.log import Done
-from banksman.store.sqlite.owners import Hosts, identity
+from banksman.store.sqlite.owners import Hosts, Process, identity
+
+log = logging.getLogger("banksman")
 
 # How far the numbers of chunks jump after a power cut. What was lost was never synced, and SQLite syncs about every
 # thousand pages, so far fewer chunks than this were in it.
@@ -35,7 +41,9 @@ class Work:
         # None until something is claimed: a log that only reads writes nothing.
         self.host: int | None = None
         self.failures = Failures()
-        # Set by a delete: what it took is to be gone from the log of the store too.
+        # The sessions of which there is a rest to remove (`rests.py`): a dict, for each once and in their order.
+        self.rests: dict[str, None] = {}
+        # Set when a rest is gone: it is to be gone from the log of the store too.
         self.is_tidy_due = False
         self._path = path
         self._address = address
@@ -48,7 +56,18 @@ class Work:
         return rows[0] if rows else None
 
     def is_alive(self, host: int) -> bool:
-        return self._lazy_hosts().is_alive(host)
+        # One without a row has closed in good order, and could not say so everywhere.
+        row = self.row("SELECT boot, pid, started FROM hosts WHERE id = ?", host)
+        return self._lazy_hosts().is_alive(host, None if row is None else Process(*row))
+
+    def check_seen(self) -> None:
+        """`StoreError` if others could not see that we live: then nothing may become ours."""
+        self._lazy_hosts().check_file()
+
+    def stay_seen(self) -> None:
+        """What this program may have dropped without knowing, our lock, is taken again."""
+        if self.host is not None:
+            self._lazy_hosts().hold_again()
 
     def become_host(self) -> None:
         """Be known to the others, in a transaction of its own: our byte is locked before anybody can see our row."""
@@ -72,17 +91,21 @@ class Work:
         self.host = host
 
     def stop_being_host(self) -> None:
-        """Let go of all that is ours. Also where nothing can be written: to the others we are dead from here on."""
-        try:
-            if self.host is not None:
-                self.execute("BEGIN IMMEDIATE")
-                self.execute("UPDATE sessions SET owner = NULL, lease = NULL WHERE owner = ?", (self.host,))
-                self.execute("DELETE FROM hosts WHERE id = ?", (self.host,))
-                self.execute("COMMIT")
-        finally:
-            self.host = None
-            if self._hosts is not None:
+        """Say of all that is ours that it is nobody's. `let_go` is due then."""
+        if self.host is not None:
+            self.execute("BEGIN IMMEDIATE")
+            self.execute("UPDATE sessions SET owner = NULL, lease = NULL WHERE owner = ?", (self.host,))
+            self.execute("DELETE FROM hosts WHERE id = ?", (self.host,))
+            self.execute("COMMIT")
+
+    def let_go(self) -> None:
+        """Also where nothing could be written: to the others we are dead from here on."""
+        self.host = None
+        if self._hosts is not None:
+            try:
                 self._hosts.close()
+            except StoreError as exc:
+                log.warning("! store=%s could not let go of its locks: %s", self._path, exc)
 
     def _lazy_hosts(self) -> Hosts:
         if self._hosts is None:
@@ -99,8 +122,9 @@ class Work:
                 "SELECT coalesce(max(id), 0) + ?, NULL, 0, 0, 0, 0.0, 0, x'' FROM chunks",
                 (LOST_CHUNKS_MAX,),
             )
-            # Once is enough, and those that still own something are kept for their names.
-            self.execute("UPDATE hosts SET boot = ?", (boot,))
+            # Once is enough, and those that still own something are kept for their names. A pid and a start of another
+            # boot are nobody's in this one: the same machine gives them again, to the same services.
+            self.execute("UPDATE hosts SET boot = ?, started = 0 WHERE boot != ?", (boot, boot))
 
     def _forget_dead(self, host: int) -> None:
         """The rows of hosts that died and own nothing any more."""
@@ -122,7 +146,7 @@ class Operation:
     is_synced = False
     # Whether it makes this log a host that others may see.
     needs_host = False
-    # Whether it needs a transaction of its own, because it may fail after it has written.
+    # Whether it needs a transaction of its own.
     is_alone = False
     # What it holds, so that a group has a bound.
     size = 0
@@ -131,6 +155,11 @@ class Operation:
         self.error: Exception | None = None
         self.settled = settled
 
+    def around(self, work: Work) -> AbstractContextManager[None]:
+        """Entered before the transaction of one that is alone, and left after it: for what cannot be done inside."""
+        del work
+        return nullcontext()
+
     def perform(self, work: Work) -> None:
         raise NotImplementedError
 
@@ -138,11 +167,15 @@ class Operation:
         """What it did is undone, with all that its group did. What was refused anyway keeps its own reason."""
         self.error = self.error or error
 
+    def forget(self) -> None:
+        """It had never been performed, and will be once more."""
+        self.error = None
+
 
 class Call(Operation):
     """For somebody who waits for what a function returns. It raises what it refuses for, before it writes."""
 
-    __slots__ = ("_function", "is_alone", "is_synced", "needs_host", "value")
+    __slots__ = ("_around", "_function", "is_alone", "is_synced", "needs_host", "value")
 
     def __init__(
         self,
@@ -152,26 +185,25 @@ class Call(Operation):
         is_synced: bool = False,
         needs_host: bool = False,
         is_alone: bool = False,
+        around: Callable[[Work], AbstractContextManager[None]] | None = None,
     ) -> None:
         super().__init__(settled)
+        assert around is None or is_alone
+        self._around = around
         self._function = function
         self.is_synced = is_synced
         self.needs_host = needs_host
         self.is_alone = is_alone
         self.value: Any = None
 
+    def around(self, work: Work) -> AbstractContextManager[None]:
+        return super().around(work) if self._around is None else self._around(work)
+
     def perform(self, work: Work) -> None:
         try:
             self.value = self._function(work)
-        except TheirError as exc:
-            assert isinstance(exc.__cause__, Exception)
-            self.error = exc.__cause__
         except (Refused, UsageError, StoreError) as exc:
             self.error = exc
-
-
-class TheirError(Exception):
-    """Raised from an error of code that is not ours, which the writer ran."""
 
 
 class Told(Operation):
@@ -179,8 +211,8 @@ class Told(Operation):
 
     __slots__ = ("done", "epoch", "failure", "session", "told")
 
-    # Whether those behind it fail with it.
-    is_rested_on = True
+    # Whether `NotOwner` says that the session is not its writer's. A lease is also refused for what another one holds.
+    is_of_owner = True
 
     def __init__(self, settled: Callable[[Any], None], session: str, epoch: int, told: int, done: Done) -> None:
         super().__init__(settled)
@@ -195,11 +227,15 @@ class Told(Operation):
         if self.error is None:
             work.failures.refuse(self, error)
 
+    def forget(self) -> None:
+        super().forget()
+        self.failure = 0
+
 
 class Change(Told):
     """A writer's call that is no append. It raises `NotOwner`, before it writes."""
 
-    __slots__ = ("_function", "is_rested_on", "is_synced")
+    __slots__ = ("_function", "is_of_owner", "is_synced")
 
     def __init__(  # noqa: PLR0917
         self,
@@ -211,12 +247,12 @@ class Change(Told):
         function: Callable[[Work], None],
         *,
         is_synced: bool = False,
-        is_rested_on: bool = True,
+        is_of_owner: bool = True,
     ) -> None:
         super().__init__(settled, session, epoch, told, done)
         self._function = function
         self.is_synced = is_synced
-        self.is_rested_on = is_rested_on
+        self.is_of_owner = is_of_owner
 
     def perform(self, work: Work) -> None:
         if work.failures.is_behind(self):
@@ -235,15 +271,23 @@ class Failures:
         self._number = 0
         self._last: dict[tuple[str, int], int] = {}
 
+    def mark(self) -> tuple[int, dict[tuple[str, int], int]]:
+        return self._number, self._last
+
+    def return_to(self, mark: tuple[int, dict[tuple[str, int], int]]) -> None:
+        """What failed since had never been: nobody was told of it, and all of it is performed once more."""
+        self._number, self._last = mark
+
     def is_behind(self, call: Told) -> bool:
         return bool(self._last) and call.told < self._last.get((call.session, call.epoch), 0)
 
     def refuse(self, call: Told, error: StoreError | NotOwner) -> None:
         call.error = error
-        if self.is_behind(call) or not call.is_rested_on:
+        if self.is_behind(call):
             return
         self._number += 1
-        # Calls come in the order in which they were made, so whoever calls from here on knows of these.
+        # Calls come in the order in which they were made, so whoever calls from here on knows of these. It is a new
+        # dict, since a mark may hold the one before.
         self._last = {key: number for key, number in self._last.items() if number > call.told}
         self._last[call.session, call.epoch] = call.failure = self._number
 

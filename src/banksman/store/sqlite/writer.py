@@ -3,8 +3,10 @@
 A commit costs the same for one append as for fifty, so while one is on its way the next group gathers, of all sessions.
 Nothing waits for a timer. A group has a bound, so that no small append waits behind a flood of others.
 
-If the transaction fails, nothing of the group was written, and each of it is answered with the error; but for those
-that were refused for a reason of their own, and would have been anyway.
+If the store fails (no room, a lock, a fault of the disk), nothing of the group was written, and each of it is answered
+with the error; but for those that were refused for a reason of their own, and would have been anyway. If one of them
+raises what nobody expects, it is none of the others': all is undone, and each is done once more in a transaction of its
+own, so that only that one fails.
 
 The thread is a daemon. It ends in good order by `stop`, which the log's close and its finaliser call. But a program may
 end without either, and then nothing may hang: the thread is stopped where it is, as by a crash, and that is what a
@@ -14,6 +16,7 @@ store must survive in any case. What it had not committed was not acknowledged t
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import sqlite3
 import threading
@@ -21,9 +24,10 @@ import time
 from collections.abc import Callable
 
 from banksman.errors import StoreError, StoreReadOnly
-from banksman.store.sqlite import opening, upkeep
+from banksman.store.sqlite import opening, rests, upkeep
 from banksman.store.sqlite.appending import Append, Runs
-from banksman.store.sqlite.faults import ALLOW_WRITING, translate
+from banksman.store.sqlite.faults import ALLOW_WRITING, is_of_store, translate
+from banksman.store.sqlite.presence import Presence
 from banksman.store.sqlite.upkeep import Retention
 from banksman.store.sqlite.work import Operation, Work
 
@@ -44,6 +48,7 @@ class Writer:
         work: Work,
         *,
         path: str,
+        presence: Presence,
         is_full: bool,
         is_writable: bool,
         retention: Retention,
@@ -51,13 +56,17 @@ class Writer:
     ) -> None:
         self._work = work
         self._path = path
+        self._presence = presence
         self._is_full = is_full
         self._is_writable = is_writable
         self._retention = retention
         self._hand_over = hand_over
         self._runs = Runs(work)
-        self._is_synced = True  # As a connection begins.
+        # Whether commits are synced; None until it was said. How a connection begins is chosen when SQLite is compiled.
+        self._is_synced: bool | None = None
+        self._is_overwriting = False
         self._has_written = False
+        self._has_looked_for_rests = False
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self.put: Callable[[Operation], None] = self._queue.put
         self.thread = threading.Thread(target=self._run, name="banksman-store", daemon=True)
@@ -70,8 +79,6 @@ class Writer:
         self._queue.put(None)
 
     def _run(self) -> None:
-        if self._is_writable:
-            self._work.execute("PRAGMA secure_delete = ON")
         is_last = False
         while not is_last:
             group, is_last = self._take()
@@ -79,6 +86,7 @@ class Writer:
                 self._perform(group)
                 self._keep_up(group)
                 self._hand_over(group)
+                self._remove_rest()
         self._end()
         self._hand_over([])
 
@@ -107,10 +115,35 @@ class Writer:
             self._commit(group)
 
     def _commit(self, group: list[Operation]) -> None:
+        failures = self._work.failures.mark()
+        error = self._committed(group)
+        if error is None:
+            return
+        if len(group) == 1 or is_of_store(error):
+            translated = self._translated(error)
+            for operation in group:
+                operation.fail(self._work, translated)
+            return
+        self._work.failures.return_to(failures)
+        for operation in group:
+            operation.forget()
+            self._commit([operation])
+
+    def _committed(self, group: list[Operation]) -> Exception | None:
+        """What kept the transaction out, if anything did."""
+        try:
+            with group[0].around(self._work):
+                self._transact(group)
+        except Exception as exc:
+            return exc
+        return None
+
+    def _transact(self, group: list[Operation]) -> None:
         work, runs = self._work, self._runs
         try:
             if not self._is_writable:
                 raise StoreReadOnly(f"the store {self._path} may not be written", hint=ALLOW_WRITING, path=self._path)
+            self._overwrite_deleted()
             # The level can be changed between transactions only.
             self._sync(self._is_full or any(operation.is_synced for operation in group))
             if work.host is None and any(operation.needs_host for operation in group):
@@ -123,26 +156,25 @@ class Writer:
                     runs.write()
                     operation.perform(work)
             runs.write()
-            if group[0].is_alone and group[0].error is not None:
-                self._roll_back()
-            else:
-                work.execute("COMMIT")
-                self._has_written = True
-        except Exception as exc:
+            # Before the commit, though it could be gone a moment later as well: so nothing of it is written, and
+            # whoever puts the file back can try again.
+            self._presence.check()
+            work.execute("COMMIT")
+            self._has_written = True
+        except Exception:
             runs.forget()
             self._roll_back()
-            error = self._translated(exc)
-            for operation in group:
-                operation.fail(work, error)
+            raise
 
     def _translated(self, exc: Exception) -> StoreError:
         if isinstance(exc, StoreError):
             return exc
+        if not is_of_store(exc):
+            # A bug of ours, which must not take the thread with it: everybody would wait for ever.
+            log.error("! store=%s the writer failed", self._path, exc_info=exc)
         if isinstance(exc, (sqlite3.Error, OSError)):
             error = translate(exc, self._path, "write to")
         else:
-            # A bug of ours, which must not take the thread with it: everybody would wait for ever.
-            log.error("! store=%s the writer failed", self._path, exc_info=exc)
             error = StoreError(f"cannot write to the store {self._path}: {exc!r}", path=self._path)
         error.__cause__ = exc
         return error
@@ -154,6 +186,12 @@ class Writer:
         except sqlite3.Error as exc:
             log.warning("! store=%s could not roll back: %s", self._path, exc)
 
+    def _overwrite_deleted(self) -> None:
+        """Said once, and not when the thread begins: it may fail, and there is nobody then who could be told."""
+        if not self._is_overwriting:
+            self._work.execute("PRAGMA secure_delete = ON")
+            self._is_overwriting = True
+
     def _sync(self, is_synced: bool) -> None:
         if is_synced != self._is_synced:
             self._work.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
@@ -163,16 +201,19 @@ class Writer:
     def _keep_up(self, group: list[Operation]) -> None:
         """What nobody asked for: to keep within the bounds. It comes before the answers, so that who is answered finds
         them kept, and in transactions of its own: old chunks that cannot be removed, since they are damaged, must not
-        keep the new ones out. Nothing of it need be synced: what comes back after a power cut goes again."""
+        keep the new ones out. Nothing of it need be synced: what comes back after a power cut goes again.
+
+        Whatever it raises, those of the group are answered: the thread must not end with them in its hands."""
         try:
+            self._work.stay_seen()
             if self._retention and self._is_writable:
                 self._retain({one.session: None for one in group if isinstance(one, Append) and one.error is None})
             if self._work.is_tidy_due:
                 self._work.is_tidy_due = False
                 self._tidy()
-        except (sqlite3.Error, StoreError) as exc:
+        except Exception as exc:
             self._roll_back()
-            log.warning("! store=%s upkeep failed: %s", self._path, exc)
+            log.warning("! store=%s upkeep failed: %r", self._path, exc)
 
     def _retain(self, sessions: dict[str, None]) -> None:
         now = time.time()
@@ -184,6 +225,31 @@ class Writer:
                 upkeep.retain(self._work, session, self._retention, now)
                 self._work.execute("COMMIT")
 
+    def _remove_rest(self, *, pieces_max: float = 1) -> None:
+        """What is left of sessions that were deleted, here or by a host that died over it: a piece after each group, so
+        that nobody waits long. Not before something was written: a log that only reads writes nothing."""
+        if not self._has_written:
+            return
+        work = self._work
+        try:
+            if not self._has_looked_for_rests:
+                self._has_looked_for_rests = True
+                work.rests.update(dict.fromkeys(rests.found(work)))
+            while work.rests and pieces_max > 0:
+                pieces_max -= 1
+                self._sync(False)
+                work.execute("BEGIN IMMEDIATE")
+                rests.remove_some(work, next(iter(work.rests)))
+                work.execute("COMMIT")
+            if work.is_tidy_due:
+                work.is_tidy_due = False
+                self._tidy()
+        except Exception as exc:
+            self._roll_back()
+            # The next host tries again: here it would be tried, and told, after each group.
+            work.rests.clear()
+            log.warning("! store=%s what was deleted is not all gone yet: %s", self._path, exc)
+
     def _tidy(self) -> None:
         """Fold the log of the store back into the file, and empty it. As far as no reader is in the way."""
         self._work.execute(f"PRAGMA busy_timeout = {TIDY_BUSY_MILLISECONDS}")
@@ -193,12 +259,15 @@ class Writer:
             self._work.execute(f"PRAGMA busy_timeout = {round(opening.BUSY_SECONDS_MAX * 1000)}")
 
     def _end(self) -> None:
+        self._remove_rest(pieces_max=math.inf)
         try:
             self._sync(True)
             self._work.stop_being_host()
             if self._has_written:
                 self._tidy()
-        except (sqlite3.Error, OSError, StoreError) as exc:
+        except Exception as exc:
             self._roll_back()
             # Nobody is left to tell. What was acknowledged is there, and to the others this host is dead.
-            log.warning("! store=%s could not be closed in good order: %s", self._path, exc)
+            log.warning("! store=%s could not be closed in good order: %r", self._path, exc)
+        finally:
+            self._work.let_go()

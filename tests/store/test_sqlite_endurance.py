@@ -1,0 +1,440 @@
+"""The SQLite engine in a world that does not know its rules: programs that drop its locks, files that vanish, readers
+that stay, disks that fill for a while, and weeks of work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from banksman.errors import NotOwner, StoreError
+from banksman.store.sqlite import SqliteLog, damage, opening, upkeep, waiting
+from banksman.store.sqlite.owners import Hosts, Process, identity
+from banksman.store.sqlite.work import Work
+
+pytest.register_assert_rewrite("tests.store.conformance")
+
+from tests.store.conformance import Writer, data, everything, known, until  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+# A host in a process of its own, which does what it is told by lines of Python, one after the other, and says when each
+# is done. It has the session "s", and leases "claude:x" for it.
+HOST = """
+import asyncio, os, shutil, signal, sys
+from banksman.store.sqlite import SqliteLog
+
+signal.alarm(60)
+
+async def main(path):
+    log = SqliteLog(path, address="there")
+    epoch = await log.claim("s", agent="claude")
+    loop = asyncio.get_running_loop()
+    seq = 0
+
+    async def answered(call, *arguments):
+        future = loop.create_future()
+        call("s", epoch, *arguments, future.set_result)
+        return await future
+
+    async def append():
+        nonlocal seq
+        error = await answered(log.append, seq, 0.0, [("t-1", "update", b"%d" % seq)])
+        seq += error is None
+        return error
+
+    assert await answered(log.lease, "claude:x") is None
+    print("ready", flush=True)
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        if line.startswith("append"):
+            print(repr(await append()), flush=True)
+        else:
+            exec(line, {**globals(), "path": path})
+            print("done", flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+class Host:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def do(self, line: str) -> str:
+        """What it says when it has done so."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return self.said()
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """Until it is dead, and nobody has reaped it."""
+        self.process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+@contextlib.contextmanager
+def host(path: Path) -> Generator[Host]:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST, str(path)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
+    ) as process:
+        found = Host(process)
+        try:
+            assert found.said() == "ready"
+            yield found
+        finally:
+            process.kill()
+
+
+# As a copy of the folder, a tar of it or a search through it does, for each of its files.
+DROP_LOCKS = "open(path + '-hosts').close()"
+
+
+# -- who lives -------------------------------------------------------------------------------------------------------
+async def test_a_live_host_whose_own_program_dropped_its_locks_keeps_what_it_has(path: Path) -> None:
+    with host(path) as there, contextlib.closing(Hosts(str(path))) as locks:
+        log = SqliteLog(path)
+        mine = await Writer.claim(log, "mine")
+        ((number,),) = rows(path, "SELECT owner FROM sessions WHERE id = 's'")
+        assert locks.is_alive(number)
+        assert there.do(DROP_LOCKS) == "done"
+        assert not locks.is_alive(number), "the locks are still there: this test would show nothing"
+        owner = known(log).owner
+        assert owner is not None
+        assert (owner.pid, owner.is_alive) == (there.pid, True)
+        with pytest.raises(NotOwner) as raised:
+            await log.claim("s")
+        assert raised.value.ids["pid"] == there.pid
+        with pytest.raises(NotOwner):
+            await log.delete("s")
+        assert isinstance(await mine.take("claude:x"), NotOwner)
+        assert there.do("append") == "None"
+        # A zombie is dead, also to a second opinion.
+        there.kill()
+        owner = known(log).owner
+        assert owner is not None
+        assert not owner.is_alive
+        assert await mine.take("claude:x") is None
+        assert await log.claim("s") > 1
+        await log.close()
+
+
+async def test_a_host_takes_its_lock_again_with_its_next_commit(path: Path) -> None:
+    """For those that cannot see its pid: hosts in other containers."""
+    with host(path) as there, contextlib.closing(Hosts(str(path))) as locks:
+        ((number,),) = rows(path, "SELECT owner FROM sessions WHERE id = 's'")
+        assert there.do(DROP_LOCKS) == "done"
+        assert not locks.is_alive(number)
+        assert there.do("append") == "None"
+        assert locks.is_alive(number)
+
+
+async def test_a_host_that_ended_by_exec_is_dead_though_its_pid_and_its_start_are_the_same(path: Path) -> None:
+    with host(path) as there:
+        code = "import os; os.write(1, b'another\\n'); os.read(0, 1)"
+        assert there.do(f"os.execv(sys.executable, [sys.executable, '-c', {code!r}])") == "another"
+        log = SqliteLog(path)
+        owner = known(log).owner
+        assert owner is not None
+        assert not owner.is_alive
+        await log.claim("s")
+        await log.close()
+
+
+async def test_a_host_that_closed_where_nothing_could_be_written_is_dead_though_its_process_lives(path: Path) -> None:
+    """Its row says that it has the session still, and its process is there."""
+    with host(path) as there:
+        log = SqliteLog(path)
+        # As by a close that found the disk full: the row stays, the lock goes.
+        code = "from banksman.store.sqlite import owners; [os.close(one.fd) for one in owners._files.values()]"
+        assert there.do(code) == "done"
+        assert there.process.poll() is None
+        await log.claim("s")
+        await log.close()
+
+
+def test_a_process_is_known_by_its_boot_and_its_start(path: Path) -> None:
+    with host(path) as there, contextlib.closing(Hosts(str(path))) as locks:
+        ((number, *process),) = rows(path, "SELECT id, boot, pid, started FROM hosts")
+        process = Process(*process)
+        assert process.pid == there.pid
+        assert there.do(DROP_LOCKS) == "done"
+        assert locks.is_alive(number, process)
+        assert not locks.is_alive(number)
+        assert not locks.is_alive(number, process._replace(boot="another"))
+        assert not locks.is_alive(number, process._replace(boot=""))
+        assert not locks.is_alive(number, process._replace(started=process.started + 1))
+        assert not locks.is_alive(number, process._replace(started=0))
+        # Of what this process holds it needs no second opinion: "pid 1 lives, it is I".
+        assert not locks.is_alive(number, identity())
+        locks.hold(number + 1)
+        assert locks.is_alive(number + 1, identity())
+
+
+async def test_a_host_of_another_boot_is_dead_whoever_has_its_pid_and_its_start_now(path: Path) -> None:
+    """The same machine starts the same services in the same order: a pid and a start come again."""
+    with host(path) as there:
+        assert there.do(DROP_LOCKS) == "done"
+        change(path, "UPDATE hosts SET boot = 'before'")
+        log = SqliteLog(path)
+        # Twice: the first to come has noted that the machine was started anew.
+        for _ in range(2):
+            owner = known(log).owner
+            assert owner is not None
+            assert not owner.is_alive
+            await log.claim("other", agent="claude")
+        await log.claim("s")
+        await log.close()
+
+
+# -- files that vanish -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["folder", "moved", "db", "replaced", "-wal", "-shm"])
+async def test_a_store_whose_file_is_gone_acknowledges_nothing(path: Path, tmp_path: Path, how: str) -> None:
+    """By a cleaner of old files, a `git clean`, a restored backup: what is written then is in no file that anybody
+    could ever open."""
+    folder = tmp_path / "state"
+    log = SqliteLog(folder / "store.db")
+    writer = await Writer.claim(log)
+    await writer.commit(b"a")
+    match how:
+        case "folder":
+            shutil.rmtree(folder)
+        case "moved":
+            folder.rename(tmp_path / "elsewhere")
+        case "replaced":
+            await SqliteLog(path).close()
+            path.replace(folder / "store.db")
+        case "db":
+            (folder / "store.db").unlink()
+        case _:
+            (folder / f"store.db{how}").unlink()
+    seq = writer.seq
+    writer.append(b"b")
+    error = await writer.answers.last()
+    assert isinstance(error, StoreError)
+    assert not isinstance(error, NotOwner)
+    assert "while it was open" in str(error)
+    assert error.hint
+    with pytest.raises(StoreError, match="while it was open"):
+        await log.claim("another", agent="claude")
+    if how == "moved":
+        # Nothing of it was written, so that whoever puts the file back goes on where it was.
+        (tmp_path / "elsewhere").rename(folder)
+        writer.append(b"b", seq=seq)
+        assert await writer.answers.last() is None
+        assert data(await everything(log)) == [b"a", b"b"]
+    await log.close()
+
+
+async def test_a_log_that_another_host_took_for_left_behind_acknowledges_nothing(path: Path) -> None:
+    """Its own program dropped the locks that SQLite has, and the next to close believed to be the last: it folded the
+    log into the store, and removed it."""
+    with host(path) as there:
+        assert there.do("append") == "None"
+        assert there.do("[open(path + end).close() for end in ('', '-wal', '-shm', '-hosts')]") == "done"
+        log = SqliteLog(path)
+        assert len(await everything(log)) == 1
+        await log.close()
+        assert not Path(f"{path}-wal").exists(), "it was not the last: this test would show nothing"
+        assert "while it was open" in there.do("append")
+
+
+async def test_a_new_file_of_locks_hides_no_living_host(path: Path) -> None:
+    """It is empty, and looks like something that could be removed."""
+    with host(path) as there:
+        Path(f"{path}-hosts").unlink()
+        log = SqliteLog(path)
+        with pytest.raises(NotOwner):
+            await log.claim("s")
+        assert there.do("append") == "None"
+        there.kill()
+        await log.claim("s")
+        await log.close()
+
+
+async def test_who_looks_at_a_file_of_locks_that_was_removed_calls_nobody_dead(path: Path) -> None:
+    log = SqliteLog(path)
+    await log.claim("mine", agent="claude")
+    Path(f"{path}-hosts").unlink()
+    with host(path) as there:
+        # Of what lives it can be sure.
+        with pytest.raises(NotOwner):
+            await log.delete("s")
+        there.kill()
+        with pytest.raises(StoreError, match="was replaced while it was open"):
+            await log.claim("s")
+        with pytest.raises(StoreError, match="was replaced while it was open"):
+            await log.delete("s")
+        # Nor could others see that it has what it claims.
+        with pytest.raises(StoreError, match="was replaced while it was open"):
+            await log.claim("new", agent="claude")
+    await log.close()
+
+
+# -- a thread that nobody may wait for in vain -----------------------------------------------------------------------
+class Odd(Exception):
+    """What nobody expects."""
+
+
+async def test_an_upkeep_that_fails_by_a_bug_keeps_nobody_waiting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def excess(*_: object) -> None:
+        raise Odd
+
+    monkeypatch.setattr(upkeep, "excess", excess)
+    log = SqliteLog(path, bytes_max=1)
+    writer = await Writer.claim(log)
+    async with asyncio.timeout(10):
+        await writer.commit(b"a")
+        await writer.commit(b"b")
+        await log.close()
+
+
+async def test_a_close_that_fails_by_a_bug_is_still_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop_being_host(_: Work) -> None:
+        raise Odd
+
+    log = SqliteLog(path)
+    await (await Writer.claim(log)).commit(b"a")
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "stop_being_host", stop_being_host)
+        async with asyncio.timeout(10):
+            await log.close()
+    # Not even its locks are left, or nobody in this process could have the session again.
+    log = SqliteLog(path)
+    assert data(await everything(log)) == [b"a"]
+    await log.claim("s")
+    await log.close()
+
+
+async def test_a_store_that_cannot_be_made_to_forget_for_good_refuses_and_does_not_hang(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that the thread does is to say that what is deleted is overwritten."""
+    real = opening.Opening.open
+
+    def deny(action: int, first: str | None, *_: str | None) -> int:
+        is_it = action == sqlite3.SQLITE_PRAGMA and first == "secure_delete"
+        return sqlite3.SQLITE_DENY if is_it else sqlite3.SQLITE_OK
+
+    def opened(self: opening.Opening) -> sqlite3.Connection:
+        connection = real(self)
+        connection.set_authorizer(deny)
+        return connection
+
+    monkeypatch.setattr(opening.Opening, "open", opened)
+    log = SqliteLog(path)
+    async with asyncio.timeout(10):
+        with pytest.raises(StoreError, match="not authorized"):
+            await log.claim("s", agent="claude")
+        await log.close()
+
+
+def test_a_log_whose_loop_was_closed_in_the_middle_of_its_close_can_be_abandoned(path: Path) -> None:
+    async def begin() -> SqliteLog:
+        log = SqliteLog(path)
+        await log.claim("s", agent="claude")
+        # As when the loop is stopped: the threads end, and nobody is told.
+        closing = log.close()
+        assert asyncio.isfuture(closing.send(None))
+        closing.close()
+        return log
+
+    loop = asyncio.new_event_loop()
+    try:
+        log = loop.run_until_complete(begin())
+    finally:
+        loop.close()
+    log.abandon()
+    log.abandon()
+    assert not +damage._logs  # pyright: ignore[reportPrivateUsage]
+    assert [one.name for one in threading.enumerate() if one.name.startswith("banksman-store")] == []
+
+
+# -- waits that end --------------------------------------------------------------------------------------------------
+async def test_who_is_told_late_that_a_session_is_not_ours_any_more_has_missed_nothing(path: Path) -> None:
+    """Somebody took it, and wrote. Who waits here was told nothing, since only we could write it."""
+    here, there = SqliteLog(path), SqliteLog(path)
+    mine = await Writer.claim(here)
+    wait = asyncio.ensure_future(here.wait_past("s", 0))
+    await asyncio.sleep(0)
+    change(path, "UPDATE sessions SET owner = NULL")
+    theirs = await Writer.claim(there)
+    await theirs.commit(b"a")
+    mine.append(b"late")
+    assert await mine.answers.all() == [NotOwner]
+    async with asyncio.timeout(10):
+        await wait
+    await here.close()
+    await there.close()
+
+
+async def test_a_wait_ends_also_if_the_session_became_ours_between_two_looks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "WATCH_SECONDS", 3600.0)
+    here, there = SqliteLog(path), SqliteLog(path)
+    theirs = await Writer.claim(there)
+    waits = [asyncio.ensure_future(here.wait_past("s", seq)) for seq in (0, 1)]
+    await asyncio.sleep(0)
+    await theirs.commit(b"a")
+    theirs.release()
+    await until(lambda: known(here).owner is None)
+    epoch = await here.claim("s")
+    async with asyncio.timeout(10):
+        await waits[0]
+    assert not waits[1].done()
+    # One that is of another history by now is told so, and not let through by that one's events.
+    here.release("s", epoch)
+    await until(lambda: known(there).owner is None)
+    await there.delete("s")
+    theirs = await Writer.claim(there)
+    await theirs.commit(b"b", b"c")
+    theirs.release()
+    await until(lambda: known(here).owner is None)
+    await here.claim("s")
+    async with asyncio.timeout(10):
+        with pytest.raises(StoreError, match="deleted"):
+            await waits[1]
+    await here.close()
+    await there.close()
+
+
+def rows(path: Path, statement: str) -> list[tuple[int, ...]]:
+    """By somebody else's connection."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def change(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
