@@ -13,7 +13,7 @@ NAMED = NAME.findall(PAGE)
 
 def test_each_guarantee_names_tests() -> None:
     sections = re.findall(r"^## (G\d) (.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
-    assert [number for number, _ in sections] == ["G1", "G2", "G3", "G4", "G5", "G6"]
+    assert [number for number, _ in sections] == [f"G{number}" for number in range(1, 9)]
     assert [number for number, text in sections if not NAME.search(text)] == []
 
 

@@ -230,17 +230,6 @@ class SharedLogConformance:
                 await until(lambda: known(here).owner is None)
                 writer = await Writer.claim(here)
 
-    async def test_a_wait_for_a_session_that_was_not_there_yet_ends_also_if_ours_was_another(self) -> None:
-        async with self.pair() as (here, there):
-            wait = asyncio.ensure_future(here.wait_past("s", 0))
-            await asyncio.sleep(0)
-            await here.claim("s", agent="claude")
-            await here.delete("s")
-            writer = await Writer.claim(there)
-            await writer.commit(b"a")
-            async with asyncio.timeout(10):
-                await wait
-
     async def test_a_reader_of_all_sessions_is_woken_by_a_commit_of_another_host(self) -> None:
         async with self.pair() as (here, there):
             readers = [asyncio.ensure_future(follow_all(log, 40)) for log in (here, there)]

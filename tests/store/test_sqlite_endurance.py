@@ -428,6 +428,21 @@ async def test_a_wait_ends_also_if_the_session_became_ours_between_two_looks(
     await there.close()
 
 
+async def test_who_waits_for_a_session_that_is_not_there_yet_waits_on_after_ours_was_deleted(path: Path) -> None:
+    here, there = SqliteLog(path), SqliteLog(path)
+    wait = asyncio.ensure_future(here.wait_past("s", 0))
+    await asyncio.sleep(0)
+    await here.claim("s", agent="claude")
+    # While it is ours nobody looks what others do.
+    await until(lambda: here._waiting._timer is None)  # pyright: ignore[reportPrivateUsage]
+    await here.delete("s")
+    await (await Writer.claim(there)).commit(b"a")
+    async with asyncio.timeout(10):
+        await wait
+    await here.close()
+    await there.close()
+
+
 def rows(path: Path, statement: str) -> list[tuple[int, ...]]:
     """By somebody else's connection."""
     with contextlib.closing(sqlite3.connect(path)) as connection:

@@ -261,7 +261,8 @@ async def main(path):
     log = SqliteLog(path)
     print(*[event.data.decode() for event in (await log.read("s", 0)).events], (await log.snapshot("s")).seq)
     print(*log.head("s"), log.find("s").id, len((await log.read_many(None)).events))
-    for call in (log.claim("s", agent="claude"), log.claim("t", agent="claude"), log.delete("s"), log.rename("s", "n", expected=None)):
+    calls = [log.claim("s"), log.claim("t", agent="claude"), log.delete("s"), log.rename("s", "n", expected=None)]
+    for call in calls:
         try:
             await call
         except StoreReadOnly as exc:

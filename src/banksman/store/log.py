@@ -38,7 +38,8 @@ ProjectOf = Callable[[str], Project | None]
 # A page of events, at most, whatever the caller asks for: a reader must not hold a whole history in memory.
 READ_EVENTS_MAX = 1000
 # The highest seq and the highest epoch of what is restored. All that reads JSON can hold it, and it leaves room in the
-# 64 bits that an engine has: a session counts on from there, and what begins after it was deleted begins past its epoch.
+# 64 bits that an engine has: the session counts on from there, and what begins after it was deleted begins past its
+# epoch.
 NUMBER_MAX = 1 << 53
 
 

@@ -127,6 +127,8 @@ class SqliteLog:
 
     def _on_claimed(self, session: str, held: Held, is_wanted: bool) -> None:
         self._owned[session] = held
+        # What others wrote until now was to be looked for, which nobody does any more: it is ours.
+        self._waiting.on_placed(session, held.seq, held.number)
         if not is_wanted:
             self.release(session, held.epoch)
 
@@ -148,7 +150,7 @@ class SqliteLog:
         if held is not None and held.epoch <= epoch:
             del self._owned[session]
             self._recent.drop(session)
-            self._waiting.on_released()
+            self._waiting.on_released(session)
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
         _check_text(name)
@@ -308,6 +310,8 @@ class SqliteLog:
             self._recent.drop(session)
             if gone is not None:
                 self._waiting.on_deleted(session, gone.number)
+                # Who waits for one that is yet to come waits for what any host may make.
+                self._waiting.on_released(session)
                 if gone.has_rest:
                     self._remove_rest(session, removed)
 

@@ -97,6 +97,11 @@ class Waiting:
             if past < seq and not future.done():
                 future.set_result(None)
 
+    def on_placed(self, session: str, seq: int, number: int | None) -> None:
+        """Here is where the session is, and which one it is. Others may have brought it there, and nobody has looked."""
+        self._tell_former(session, number)
+        self.on_committed(session, seq)
+
     def on_group(self) -> None:
         """Something was committed here."""
         if self._positions:
@@ -105,16 +110,22 @@ class Waiting:
             except StoreError as exc:
                 log.warning("! the store could not be looked at: %s", exc)  # The watch looks again.
 
-    def on_released(self) -> None:
-        """What was ours alone may now be written by others."""
-        if any(session not in self._owned for session in self._sessions):
-            try:
-                self._watch()
-            except StoreError as exc:
-                # It is no affair of who releases. All that there is counts as new, and is looked at in time.
-                log.warning("! the store could not be looked at: %s", exc)
-                self._seen = (-1, 0, 0)
+    def on_released(self, session: str) -> None:
+        """What was ours alone may now be written by others. They may have done so already, if it was taken from us."""
+        if session not in self._sessions:
+            return
+        try:
+            # The watch first: what it begins with is what was there before the look.
+            self._watch()
+            place = self._look.place(session)
+        except StoreError as exc:
+            # It is no affair of who releases. All that there is counts as new, and is looked at in time.
+            log.warning("! the store could not be looked at: %s", exc)
+            self._seen = (-1, 0, 0)
+            if self._timer is None:
                 self._timer = self._loop.call_later(WATCH_SECONDS, self._on_time)
+        else:
+            self.on_placed(session, place.head.seq, place.number)
 
     def on_deleted(self, session: str, number: int) -> None:
         """Whoever waits on the session of that number is told: the event it waits for would be another history's."""
@@ -175,8 +186,11 @@ class Waiting:
                 future.set_result(None)
 
     def _check_deleted(self) -> None:
-        for session, waiters in self._sessions.items():
-            number = self._look.place(session).number
-            for _, known in list(waiters.values()):
-                if known is not None and known != number:
-                    self.on_deleted(session, known)
+        for session in self._sessions:
+            self._tell_former(session, self._look.place(session).number)
+
+    def _tell_former(self, session: str, number: int | None) -> None:
+        """Those who wait on a session of this id that was another than the one of that number."""
+        for _, known in list(self._sessions.get(session, _NOBODY).values()):
+            if known is not None and known != number:
+                self.on_deleted(session, known)
