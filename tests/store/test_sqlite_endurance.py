@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,12 +20,15 @@ import pytest
 
 from banksman.errors import NotOwner, StoreError
 from banksman.store.sqlite import SqliteLog, damage, opening, upkeep, waiting
+from banksman.store.sqlite.appending import Append
+from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.owners import Hosts, Process, identity
+from banksman.store.sqlite.recent import ENTRY_BYTES, Recent
 from banksman.store.sqlite.work import Work
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
-from tests.store.conformance import Writer, data, everything, known, until  # noqa: E402
+from tests.store.conformance import AT, Writer, data, everything, known, lines, until  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -441,6 +445,36 @@ async def test_who_waits_for_a_session_that_is_not_there_yet_waits_on_after_ours
         await wait
     await here.close()
     await there.close()
+
+
+# -- weeks of work ---------------------------------------------------------------------------------------------------
+def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
+    bytes_max = 40 * (ENTRY_BYTES + CHUNK_BYTES + 64)
+    recent = Recent(bytes_max)
+    seqs: Counter[str] = Counter()
+
+    def add(session: str) -> None:
+        recent.add(Append(print, session, 1, 0, print, seqs[session], AT, lines(b"x"), None))
+        seqs[session] += 1
+
+    for number in range(5000):
+        add("lasting")
+        for session in (f"s{number}", f"s{number}", f"t{number % 20}"):
+            add(session)
+        recent.drop(f"s{number}")
+        if number % 3 == 0:
+            recent.drop(f"t{number % 20}")
+        held = sum(len(tail) for tail in recent._tails.values())  # pyright: ignore[reportPrivateUsage]
+        # A place for each that is held, or none could ever be taken out; and no more of them than a few times that.
+        assert held <= len(recent._order) <= 2 * held  # pyright: ignore[reportPrivateUsage]
+        assert 0 < recent._weight <= bytes_max  # pyright: ignore[reportPrivateUsage]
+        # What was added last is there, and the oldest went first.
+        assert recent.read("lasting", number, 10, None)
+    assert recent.read("lasting", 0, 10, None) is None
+    for session in seqs:
+        recent.drop(session)
+    assert not recent._order  # pyright: ignore[reportPrivateUsage]
+    assert recent._weight == 0  # pyright: ignore[reportPrivateUsage]
 
 
 def rows(path: Path, statement: str) -> list[tuple[int, ...]]:

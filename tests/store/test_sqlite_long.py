@@ -307,6 +307,7 @@ async def test_what_is_not_waited_for_goes_all_the_same(path: Path, how: str) ->
         case _:
             log.abandon()
             deleting.cancel()
+            await asyncio.wait([deleting])
     await log.close() if how == "cancelled" else None
     assert rows(path, "SELECT DISTINCT session FROM chunks WHERE session IS NOT NULL") == [("other",)]
     assert found(path) == []

@@ -27,8 +27,10 @@ class Recent:
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._tails: dict[str, deque[Append]] = {}
-        # Whose turn it is to lose its oldest: one place for each chunk, in the order of the commits.
+        # Whose turn it is to lose its oldest: one place for each chunk, in the order of the commits. Some places are of
+        # what was dropped, and are stale.
         self._order: deque[deque[Append]] = deque()
+        self._stale = 0
         self._weight = 0
 
     def add(self, append: Append) -> None:
@@ -48,13 +50,21 @@ class Recent:
             # It may have been dropped since, and is then empty.
             if oldest:
                 self._weight -= _weight(oldest.popleft())
+            else:
+                self._stale -= 1
 
     def drop(self, session: str) -> None:
         """It is no longer ours, or no longer there."""
         tail = self._tails.pop(session, None)
         if tail is not None:
             self._weight -= sum(map(_weight, tail))
+            self._stale += len(tail)
             tail.clear()
+            # What is light never comes to its turn: months of short sessions would leave a place for each chunk. Half of
+            # them at a time, so that each place is looked at once or twice in its life.
+            if 2 * self._stale > len(self._order):
+                self._order = deque(kept for kept in self._order if kept)
+                self._stale = 0
 
     def is_newest(self, session: str, after: int) -> bool:
         """Whether the event after this seq is in the newest chunk there is, which is never taken by retention."""
