@@ -222,6 +222,19 @@ def _imported() -> Told:
     return talk
 
 
+def _kept() -> Told:
+    """A question that outlived its process, and one that did not."""
+    about = {"wants": "permission", "tool": "saw", "input": {"depth": 3}, "details": {}}
+    asked = [entry(None, kinds.QUESTION_ASKED, question=id, **about) for id in ("q-1", "q-2")]
+    settled = [
+        entry(None, kinds.QUESTION_KEPT, question="q-1"),
+        entry(None, kinds.QUESTION_ANSWERED, question="q-2", answer="withdrawn", by="recovery"),
+    ]
+    talk = open_talk(before=[asked, settled])
+    talk.appends.append([entry(None, kinds.QUESTION_ANSWERED, question="q-1", answer="allow", by="answer")])
+    return talk
+
+
 def _adopted(*, fork: bool, is_known: bool) -> Told:
     talk = open_talk("theirs", fork=fork)
     talk.ask(ask("a", NORMAL))
@@ -271,6 +284,7 @@ def _asked_and_added() -> Told:
 _TALKS = {
     "costs and settings": _costs_and_settings,
     "imported": _imported,
+    "a question is kept": _kept,
     "adopted": functools.partial(_adopted, fork=False, is_known=True),
     "adopted and forgotten": functools.partial(_adopted, fork=False, is_known=False),
     "forked": functools.partial(_adopted, fork=True, is_known=True),

@@ -70,7 +70,9 @@ def check_settled(past: Past, before: Ledger) -> list[Entry]:
     """What is written of a session that was found like this, and that it may be."""
     settled = settling.settle(past)
     after = pasts.fold(past, settled)
-    assert (after.session.turn, after.session.own, after.questions) == (None, None, ())
+    # What was kept before is kept.
+    assert after.questions == tuple(question for question in past.questions if question.is_kept)
+    assert (after.session.turn, after.session.own) == (None, None)
     # What waits is not touched, but for whom it was to save: that process is gone.
     saving = savers(past)
     assert after.session.queue == tuple(turn for turn in past.session.queue if turn.id not in saving)
@@ -87,7 +89,7 @@ def check_settled(past: Past, before: Ledger) -> list[Entry]:
     assert told.open == before.open - begun - saving
     # Each question is answered, once, and as long as its turn is still open.
     answered = [(body(entry)["question"], entry[0]) for entry in settled if entry[1] == kinds.QUESTION_ANSWERED]
-    assert answered == [(question.id, question.turn) for question in past.questions]
+    assert answered == [(question.id, question.turn) for question in past.questions if not question.is_kept]
     assert all(turn is None or turn in begun for _, turn in answered)
     kinds_in_order = [kind for _, kind, _ in settled]
     assert kinds_in_order == [

@@ -12,9 +12,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.owners import Hosts, Process, identity
 from banksman.store.sqlite.recent import ENTRY_BYTES, Recent
 from banksman.store.sqlite.work import Work
+from banksman.store.sqlite.writer import AGAIN_SECONDS
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -68,6 +71,9 @@ async def main(path):
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         if line.startswith("append"):
             print(repr(await append()), flush=True)
+        elif line.startswith("close"):
+            await log.close()
+            print("closed", flush=True)
         else:
             exec(line, {**globals(), "path": path})
             print("done", flush=True)
@@ -272,6 +278,28 @@ async def test_a_log_that_another_host_took_for_left_behind_acknowledges_nothing
         assert "while it was open" in there.do("append")
 
 
+async def test_a_log_that_was_left_behind_is_never_folded_into_what_came_after_it(path: Path) -> None:
+    """Its pages are older than those of the store, which others have written since."""
+    with host(path) as there:
+        for _ in range(20):
+            assert there.do("append") == "None"
+        assert there.do("[open(path + end).close() for end in ('', '-wal', '-shm', '-hosts')]") == "done"
+        for number in range(3):
+            log = SqliteLog(path)
+            writer = await Writer.claim(log, f"s{number}")
+            for _ in range(50):
+                await writer.commit(b"x" * 5000)
+            await log.close()
+        assert "while it was open" in there.do("append")
+        assert there.do("close") == "closed"
+        assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+        log = SqliteLog(path)
+        for number in range(3):
+            assert len(await everything(log, f"s{number}")) == 50
+        assert len(await everything(log)) == 20
+        await log.close()
+
+
 async def test_a_new_file_of_locks_hides_no_living_host(path: Path) -> None:
     """It is empty, and looks like something that could be removed."""
     with host(path) as there:
@@ -447,6 +475,104 @@ async def test_who_waits_for_a_session_that_is_not_there_yet_waits_on_after_ours
     await there.close()
 
 
+# -- what could not be done at once ----------------------------------------------------------------------------------
+@contextlib.contextmanager
+def other(path: Path, *statements: str) -> Generator[sqlite3.Connection]:
+    """Somebody else's connection, in the middle of something."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement).fetchall()
+        yield connection
+
+
+def is_in_log(path: Path, text: bytes) -> bool:
+    return text in Path(f"{path}-wal").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["idle", "at work", "closed"])
+async def test_what_was_deleted_goes_from_the_log_when_no_reader_is_in_the_way_any_more(path: Path, how: str) -> None:
+    log = SqliteLog(path)
+    writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
+    await writer.commit(b"a secret of theirs")
+    with other(path, "BEGIN", "SELECT * FROM sessions"):
+        await log.delete("s")
+        assert is_in_log(path, b"a secret of theirs"), "nobody was in the way: this test would show nothing"
+    if how == "at work":
+        while is_in_log(path, b"a secret of theirs"):
+            await lasting.commit(b"x")
+    elif how == "idle":
+        await until(lambda: not is_in_log(path, b"a secret of theirs"))
+    # Its own connections are not the last: else SQLite would remove the log.
+    with other(path, "SELECT * FROM sessions"):
+        await log.close()
+        assert not is_in_log(path, b"a secret of theirs")
+
+
+async def test_a_reader_that_stays_delays_nobody_much(path: Path) -> None:
+    """An attempt waits for readers a little, with the write lock: so there may not be one after each group."""
+    log = SqliteLog(path)
+    writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
+    await writer.commit(b"a secret of theirs")
+    said: list[str] = []
+    with other(path, "BEGIN", "SELECT * FROM sessions"):
+        await log.delete("s")
+        log._bridge._work.connection.set_trace_callback(said.append)  # pyright: ignore[reportPrivateUsage]
+        begun = time.monotonic()
+        for _ in range(50):
+            await lasting.commit(b"x")
+        seconds = time.monotonic() - begun
+    attempts = sum("wal_checkpoint(TRUNCATE)" in one for one in said)
+    assert attempts <= 1 + seconds / AGAIN_SECONDS
+    await log.close()
+
+
+@pytest.mark.parametrize("how", ["idle", "at work"])
+async def test_a_release_that_failed_by_the_store_is_made_up_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nobody here has the session, and as long as this process lives nobody else could."""
+    monkeypatch.setattr(opening, "BUSY_SECONDS_MAX", 0.05)
+    log, there = SqliteLog(path), SqliteLog(path)
+    writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
+    assert await writer.take("claude:x") is None
+    with other(path, "BEGIN IMMEDIATE"):
+        writer.release()
+        # In line behind it, so that its failure is known.
+        lasting.append(b"x")
+        assert await lasting.answers.last() is not None
+        assert known(there).owner is not None
+    if how == "at work":
+        lasting.append(b"x", seq=0)
+        assert await lasting.answers.last() is None
+        assert known(there).owner is None
+    else:
+        await until(lambda: known(there).owner is None)
+    theirs = await Writer.claim(there)
+    assert await theirs.take("claude:x") is None
+    await log.close()
+    await there.close()
+
+
+async def test_a_release_that_is_made_up_for_takes_nothing_from_who_claimed_since(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "BUSY_SECONDS_MAX", 0.05)
+    log = SqliteLog(path)
+    writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
+    with other(path, "BEGIN IMMEDIATE"):
+        writer.release()
+        lasting.append(b"x")
+        assert await lasting.answers.last() is not None
+    again = await Writer.claim(log)
+    assert again.epoch > writer.epoch
+    for _ in range(3):
+        await again.commit(b"a")
+    owner = known(log).owner
+    assert owner is not None
+    assert owner.is_here
+    await log.close()
+
+
 # -- weeks of work ---------------------------------------------------------------------------------------------------
 def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
     bytes_max = 40 * (ENTRY_BYTES + CHUNK_BYTES + 64)
@@ -477,7 +603,7 @@ def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
     assert recent._weight == 0  # pyright: ignore[reportPrivateUsage]
 
 
-def rows(path: Path, statement: str) -> list[tuple[int, ...]]:
+def rows(path: Path, statement: str) -> list[tuple[Any, ...]]:
     """By somebody else's connection."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute(statement).fetchall()

@@ -61,6 +61,11 @@ async def found(log: Log) -> Past:
     return past
 
 
+def say_nothing(_: Past) -> Sequence[Entry]:
+    """Behind what a takeover settles."""
+    return ()
+
+
 async def append(log: Log, epoch: int, past: Past, entries: Sequence[Entry]) -> Past | None:
     """The past with these after it, in one with its snapshot; None if it was refused."""
     answers, after = Answers(), pasts.fold(past, entries)
@@ -198,7 +203,7 @@ async def stale_host(log: Log) -> None:
     async def take_over() -> None:
         nonlocal new
         new = await log.claim(SESSION, agent="claude")
-        mine = await recovery.take_over(log, SESSION, new, CONFIG)
+        mine = await recovery.take_over(log, SESSION, new, CONFIG, say_nothing)
         log.lease(SESSION, new, LEASE, answers.done())
         assert await append(log, new, mine, begun("2")) is not None
         await rename("mine")
@@ -332,7 +337,7 @@ def test_in_the_same_schedule_ours_does_not(tmp_path: Path) -> None:
         async with opened(path) as log:
             for number in range(ROUNDS):
                 epoch = await log.claim(SESSION, agent="claude")
-                past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+                past = await recovery.take_over(log, SESSION, epoch, CONFIG, say_nothing)
                 read = await append(log, epoch, past, begun(f"{number}-1"))
                 assert read is not None
                 log.release(SESSION, epoch)
@@ -356,7 +361,7 @@ def test_in_the_same_schedule_ours_does_not(tmp_path: Path) -> None:
             for number in range(ROUNDS):
                 await met(barrier)
                 epoch = await log.claim(SESSION, agent="claude")
-                past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+                past = await recovery.take_over(log, SESSION, epoch, CONFIG, say_nothing)
                 answers = Answers()
                 log.lease(SESSION, epoch, LEASE, answers.done())
                 assert await append(log, epoch, past, begun(f"{number}-2")) is not None
@@ -395,7 +400,7 @@ class Hammer:
         assert self.may_claim.wait(SECONDS_MAX)
         async with opened(self._path) as log:
             epoch = await log.claim(SESSION, name="before", agent="claude")
-            past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+            past = await recovery.take_over(log, SESSION, epoch, CONFIG, say_nothing)
             assert await append(log, epoch, past, begun(self._other)) is not None
             other = await log.claim(self._other, agent="claude")
             log.release(SESSION, epoch)
@@ -438,7 +443,7 @@ def test_whatever_stale_hosts_hammer_on_it_nothing_of_the_owners_is_lost(tmp_pat
         async with opened(path) as log:
             epoch = await log.claim(SESSION, agent="claude")
             await log.rename(SESSION, "mine", expected="before")
-            past = await recovery.take_over(log, SESSION, epoch, CONFIG)
+            past = await recovery.take_over(log, SESSION, epoch, CONFIG, say_nothing)
             first, answers = past.session.head, Answers()
             log.lease(SESSION, epoch, LEASE, answers.done())
             assert await answers.all() == [None]

@@ -33,6 +33,8 @@ class Config:
     # How long a question waits for its answer, and what it is then; None: as long as it takes.
     question_seconds: float | None = None
     question_default: str = "deny"
+    # What becomes of one that was open when the host died: "withdraw" or "keep", see keeping.py.
+    question_after_crash: str = "withdraw"
     # How long a change of a setting may go unanswered before the process is replaced by one that has it.
     setting_seconds: float = 10.0
     # How long a process that nobody needs is kept; None: until the session is closed.

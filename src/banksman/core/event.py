@@ -31,6 +31,7 @@ PROCESS_RETIRED = "process.retired"  # it is stopped for a reason of ours, with 
 PROCESS_BACKED_OFF = "process.backed_off"
 QUESTION_ASKED = "question.asked"
 QUESTION_ANSWERED = "question.answered"
+QUESTION_KEPT = "question.kept"  # the process that asked is gone; the answer is for who asks the same again
 SESSION_OPENED = "session.opened"  # how, so that whoever finds it can go on with it
 SESSION_IMPORTED = "session.imported"  # what is before it was said elsewhere
 SESSION_RECOVERED = "session.recovered"  # its host had died; what was open is settled

@@ -46,10 +46,12 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """`turn` None: while nobody's turn was open, or one that is over."""
+    """`about`: what it is about, as JSON. `is_kept`: who asked it is gone; see keeping.py."""
 
     id: str
     turn: str | None
+    about: str = ""
+    is_kept: bool = False
 
 
 class Born(msgspec.Struct, frozen=True, array_like=True):
@@ -114,14 +116,17 @@ def _fold(past: Past, event: Event) -> Past:
             known = tuple(key for key in past.keys if key.outcome is not None)
             return replace(past, opened=None, process=None, questions=(), keys=known)
         case kinds.QUESTION_ASKED:
-            question = OpenQuestion(event.body["question"], event.turn)
+            question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
+        case kinds.QUESTION_KEPT:
+            kept = (_nobodys(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
+            return replace(past, questions=tuple(kept))
         case kinds.QUESTION_ANSWERED:
             left = tuple(question for question in past.questions if question.id != event.body["question"])
             return replace(past, questions=left)
         case kinds.SESSION_STORE_RETURNED:
             # While the log was broken nothing was written, no answer either; and the process that had asked was ended.
-            return replace(past, questions=())
+            return replace(past, questions=tuple(question for question in past.questions if question.is_kept))
         case kinds.PROCESS_STARTED:
             return replace(past, process=msgspec.convert(event.body.get("born"), Born | None))
         case _:
@@ -138,9 +143,13 @@ def _end(past: Past, event: Event) -> Past:
         past = replace(past, keys=tuple(k for k in keys if is_used or k.turn != event.turn))
     if any(question.turn == event.turn for question in past.questions):
         # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
-        left = (OpenQuestion(q.id, None) if q.turn == event.turn else q for q in past.questions)
+        left = (_nobodys(q) if q.turn == event.turn else q for q in past.questions)
         past = replace(past, questions=tuple(left))
     return past
+
+
+def _nobodys(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
+    return msgspec.structs.replace(question, turn=None, is_kept=is_kept or question.is_kept)
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from banksman.core import event as kinds
-from banksman.core import rules
+from banksman.core import keeping, rules
 from banksman.core.decision import Decision
 from banksman.core.meaning import Requested, Wants
 from banksman.core.rules import Verdict
@@ -55,6 +55,8 @@ def _ask(work: Work, asked: Requested) -> None:
         return
     if any(question.id == asked.request for question in state.questions):
         return  # Asked again, and not answered yet.
+    kept = keeping.decision_for(work, asked)
+    state = work.state
     if len(state.questions) >= QUESTIONS_MAX:
         _refuse(work, asked, "too many questions are open")
         return
@@ -68,6 +70,9 @@ def _ask(work: Work, asked: Requested) -> None:
         input=asked.input,
         details=asked.details,
     )
+    if kept is not None:
+        answer(work, asked.request, kept)
+        return
     verdict = _verdict(work, asked, speaking) if asked.wants is Wants.PERMISSION else None
     if verdict in (Verdict.ALLOW, Verdict.DENY):
         message = None if verdict is Verdict.ALLOW else "a rule says no"
@@ -85,7 +90,9 @@ def _verdict(work: Work, asked: Requested, speaking: Turn | None) -> Verdict | N
 
 
 def answer(work: Work, id: str, decision: Decision) -> Question | None:
-    """Give a question its answer; None: it has one already, or needs none any more."""
+    """Give a question its answer; None: it has one already, or needs none any more, or nobody is there to hear it."""
+    if keeping.answer(work, id, decision):
+        return None
     question = next((question for question in work.state.questions if question.id == id), None)
     if question is not None:
         work.send(question.turn, work.state.config.dialect.answer(question.asked, decision))

@@ -15,7 +15,19 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from banksman.core import asking, closing, granting, hearing, living, questioning, resting, settings, storing, timing
+from banksman.core import (
+    asking,
+    closing,
+    granting,
+    hearing,
+    keeping,
+    living,
+    questioning,
+    resting,
+    settings,
+    storing,
+    timing,
+)
 from banksman.core.arbiter import Hold
 from banksman.core.outcome import By, Receipt
 from banksman.core.replay import replay
@@ -127,7 +139,7 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
 def _from_caller(work: Work, fact: CallerFact) -> None:
     match fact:
         case Begun():
-            pass  # Who is served next is looked at after every fact.
+            keeping.show(work)  # Who is served next is looked at after every fact.
         case Asked(ask=ask):
             asking.ask(work, ask)
         case AskWithdrawn(turn=turn):

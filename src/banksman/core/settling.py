@@ -3,19 +3,21 @@
 A turn whose start is in the log may have been sent, and may have been done: nobody can say, so it is UNKNOWN, and is
 never sent again by itself. An ask of which the log has no start was not sent, and waits on, in its place; unless it had
 a secret in its prompt, which the log does not keep: the rest is not what was asked for, and is not sent. A question
-waited for an answer to a process that is gone: it is withdrawn, or the answer would go nowhere.
+waited for an answer to a process that is gone: it is withdrawn, or the answer would go nowhere; or kept, if that is the
+session's policy: see keeping.py.
 
 Settled, the log says nothing of the kind any more: to settle it again gives nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from banksman.core import event as kinds
 from banksman.core.event import Entry, entry
 from banksman.core.outcome import By, Kind
-from banksman.core.past import Past
+from banksman.core.past import OpenQuestion, Past
 from banksman.core.redaction import REDACTED
 from banksman.core.turn import Turn
 
@@ -31,10 +33,7 @@ def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
     # Made for a process that is gone, to put down what it knew.
     needless = [ask for ask in waiting if ask.is_last and ask not in maimed]
     unknown = () if session.turn is None else session.turn.asks
-    entries = [
-        entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
-        for question in past.questions
-    ]
+    entries = [_without_process(past, question) for question in past.questions if not question.is_kept]
     entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent) for ask in maimed]
     entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent) for ask in needless]
     # What the agent has spent on these nobody has told, so what the next turn costs cannot be told either.
@@ -52,6 +51,13 @@ def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
         swept=list(swept),
     )
     return [*entries, recovered]
+
+
+def _without_process(past: Past, question: OpenQuestion) -> Entry:
+    options: Mapping[str, Any] = {} if past.opened is None else past.opened.get("options", {})
+    if options.get("question_after_crash") == "keep":
+        return entry(question.turn, kinds.QUESTION_KEPT, question=question.id)
+    return entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
 
 
 def _ended(past: Past, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object) -> Entry:

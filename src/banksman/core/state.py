@@ -10,6 +10,7 @@ from typing import Any
 from banksman.core.arbiter import Hold, Queue
 from banksman.core.clocks import Clocks
 from banksman.core.config import Config
+from banksman.core.decision import Decision
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
 from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken
@@ -123,6 +124,14 @@ class Question:
     asked: Requested
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A question whose process is gone, and what was answered to it since. See keeping.py."""
+
+    asked: Requested
+    decision: Decision | None = None
+
+
 class Store(enum.Enum):
     WORKING = enum.auto()
     # The last append failed. Endings are kept, and written when it is back.
@@ -196,6 +205,7 @@ class Session:
     clocks: Clocks = ()
     process: Process = Process()
     questions: tuple[Question, ...] = ()
+    kept: tuple[Kept, ...] = ()
     # Requests of the agent that callbacks of the caller are answering.
     callbacks: tuple[Requested, ...] = ()
     # The log: the last seq that was appended, the last that is durable, and what waits for that.

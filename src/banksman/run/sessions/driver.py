@@ -22,6 +22,7 @@ from banksman.core import arbiter
 from banksman.core import session as core
 from banksman.core.facts import Exited, Started
 from banksman.core.framing import FRAME_BYTES_MAX, Framing, Mixed
+from banksman.core.keeping import kept
 from banksman.core.meaning import Noise
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
@@ -114,7 +115,7 @@ class Driver:
         self.error: BaseException | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self.state: Session = _since(past.session, self.now())
+        self.state: Session = replace(_since(past.session, self.now()), kept=kept(past))
         self._facts: deque[Fact] = deque()
         self._is_dispatching = False
         self.spawn = spawn

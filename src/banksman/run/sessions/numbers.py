@@ -6,8 +6,10 @@
 `grace`, `linger` and `drain`, and `frame_bytes_max`, beyond which a frame from the agent goes to a file.
 
 Of questions: `question_seconds` (None: they wait), `question_default` ("deny" or "allow": what it is when nobody has
-answered by then). Of settings: `setting_seconds`. Of the process: `idle_seconds` (None: it is kept), `recycle_seconds`
-(None: it may grow old) with `save_prompt`, `backoff_seconds` and `backoff_seconds_max`.
+answered by then), `question_after_crash` ("withdraw", or "keep": it is still there when the session is taken over, and
+what is answered then is given when the agent asks the same again). Of settings: `setting_seconds`. Of the process:
+`idle_seconds` (None: it is kept), `recycle_seconds` (None: it may grow old) with `save_prompt`, `backoff_seconds` and
+`backoff_seconds_max`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "dr
 # Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
 QUEUE_MAX_MAX = 4096
 COUNTS = ("queue_max", "attempts_max", "frame_bytes_max")
-WORDS = {"when_full": ("refuse", "drop"), "question_default": ("deny", "allow")}
+WORDS = {
+    "when_full": ("refuse", "drop"),
+    "question_default": ("deny", "allow"),
+    "question_after_crash": ("withdraw", "keep"),
+}
 # Waits that there need not be.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
 SECONDS = tuple(field.name for field in fields(Config) if field.name.endswith(("_seconds", "_seconds_max")))

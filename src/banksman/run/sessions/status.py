@@ -117,7 +117,10 @@ def take(driver: Driver, *, name: str | None, agent: str) -> Status:
             for c in state.clocks
         ),
         timers={f"{t.value} {subject}": timer.when() - now for (t, subject), timer in driver.timers.items()},
-        questions=tuple(question.id for question in state.questions),
+        questions=(
+            *(question.id for question in state.questions),
+            *(question.asked.request for question in state.kept if question.decision is None),
+        ),
         pids=() if driver.pid is None else (driver.pid,),
         waits_for_place=driver.waits_for_place,
         conversation=state.conversation,

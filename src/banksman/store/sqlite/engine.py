@@ -45,7 +45,7 @@ from banksman.store.sqlite import opening, ownership, pages, rests, upkeep
 from banksman.store.sqlite.appending import Append
 from banksman.store.sqlite.bridge import Bridge
 from banksman.store.sqlite.chunks import events_of
-from banksman.store.sqlite.ownership import Held
+from banksman.store.sqlite.ownership import Held, Release
 from banksman.store.sqlite.positions import Position, no_such
 from banksman.store.sqlite.recent import Recent
 from banksman.store.sqlite.spool import Spool
@@ -142,7 +142,7 @@ class SqliteLog:
         if self._phase is not _Phase.OPEN:
             return
         self._disown(session, epoch)
-        self._bridge.put(Call(_log_failure, partial(ownership.release, session=session, epoch=epoch)))
+        self._bridge.put(Release(session, epoch))
 
     def _disown(self, session: str, epoch: int) -> None:
         """From here on others may write it, unless it was claimed here anew."""
@@ -420,12 +420,6 @@ class _Late(Told):
 
 def _ignore(_: object) -> None:
     pass
-
-
-def _log_failure(call: Call) -> None:
-    """Nobody waits for it. A session that could not be released is free when this host is gone."""
-    if call.error is not None:
-        log.warning("! a session could not be released: %s", call.error)
 
 
 def _checked_limit(limit: int) -> int:

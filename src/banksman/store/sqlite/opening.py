@@ -42,6 +42,7 @@ class Opening:
         self.path = path
         self.level = level
         self.is_writable = True
+        self.presence = Presence(path)
         self._is_immutable = False
         self._is_counted = False
         self._connections: list[sqlite3.Connection] = []
@@ -56,7 +57,7 @@ class Opening:
         self._is_counted = True
         connection = self.connect()
         schema.prepare(connection, self.path, is_writable=self.is_writable, busy_seconds=BUSY_SECONDS_MAX)
-        self.presence = Presence(self.path)
+        self.presence.note()
         return connection
 
     def connect(self, *, busy_seconds: float | None = None) -> sqlite3.Connection:

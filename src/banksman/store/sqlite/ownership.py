@@ -15,13 +15,16 @@ be lost, the same epoch would be given again, and the reader would go on in anot
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
-from banksman.errors import NameTaken, NotOwner, UsageError
+from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
 from banksman.store.sqlite import rests
 from banksman.store.sqlite.appending import no_owner
-from banksman.store.sqlite.work import Work
+from banksman.store.sqlite.work import Operation, Work
+
+log = logging.getLogger("banksman")
 
 
 @dataclass(slots=True)
@@ -74,6 +77,29 @@ def release(work: Work, session: str, epoch: int) -> None:
         "UPDATE sessions SET owner = NULL, lease = NULL WHERE id = ? AND epoch = ? AND owner = ?",
         (session, epoch, work.host),
     )
+
+
+class Release(Operation):
+    """A release for which nobody waits. If the store fails it is not forgotten: as long as this process lives nobody
+    else could have the session."""
+
+    __slots__ = ("_epoch", "_session")
+
+    def __init__(self, session: str, epoch: int) -> None:
+        super().__init__(Release._settled)
+        self._session = session
+        self._epoch = epoch
+
+    def perform(self, work: Work) -> None:
+        release(work, self._session, self._epoch)
+
+    def fail(self, work: Work, error: StoreError) -> None:
+        super().fail(work, error)
+        work.unreleased[self._session, self._epoch] = None
+
+    def _settled(self) -> None:
+        if self.error is not None:
+            log.warning("! session=%s could not be released yet: %s", self._session, self.error)
 
 
 def lease(work: Work, session: str, epoch: int, name: str | None) -> None:

@@ -19,13 +19,23 @@ from banksman.store.sqlite.faults import MOVED
 
 
 class Presence:
-    """The files of the store at `path`, which is resolved, as they are now. Made when a connection has opened them for
-    writing, not before: where a file system has layers, a file gets another number by that."""
+    """The files of the store at `path`, which is resolved, from the moment on at which they are noted."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        found = {name: _key(name) for name in (path, f"{path}-wal", f"{path}-shm")}
-        self._files = {name: key for name, key in found.items() if key is not None}
+        self._files: dict[str, tuple[int, int]] = {}
+
+    def note(self) -> None:
+        """Now that a connection has opened them for writing, and not before: where a file system has layers, a file
+        gets another number by that."""
+        for name in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
+            key = _key(name)
+            if key is not None:
+                self._files[name] = key
+
+    @property
+    def is_whole(self) -> bool:
+        return all(_key(name) == key for name, key in self._files.items())
 
     def check(self) -> None:
         """`StoreError` if one of them is not at its path any more, or another one is. A few microseconds."""

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 
 from banksman.errors import StoreError, StoreReadOnly
-from banksman.store.sqlite import opening, rests, upkeep
+from banksman.store.sqlite import opening, ownership, rests, upkeep
 from banksman.store.sqlite.appending import Append, Runs
 from banksman.store.sqlite.faults import ALLOW_WRITING, is_of_store, translate
 from banksman.store.sqlite.presence import Presence
@@ -34,8 +34,11 @@ from banksman.store.sqlite.work import Operation, Work
 # What one transaction may hold: some tenths of a second of a disk's time.
 GROUP_BYTES_MAX = 16 << 20
 GROUP_OPERATIONS_MAX = 4096
-# Truncating the log at the end, or after a delete, waits so long for readers. It is only a matter of tidiness.
+# Truncating the log at the end, or after a delete, waits so long for readers.
 TIDY_BUSY_MILLISECONDS = 100
+# What could not be done for somebody else's sake is tried again so often, also while nobody calls: SQLite tells nobody
+# when a reader has gone or a lock is free. It is done only while something is owed.
+AGAIN_SECONDS = 1.0
 
 log = logging.getLogger("banksman")
 
@@ -67,6 +70,8 @@ class Writer:
         self._is_overwriting = False
         self._has_written = False
         self._has_looked_for_rests = False
+        # Before this time the log is not truncated again: each attempt may keep others waiting.
+        self._tidy_after = 0.0
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self.put: Callable[[Operation], None] = self._queue.put
         self.thread = threading.Thread(target=self._run, name="banksman-store", daemon=True)
@@ -87,14 +92,20 @@ class Writer:
                 self._keep_up(group)
                 self._hand_over(group)
                 self._remove_rest()
+            elif not is_last:
+                self._make_up()
         self._end()
         self._hand_over([])
 
     def _take(self) -> tuple[list[Operation], bool]:
-        """All that waits, up to the bounds; at least one. And whether it is the last."""
+        """All that waits, up to the bounds; at least one, unless something is owed. And whether it is the last."""
         group: list[Operation] = []
         size = 0
-        operation = self._queue.get()
+        is_owing = self._work.is_tidy_due or bool(self._work.unreleased)
+        try:
+            operation = self._queue.get(timeout=AGAIN_SECONDS if is_owing else None)
+        except queue.Empty:
+            return group, False
         while operation is not None:
             group.append(operation)
             size += operation.size
@@ -147,8 +158,11 @@ class Writer:
             # The level can be changed between transactions only.
             self._sync(self._is_full or any(operation.is_synced for operation in group))
             if work.host is None and any(operation.needs_host for operation in group):
+                self._presence.check()
                 work.become_host()
             work.execute("BEGIN IMMEDIATE")
+            for session, epoch in work.unreleased:
+                ownership.release(work, session, epoch)
             for operation in group:
                 if isinstance(operation, Append):
                     runs.add(operation)
@@ -160,10 +174,13 @@ class Writer:
             # whoever puts the file back can try again.
             self._presence.check()
             work.execute("COMMIT")
+            work.unreleased.clear()
             self._has_written = True
         except Exception:
             runs.forget()
             self._roll_back()
+            # A file that is another one by now explains whatever else went wrong.
+            self._presence.check()
             raise
 
     def _translated(self, exc: Exception) -> StoreError:
@@ -208,9 +225,7 @@ class Writer:
             self._work.stay_seen()
             if self._retention and self._is_writable:
                 self._retain({one.session: None for one in group if isinstance(one, Append) and one.error is None})
-            if self._work.is_tidy_due:
-                self._work.is_tidy_due = False
-                self._tidy()
+            self._tidy_if_due()
         except Exception as exc:
             self._roll_back()
             log.warning("! store=%s upkeep failed: %r", self._path, exc)
@@ -228,7 +243,7 @@ class Writer:
     def _remove_rest(self, *, pieces_max: float = 1) -> None:
         """What is left of sessions that were deleted, here or by a host that died over it: a piece after each group, so
         that nobody waits long. Not before something was written: a log that only reads writes nothing."""
-        if not self._has_written:
+        if not self._has_written or not self._presence.is_whole:
             return
         work = self._work
         try:
@@ -241,30 +256,55 @@ class Writer:
                 work.execute("BEGIN IMMEDIATE")
                 rests.remove_some(work, next(iter(work.rests)))
                 work.execute("COMMIT")
-            if work.is_tidy_due:
-                work.is_tidy_due = False
-                self._tidy()
+            self._tidy_if_due()
         except Exception as exc:
             self._roll_back()
             # The next host tries again: here it would be tried, and told, after each group.
             work.rests.clear()
             log.warning("! store=%s what was deleted is not all gone yet: %s", self._path, exc)
 
-    def _tidy(self) -> None:
-        """Fold the log of the store back into the file, and empty it. As far as no reader is in the way."""
+    def _make_up(self) -> None:
+        """What is owed, while nobody calls."""
+        try:
+            if self._work.unreleased:
+                self._transact([])
+            self._presence.check()
+            self._tidy_if_due()
+        except Exception as exc:
+            self._roll_back()
+            # That it failed was said with the first attempt.
+            log.debug("! store=%s could not be made up for: %r", self._path, exc)
+
+    def _tidy_if_due(self) -> None:
+        """What was deleted is to be gone from the log too: until it is, the log is truncated again and again."""
+        if not self._work.is_tidy_due or time.monotonic() < self._tidy_after:
+            return
+        is_first = self._tidy_after == 0
+        self._tidy_after = time.monotonic() + AGAIN_SECONDS
+        if self._tidy():
+            self._work.is_tidy_due = False
+            self._tidy_after = 0.0
+        elif is_first:
+            log.warning("! store=%s what was deleted is in its log until a reader of the store has gone", self._path)
+
+    def _tidy(self) -> bool:
+        """Fold the log of the store back into the file, and empty it: whether no reader was in the way."""
         self._work.execute(f"PRAGMA busy_timeout = {TIDY_BUSY_MILLISECONDS}")
         try:
-            self._work.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            ((busy, _, _),) = self._work.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return not busy
         finally:
             self._work.execute(f"PRAGMA busy_timeout = {round(opening.BUSY_SECONDS_MAX * 1000)}")
 
     def _end(self) -> None:
         self._remove_rest(pieces_max=math.inf)
         try:
+            # What was removed or replaced may be another host's by now: nothing of what we have belongs into it.
+            self._presence.check()
             self._sync(True)
             self._work.stop_being_host()
-            if self._has_written:
-                self._tidy()
+            if self._has_written and not self._tidy() and self._work.is_tidy_due:
+                log.warning("! store=%s what was deleted is in its log until the last host has closed it", self._path)
         except Exception as exc:
             self._roll_back()
             # Nobody is left to tell. What was acknowledged is there, and to the others this host is dead.

@@ -1,0 +1,80 @@
+"""Questions that outlive the process that asked them: kept through a crash, if that is the session's policy.
+
+The process that waited for the answer is gone, so an answer has nowhere to go. But the one who was to give it may still
+be looking at the question, and the agent, resumed, is likely to ask the same again. So a kept question is shown and can
+be answered, and the answer is for the next request that wants the same, of the same tool, with the same input: it is
+given at once, and used up. If the agent asks before anybody has answered, it is a question like any other, and the kept
+one is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from banksman.core import event as kinds
+from banksman.core.decision import Decision
+from banksman.core.meaning import Requested, Wants
+from banksman.core.past import OpenQuestion, Past
+from banksman.core.session_facts import AskHuman, CloseQuestion
+from banksman.core.state import Kept
+from banksman.core.work import Work
+
+
+def kept(past: Past) -> tuple[Kept, ...]:
+    """Those of a session that is taken over."""
+    return tuple(Kept(_requested(question)) for question in past.questions if question.is_kept)
+
+
+def _requested(question: OpenQuestion) -> Requested:
+    about: dict[str, Any] = msgspec.json.decode(question.about)
+    return Requested(
+        request=question.id,
+        wants=Wants(about["wants"]),
+        tool=about["tool"],
+        input=about["input"],
+        details=about["details"],
+    )
+
+
+def show(work: Work) -> None:
+    """To whoever answers questions now."""
+    for question in work.state.kept:
+        work.do(AskHuman(question.asked, None))
+
+
+def answer(work: Work, id: str, decision: Decision) -> bool:
+    """Whether it was one of these."""
+    found = next((question for question in work.state.kept if question.asked.request == id), None)
+    if found is None or found.decision is not None:
+        return found is not None
+    _replace(work, found, [replace(found, decision=decision)])
+    said = "allow" if decision.allows else "deny"
+    work.log(None, kinds.QUESTION_ANSWERED, question=id, answer=said, by=decision.by, message=decision.message)
+    work.do(CloseQuestion(id))
+    return True
+
+
+def decision_for(work: Work, asked: Requested) -> Decision | None:
+    """What was answered, if this is what was asked then."""
+    found = next((question for question in work.state.kept if _is_same(question.asked, asked)), None)
+    if found is None:
+        return None
+    _replace(work, found, [])
+    if found.decision is None:
+        id = found.asked.request
+        work.log(None, kinds.QUESTION_ANSWERED, question=id, answer="withdrawn", by="asked again")
+        work.do(CloseQuestion(id))
+        return None
+    return replace(found.decision, by="kept")
+
+
+def _is_same(kept: Requested, asked: Requested) -> bool:
+    return (kept.wants, kept.tool, kept.input) == (asked.wants, asked.tool, asked.input)
+
+
+def _replace(work: Work, found: Kept, by: Iterable[Kept]) -> None:
+    work.set(kept=(*(question for question in work.state.kept if question is not found), *by))
