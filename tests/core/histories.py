@@ -239,7 +239,7 @@ def _adopted(*, fork: bool, is_known: bool) -> Told:
     talk = open_talk("theirs", fork=fork)
     talk.ask(ask("a", NORMAL))
     if is_known:
-        talk.tell(ProcessStarted(0.0, 1, 77, ("boot", 77, 5, 78, 6)))
+        talk.tell(ProcessStarted(0.0, 1, 77, ("boot", 77, 5, 78, 6, 79, 7)))
         talk.hear(b"ok handshake-1")
         talk.over("a0000", spent=3.0)
         talk.serve(ask("b", NORMAL), spent=4.0)

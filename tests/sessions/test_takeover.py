@@ -465,3 +465,24 @@ async def test_who_opens_what_another_host_is_just_settling_gets_it(tmp_path: Pa
 async def _entered(store: Path) -> None:
     async with Host(f"sqlite:{store}"):
         pass
+
+
+async def test_a_question_that_is_kept_is_answered_when_the_agent_asks_again(tmp_path: Path, marker: str) -> None:
+    keeps = {**SHORT, "question_after_crash": "keep"}
+    async with scene(tmp_path, marker, options=keeps) as it:
+        asked = await it.ask('one\n@@ask Bash {"command": "ls"}')
+        await it.logged(kinds.QUESTION_ASKED)
+        it.kill()
+        async with Host(f"sqlite:{it.store}") as host:
+            session = await host.open("claude", name=NAME, command=it.agents.command("-next"), options=keeps)
+            assert (await (await session.turn(asked)).outcome()).kind is Kind.UNKNOWN
+            [question] = session.questions()
+            assert (question.tool, question.input) == ("Bash", {"command": "ls"})
+            assert session.status().questions == (question.id,)
+            await session.answer(question.id, "allow")
+            assert session.questions() == []
+            # Another one is asked about; the same is not.
+            again = await session.ask('go on\n@@ask Bash {"command": "ls"}\n@@say it is done')
+            assert (await again.outcome()).text == "it is done"
+            answers = bodies(await read(session), kinds.QUESTION_ANSWERED)
+            assert [(body["answer"], body["by"]) for body in answers] == [("allow", "answer"), ("allow", "kept")]
