@@ -65,7 +65,7 @@ async def read(path: str) -> None:
         session = await host.open("claude", name="long", command=tiny())
         opened = time.perf_counter() - began
         assert session.status().seq > EVENTS
-        store = host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
+        store = host._own_sessions().store
         again = time.perf_counter()
         await load(store, session.id, Config(dialect=CLAUDE))
         folded = time.perf_counter() - again

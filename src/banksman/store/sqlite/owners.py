@@ -48,7 +48,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 
 class Process(NamedTuple):
-    """By what a process can be known: the boot's id, the pid, and the start in clock ticks. "" and 0: nobody can say."""
+    """By what a process can be known: the boot's id, the pid, and the start in clock ticks. "" and 0: unknown."""
 
     boot: str
     pid: int

@@ -60,8 +60,8 @@ class Recent:
             self._weight -= sum(map(_weight, tail))
             self._stale += len(tail)
             tail.clear()
-            # What is light never comes to its turn: months of short sessions would leave a place for each chunk. Half of
-            # them at a time, so that each place is looked at once or twice in its life.
+            # What is light never comes to its turn: months of short sessions would leave a place for each chunk. Not
+            # before they are half of all, so that each place is looked at once or twice in its life.
             if 2 * self._stale > len(self._order):
                 self._order = deque(kept for kept in self._order if kept)
                 self._stale = 0

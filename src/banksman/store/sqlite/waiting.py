@@ -98,7 +98,7 @@ class Waiting:
                 future.set_result(None)
 
     def on_placed(self, session: str, seq: int, number: int | None) -> None:
-        """Here is where the session is, and which one it is. Others may have brought it there, and nobody has looked."""
+        """This is where the session is, and which one it is. Others may have brought it there while nobody looked."""
         self._tell_former(session, number)
         self.on_committed(session, seq)
 

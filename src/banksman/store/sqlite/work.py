@@ -45,8 +45,8 @@ class Work:
         self.rests: dict[str, None] = {}
         # Set when a rest is gone: it is to be gone from the log of the store too.
         self.is_tidy_due = False
-        # Which sessions could not be released, and under which epoch. It is done with the next commit; whoever has claimed
-        # one of them by then has it under another epoch.
+        # Which sessions could not be released, and under which epoch. It is done with the next commit; whoever has
+        # claimed one of them by then has it under another epoch.
         self.unreleased: dict[tuple[str, int], None] = {}
         self._path = path
         self._address = address
