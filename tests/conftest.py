@@ -17,6 +17,9 @@ import pytest
 from banksman.run.child import inherited
 from banksman.run.child.spawner import spawner
 
+# What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
+pytest.register_assert_rewrite("tests.store", "tests.sim", "tests.core", "tests.sessions")
+
 GONE_SECONDS_MAX = 10.0
 # The zygote and the keeper it has in reserve are there as long as the program is.
 KNOWN = ("banksman-zygote", "banksman-spare")

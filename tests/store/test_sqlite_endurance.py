@@ -549,6 +549,9 @@ async def test_a_release_that_failed_by_the_store_is_made_up_for(
         await until(lambda: known(there).owner is None)
     theirs = await Writer.claim(there)
     assert await theirs.take("claude:x") is None
+    # Nothing is owed any more: nobody looks again and again.
+    await lasting.log.rename("lasting", "after it", expected=None)
+    assert not log._bridge._work.unreleased  # pyright: ignore[reportPrivateUsage]
     await log.close()
     await there.close()
 
