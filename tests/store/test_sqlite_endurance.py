@@ -127,6 +127,7 @@ def host(path: Path) -> Generator[Host]:
 
 # As a copy of the folder, a tar of it or a search through it does, for each of its files.
 DROP_LOCKS = "open(path + '-hosts').close()"
+DROP_ALL_LOCKS = "[open(path + end).close() for end in ('', '-wal', '-shm', '-hosts')]"
 
 
 # -- who lives -------------------------------------------------------------------------------------------------------
@@ -265,15 +266,36 @@ async def test_a_store_whose_file_is_gone_acknowledges_nothing(path: Path, tmp_p
     await log.close()
 
 
-async def test_a_log_that_another_host_took_for_left_behind_acknowledges_nothing(path: Path) -> None:
-    """Its own program dropped the locks that SQLite has, and the next to close believed to be the last: it folded the
-    log into the store, and removed it."""
+@pytest.mark.parametrize("how", ["reads", "claims"])
+async def test_a_host_that_closes_leaves_the_log_to_a_live_one_whose_locks_cannot_be_seen(path: Path, how: str) -> None:
+    """To SQLite it is the last: it would fold the log into the store, and remove it."""
     with host(path) as there:
         assert there.do("append") == "None"
-        assert there.do("[open(path + end).close() for end in ('', '-wal', '-shm', '-hosts')]") == "done"
+        assert there.do(DROP_ALL_LOCKS) == "done"
+        for number in range(3):
+            log = SqliteLog(path)
+            if how == "claims":
+                await (await Writer.claim(log, "mine")).commit(b"x")
+            assert len(await everything(log)) == 1 + number
+            await log.close()
+            assert there.do("append") == "None"
+        assert there.do("close") == "closed"
+        assert not Path(f"{path}-wal").exists()
         log = SqliteLog(path)
-        assert len(await everything(log)) == 1
+        assert len(await everything(log)) == 4
+        assert len(await everything(log, "mine")) == (3 if how == "claims" else 0)
         await log.close()
+    # With nobody else there it is the last, and tidies up.
+    assert not Path(f"{path}-wal").exists()
+
+
+async def test_a_log_that_another_program_took_for_left_behind_acknowledges_nothing(path: Path) -> None:
+    """A host's own program dropped the locks that SQLite has, and the next to close believed to be the last: it folded
+    the log into the store, and removed it."""
+    with host(path) as there:
+        assert there.do("append") == "None"
+        assert there.do(DROP_ALL_LOCKS) == "done"
+        assert rows(path, "SELECT count(*) FROM chunks") == [(1,)]
         assert not Path(f"{path}-wal").exists(), "it was not the last: this test would show nothing"
         assert "while it was open" in there.do("append")
 
@@ -283,8 +305,10 @@ async def test_a_log_that_was_left_behind_is_never_folded_into_what_came_after_i
     with host(path) as there:
         for _ in range(20):
             assert there.do("append") == "None"
-        assert there.do("[open(path + end).close() for end in ('', '-wal', '-shm', '-hosts')]") == "done"
+        assert there.do(DROP_ALL_LOCKS) == "done"
         for number in range(3):
+            assert rows(path, "SELECT count(*) FROM hosts") == [(1,)]
+            assert not Path(f"{path}-wal").exists(), "it was not the last: this test would show nothing"
             log = SqliteLog(path)
             writer = await Writer.claim(log, f"s{number}")
             for _ in range(50):
@@ -311,6 +335,19 @@ async def test_a_new_file_of_locks_hides_no_living_host(path: Path) -> None:
         there.kill()
         await log.claim("s")
         await log.close()
+
+
+async def test_a_new_file_of_locks_hides_no_living_host_of_the_same_process(path: Path) -> None:
+    here = SqliteLog(path)
+    writer = await Writer.claim(here)
+    Path(f"{path}-hosts").unlink()
+    there = SqliteLog(path)
+    with pytest.raises(NotOwner):
+        await there.claim("s")
+    await writer.commit(b"a")
+    await here.close()
+    await there.claim("s")
+    await there.close()
 
 
 async def test_who_looks_at_a_file_of_locks_that_was_removed_calls_nobody_dead(path: Path) -> None:

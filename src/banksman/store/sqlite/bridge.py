@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from banksman.errors import StoreError
 from banksman.store.sqlite import opening
 from banksman.store.sqlite.faults import translate
 from banksman.store.sqlite.looking import Look
@@ -48,7 +49,8 @@ class Bridge:
         self._opening = opening.Opening(path, level=level)
         try:
             writing = self._opening.open()
-            self.look = Look(self._opening.connect(busy_seconds=opening.LOOK_BUSY_SECONDS_MAX), path)
+            looking = self._opening.connect(busy_seconds=opening.LOOK_BUSY_SECONDS_MAX, is_writer=False)
+            self.look = Look(looking, path)
             reading = self._opening.connect()
         except BaseException as exc:
             self._opening.close()
@@ -145,8 +147,7 @@ class Bridge:
         self.stop()
         self._writer.thread.join()
         self._reader.thread.join()
-        self.look.close()
-        self._opening.close()
+        self._close()
 
     def _on_thread_ended(self) -> None:
         self._threads_left -= 1
@@ -160,8 +161,15 @@ class Bridge:
         try:
             self._hears.on_ended()
         finally:
-            self.look.close()
-            self._opening.close()
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            is_last = not self.look.has_live_hosts()
+        except StoreError:
+            is_last = False  # Whoever comes next can do what is left to the last.
+        self.look.close()
+        self._opening.close(is_last=is_last)
 
 
 def _hand_over(

@@ -76,6 +76,11 @@ class Look:
         )
         return self._known(rows[0], host, {}) if rows else None
 
+    def has_live_hosts(self) -> bool:
+        """Whether somebody else has sessions of this store, or had some: we are no host any more."""
+        rows = self._rows("SELECT id, boot, pid, started FROM hosts")
+        return any(self._is_alive(host, Process(*process)) for host, *process in rows)
+
     def close(self) -> None:
         if self._hosts is not None:
             self._hosts.close()

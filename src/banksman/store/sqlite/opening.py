@@ -46,6 +46,7 @@ class Opening:
         self._is_immutable = False
         self._is_counted = False
         self._connections: list[sqlite3.Connection] = []
+        self._readers: list[sqlite3.Connection] = []
 
     def open(self) -> sqlite3.Connection:
         """Make the file if there is none, and see that it is one of ours: the first connection, for the writer. Raises
@@ -60,9 +61,9 @@ class Opening:
         self.presence.note()
         return connection
 
-    def connect(self, *, busy_seconds: float | None = None) -> sqlite3.Connection:
+    def connect(self, *, busy_seconds: float | None = None, is_writer: bool = True) -> sqlite3.Connection:
         """Another connection; whoever gets it uses it in one thread at a time."""
-        mode = "rw" if self.is_writable else "ro"
+        mode = "rw" if self.is_writable and is_writer else "ro"
         extra = "&immutable=1" if self._is_immutable else ""
         connection = sqlite3.connect(
             f"file:{quote(os.fsencode(self.path))}?mode={mode}{extra}",
@@ -71,15 +72,21 @@ class Opening:
             timeout=BUSY_SECONDS_MAX if busy_seconds is None else busy_seconds,
             check_same_thread=False,
         )
-        self._connections.append(connection)
+        (self._connections if mode == "rw" else self._readers).append(connection)
         return connection
 
-    def close(self) -> None:
-        """Every connection, wherever it was used: by now nobody does."""
-        for connection in self._connections:
+    def close(self, *, is_last: bool = True) -> None:
+        """Every connection, wherever it was used: by now nobody does.
+
+        The last to close a store folds the log into it and removes it. SQLite tells by its locks who that is, and a
+        live host may have lost those (`owners.py` says how). With `is_last` False it is not done: the last to be closed
+        is then a connection that may not write."""
+        order = (self._readers, self._connections) if is_last else (self._connections, self._readers)
+        for connection in (*order[0], *order[1]):
             with suppress(sqlite3.Error):  # What could not be closed in good order is closed at the next opening.
                 connection.close()
         self._connections.clear()
+        self._readers.clear()
         if self._is_counted:
             self._is_counted = False
             damage.closed(self.path)

@@ -64,6 +64,8 @@ class _Shared:
     """
 
     fd: int
+    # Where it was when it was opened.
+    path: str
     users: int = 0
     held: set[int] = field(default_factory=set[int])
     strays: list[int] = field(default_factory=list[int])
@@ -147,7 +149,7 @@ class Hosts:
             shared = self._usable()
             if host_id in shared.held or is_locked(shared.fd, host_id):
                 return True
-            if process is not None and is_there(process):
+            if process is not None and (is_there(process) or self._is_held_here(host_id, process)):
                 return True
             self._check_file()
             return False
@@ -196,6 +198,12 @@ class Hosts:
             why = "is closed" if self._is_closed else "was opened before a fork, and is its parent's"
             raise StoreError(f"{self._path} {why}", hint="open the store in this process")
         return self._shared
+
+    def _is_held_here(self, host_id: int, process: Process) -> bool:
+        """Whether a log of this very process holds it, maybe in a file that was at this path before."""
+        assert _lock.locked()
+        shared = [one for one in _files.values() if one.path == self._path and host_id in one.held]
+        return bool(shared) and process == identity()
 
     def _check_file(self) -> None:
         """By a look only: to open the file, and close it again, would drop what is held."""
@@ -306,5 +314,5 @@ def _open(path: str) -> tuple[tuple[int, int], _Shared]:
         # It was put at this path (a rename, a link) between the look and the opening.
         _files[key].strays.append(fd)
         return key, _files[key]
-    shared = _files[key] = _Shared(fd)
+    shared = _files[key] = _Shared(fd, path)
     return key, shared
