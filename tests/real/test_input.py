@@ -176,8 +176,10 @@ async def test_a_wrong_yield_after_is_the_callers_error_and_spawns_nothing(marke
     assert alive(marker) == []
 
 
-@pytest.mark.parametrize("store", ["", "sqlite:", None, 5])
-def test_a_store_that_does_not_exist_yet_is_the_callers_error(store: Any) -> None:
+@pytest.mark.parametrize(
+    "store", ["", "sqlite:", "sqlite::memory:", "sqlite:file:x", "sqlite:x?level=none", "nats://x", 5]
+)
+def test_a_store_that_does_not_exist_is_the_callers_error(store: Any) -> None:
     with pytest.raises(UsageError) as caught:
         Host(store)
     assert caught.value.hint

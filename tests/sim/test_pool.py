@@ -356,10 +356,11 @@ async def a_conversation_is_free_when_its_session_is_closed() -> None:
     assert refused.ids["session"] == "a"
     crowd["a"].session.close_nowait()
     await crowd["a"].session.wait_closed()
-    crowd.open("b", conversation=conversation)
-    crowd.ask("b", "two")
+    crowd.open("c", conversation=conversation)
+    crowd.ask("c", "two")
     await crowd.end()
-    assert crowd["b"].world.processes[0].resumed == conversation
+    assert crowd["c"].refusals == []
+    assert crowd["c"].world.processes[0].resumed == conversation
 
 
 # -- every schedule, and what must be found in them -------------------------------------------------------------------

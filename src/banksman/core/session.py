@@ -97,9 +97,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
             | ProcessExited()
             | ProcessGone()
         ):
-            # The log may say of a conversation that another has it when nothing runs: see `storing.commit`.
-            is_heard = isinstance(fact, ConversationTaken) and fact.process == state.process.number
-            if is_heard or _is_current(state, fact):
+            if _is_current(state, fact):
                 _from_process(work, fact)
         case _ if state.mode is Mode.CLOSED:
             _from_late_caller(work, fact)

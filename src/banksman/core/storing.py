@@ -16,7 +16,6 @@ from banksman.core.session_facts import (
     EndHold,
     Finish,
     GiveReceipt,
-    HoldConversation,
     Reject,
     Resolve,
     SettingTaken,
@@ -39,7 +38,6 @@ def commit(work: Work, seq: int) -> None:
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
         # What was said about the conversation, and changed for it, may have been lost with the rest.
         work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
-        work.do(HoldConversation(state.conversation))
         for name, value in state.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
     for deferred in released:

@@ -262,10 +262,13 @@ class Driver:
         self.tell(EvictAsked(self.now()))
 
     def start_now(self) -> None:
-        """The pool has a place. Before a process is started we must know that the session is still ours."""
+        """The pool has a place. Before a process is started we must know that the session is still ours, and so is the
+        conversation that it is to go on with."""
         self._place = Place.GIVEN
         effect = self._postponed
         assert effect is not None
+        # A log that was broken may have let go of it, or never have had it.
+        self._hold_conversation(self.state.conversation)
         self._tenure.advance(partial(self._on_advanced, effect))
 
     # -- the process -------------------------------------------------------------------------------------------------

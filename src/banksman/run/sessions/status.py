@@ -136,6 +136,8 @@ def take(driver: Driver, *, name: str | None, agent: str) -> Status:
 def glance(known: Known | None, id: str, *, name: str | None, agent: str) -> Status:
     """Of a session that is not ours: what a listing says. None: it is not there any more."""
     owner = None if known is None else known.owner
+    if owner is not None and owner.is_here:
+        owner = None  # We have let go of it, and the store will say so in a moment.
     if known is None:
         phase = "deleted"
     elif owner is None:
