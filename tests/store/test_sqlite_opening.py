@@ -327,3 +327,33 @@ async def test_what_is_restored_may_begin_late_and_is_as_it_was(path: Path) -> N
     assert page.gap == (1, 4)
     assert data(page.events) == [b"a", b"b", b"c"]
     await log.close()
+
+
+async def test_an_empty_file_that_was_there_is_made_private(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.touch(0o666)
+    path.chmod(0o666)
+    log = SqliteLog(path)
+    await log.claim("s", agent="a")
+    modes = {name.name: name.stat().st_mode & 0o777 for name in tmp_path.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
+    await log.close()
+
+
+async def test_a_store_that_others_may_read_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "store.db"
+    await SqliteLog(path).close()
+    path.chmod(0o644)
+    await SqliteLog(path).close()
+    assert "may be read by others" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "/dev/null"])
+async def test_what_is_no_regular_file_is_no_store(tmp_path: Path, kind: str) -> None:
+    path = Path(kind) if kind.startswith("/") else tmp_path / "store.db"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    with pytest.raises(StoreError, match="no regular file"):
+        SqliteLog(path)

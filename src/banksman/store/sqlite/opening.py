@@ -6,15 +6,19 @@ locks that this process has on it, and those are what keeps two processes from w
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import stat
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import quote
 
-from banksman.errors import UsageError
+from banksman.errors import StoreError, UsageError
 from banksman.store.sqlite import damage, schema
 from banksman.store.sqlite.presence import Presence
+
+log = logging.getLogger("banksman")
 
 # For the write lock, which another process of ours holds for milliseconds, or for a second where it takes over a long
 # history (`spool.py`). Who holds it longer is no host of ours.
@@ -106,6 +110,7 @@ class Opening:
             # this one get the same mode.
             fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except FileExistsError:
+            self._keep_private()
             return
         except OSError:
             if os.path.exists(self.path):
@@ -113,6 +118,16 @@ class Opening:
             raise
         os.close(fd)
         schema.sync_folder(self.path)
+
+    def _keep_private(self) -> None:
+        """One that was there before us. By its path: an fd of ours would drop SQLite's locks as it is closed."""
+        found = os.stat(self.path)
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"the store {self.path} is no regular file", hint="take another path", path=self.path)
+        if not found.st_size and found.st_uid == os.geteuid():
+            os.chmod(self.path, 0o600)
+        elif found.st_mode & 0o077:
+            log.warning("! the store %s may be read by others: chmod 600, also those beside it", self.path)
 
     def _look(self) -> None:
         """A store that may not be written can still be read."""
