@@ -1,7 +1,8 @@
 """A session of 1,000,000 events: how long it takes to open, and what memory it takes to read.
 
 It is written as its owner writes it, with a snapshot every thousand events, in a process of its own. It is opened by a
-host that has never seen it: the store, the snapshot, the tail, the claim. Then it is read from the first event to the
+host that has never seen it, from a file that the kernel still has in memory: the store, the snapshot, the tail, the
+claim. Then it is read from the first event to the
 last, as a reader does who comes late.
 """
 

@@ -2,8 +2,10 @@
 
 Four logs in turns, least of three rounds: in memory, in a file at `normal`, at `full`, and what one would write first,
 a row an event and a commit a chunk. CPU is that of the whole process, the writer's thread included; the time is from
-the first append to the last acknowledgement. What an agent says in one go comes in chunks of some hundred lines, so
-they are appended in chunks of 600, with at most 8 MiB unacknowledged; and once more one by one, as they trickle.
+the first append to the last acknowledgement, so that what the close still folds back into the file is nobody's. The
+rows have neither checksums nor secure deletion, as ours have. What an agent says in one go comes in chunks of some
+hundred lines, so they are appended in chunks of 600, with at most 8 MiB unacknowledged; and once more one by one, as
+they trickle.
 """
 
 from __future__ import annotations
