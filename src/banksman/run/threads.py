@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from banksman.core.arbiter import NORMAL
 from banksman.core.event import Event
@@ -53,7 +53,7 @@ class Turn(Face[AsyncTurn]):
 
     @property
     def session(self) -> Session:
-        return Session(self._bridge, self._inner.session)
+        return Session(self._bridge, cast(AsyncSession, self._inner.session))
 
     @property
     def state(self) -> str:

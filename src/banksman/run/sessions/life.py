@@ -5,8 +5,6 @@ A session outlives it: it is in the store before and after, and can be read ther
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
@@ -21,11 +19,8 @@ from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.promises import Promises
 from banksman.run.sessions.questions import OnQuestion, Questions
 from banksman.run.sessions.tools import ToolServer
-from banksman.run.sessions.turn import Turn
+from banksman.run.sessions.turn import Home, Turn
 from banksman.store.log import Log
-
-if TYPE_CHECKING:
-    from banksman.run.sessions.session import Session
 
 
 class Life:
@@ -60,7 +55,7 @@ class Life:
         # How many callers wait for a turn (id) to be accepted.
         self.callers: dict[str, int] = {}
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: Home) -> None:
         """Serve who waits in it since before it was ours: each is an ask like any other, accepted long ago."""
         state = self.driver.state
         for waiting in state.queue:

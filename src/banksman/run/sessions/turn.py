@@ -7,18 +7,28 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from banksman.core import event as kinds
+from banksman.core.dialects.dialect import Dialect
 from banksman.core.event import Event
 from banksman.core.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.turn import Phase
 from banksman.errors import StoreError
 
-if TYPE_CHECKING:
-    from banksman.run.sessions.session import Session
-
 log = logging.getLogger("banksman")
+
+
+class Home(Protocol):
+    """The session of a turn, as far as a turn needs it."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+    def state_of(self, turn: str) -> str: ...
+    def events(
+        self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
+    ) -> AsyncGenerator[Event]: ...
+    async def interrupt(self, turn: Turn | str | None = None) -> Receipt: ...
 
 
 class Watch(NamedTuple):
@@ -31,7 +41,7 @@ class Watch(NamedTuple):
 class Turn:
     """An ask that was accepted: `async for update in turn` gives its updates, `await turn.outcome()` its outcome."""
 
-    def __init__(self, session: Session, id: str, after: int) -> None:
+    def __init__(self, session: Home, id: str, after: int) -> None:
         self.id = id
         self.session = session
         # How many callers have it: those that came with the same key share it.
