@@ -13,6 +13,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 from banksman.core.config import Config
 from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
@@ -104,31 +105,38 @@ class Sessions:
     async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
         if name is None:
             return await self._add(opening, None, on_question)
+        session: Session | None = None
         async with self._gate.alone("name", name):
-            while True:
+            while session is None:
                 known = self.store.find(name)
-                if known is None:
-                    try:
-                        return await self._add(opening, name, on_question)
-                    except NameTaken:
-                        continue  # Another host was faster: it is that one, then.
-                # Whoever asks in it at this moment opens it as well, by its id.
-                async with self._gate.alone("session", known.id):
-                    again = self.store.find(name)
-                    if again is None or again.id != known.id:
-                        continue  # It was deleted, or renamed, while we waited for our turn.
-                    here = self._known.get(known.id)
-                    if here is not None and here.is_open:
-                        here.name = known.name
-                        return self._open_again(here, opening, on_question)
-                    if here is not None and not here.is_closed:
-                        await here.close()  # It is on its way out, or fenced off: what it leaves is what is opened.
-                    try:
-                        return await self._reopen(known, opening, on_question)
-                    except UsageError:
-                        if self.store.find(known.id) is not None:
-                            raise
-                        continue  # Another host has deleted it in this very moment.
+                if known is not None:
+                    session = await self._open_known(known, name, opening, on_question)
+                    continue
+                with suppress(NameTaken):  # Another host was faster: it is that one, then.
+                    session = await self._add(opening, name, on_question)
+        return session
+
+    async def _open_known(
+        self, known: Known, name: str, opening: Opening, on_question: OnQuestion | None
+    ) -> Session | None:
+        """None: it is not there any more, or no longer by this name."""
+        # Whoever asks in it at this moment opens it as well, by its id.
+        async with self._gate.alone("session", known.id):
+            again = self.store.find(name)
+            if again is None or again.id != known.id:
+                return None
+            here = self._known.get(known.id)
+            if here is not None and here.is_open:
+                here.name = known.name
+                return self._open_again(here, opening, on_question)
+            if here is not None and not here.is_closed:
+                await here.close()  # It is on its way out, or fenced off: what it leaves is what is opened.
+            try:
+                return await self._reopen(known, opening, on_question)
+            except UsageError:
+                if self.store.find(known.id) is None:
+                    return None  # Another host has deleted it in this very moment.
+                raise
 
     async def _add(
         self,
