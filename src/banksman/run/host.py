@@ -368,9 +368,14 @@ class Host:
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._shelf.end)
+        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
         self._shelf.add(command)
         return command
+
+    def _on_end(self, command: Command) -> None:
+        # Ours, and not the shelf's: a host that was dropped lives as long as its commands, for it is the one that knows
+        # of the end of its loop.
+        self._shelf.end(command)
 
     # -- listing and endings -----------------------------------------------------------------------------------------
     def commands(self) -> list[Command]:
