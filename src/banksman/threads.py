@@ -16,7 +16,6 @@ from functools import partial
 
 from banksman import host
 from banksman.run import threads
-from banksman.run.bridge import Manner
 from banksman.run.faces import Reader
 from banksman.run.threads import Command, Session, Turn, execute
 
@@ -52,7 +51,7 @@ class Host(threads.Host):
 
     def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
         """Write a session's whole history to a new file, as NDJSON: see `import_session`."""
-        self._bridge.call(partial(self._host.export, _id(session), path), Manner.READS)
+        self._bridge.call(partial(self._host.export, _id(session), path))
 
     def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
         """A session from such a file, under an id of its own; whole, or not at all."""
@@ -60,7 +59,7 @@ class Host(threads.Host):
 
     def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
         """Write what was said both ways to a new file, without secrets, for a report of a bug."""
-        self._bridge.call(partial(self._host.bundle, _id(session), path, text=text), Manner.READS)
+        self._bridge.call(partial(self._host.bundle, _id(session), path, text=text))
 
 
 def _id(session: Session | str) -> str:

@@ -16,7 +16,9 @@ from banksman.core.arbiter import NORMAL
 from banksman.core.decision import Decision
 from banksman.core.event import Entry, entry
 from banksman.core.meaning import Requested, Wants
-from banksman.core.past import Past
+from banksman.core.past import OpenQuestion, Past
+from banksman.core.redaction import REDACTED
+from banksman.core.rules import Verdict
 from banksman.core.session_facts import AskHuman, Begun, CloseQuestion, QuestionAnswered
 
 SAW = Requested("q-1", Wants.PERMISSION, "can_use_tool", "saw", {"depth": 3})
@@ -121,3 +123,23 @@ def test_asked_again_before_it_was_answered_it_is_the_new_one_that_waits() -> No
     }
     talk.tell(QuestionAnswered(0.0, "q-1", Decision(allows=True)))
     assert [question.id for question in talk.state.questions] == ["q-2"]
+
+
+def test_what_a_rule_says_now_comes_before_what_somebody_said_then() -> None:
+    talk = resumed(crashed("keep"))
+    talk.tell(QuestionAnswered(0.0, "q-1", Decision(allows=True)))
+    talk.ask(replace(ask("b", NORMAL), rules=(("saw", Verdict.DENY),)))
+    talk.begin()
+    talk.opens("b0000")
+    talk.mean(replace(SAW, request="q-2"))
+    assert logged(talk, kinds.QUESTION_ANSWERED)[-1]["answer"] == "deny"
+    assert talk.state.kept == ()
+
+
+@pytest.mark.parametrize(("wants", "key"), [("permission", REDACTED), ("elicitation", "plain")])
+def test_what_cannot_be_known_again_is_withdrawn(wants: str, key: str) -> None:
+    """One with a secret in it; and one in words, to which another that is asked in other words would be the same."""
+    past = crashed("keep")
+    about = f'{{"wants":"{wants}","tool":"saw","input":{{"key":"{key}"}},"details":{{}}}}'
+    past = replace(past, questions=(OpenQuestion("q-9", None, about),))
+    assert pasts.fold(past, settling.settle(past)).questions == ()

@@ -124,7 +124,7 @@ def test_what_looks_like_a_key_is_taken_out(key: str, around: str) -> None:
     [
         ("Authorization: Bearer abc.def-123", "Authorization: Bearer [redacted]"),
         ("authorization: basic dXNlcjpwYXNz", "authorization: basic [redacted]"),
-        ("export MY_API_KEY=abcdef; x", "export MY_API_KEY=[redacted] x"),
+        ("export MY_API_KEY=abcdef; x", "export MY_API_KEY=[redacted]; x"),
         ("https://me:pass-word@host/x", "https://me:[redacted]@host/x"),
         ("to bob.b+x@mail.example.org, now", "to [email], now"),
         ("/home/somebody/x and /Users/else/y", "/home/[user]/x and /Users/[user]/y"),

@@ -653,3 +653,15 @@ def change(path: Path, *statements: str) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
+
+
+async def test_a_clock_that_was_ahead_keeps_nothing_that_came_after_it(path: Path) -> None:
+    log = SqliteLog(path, seconds_max=2)
+    epoch = await log.claim("s", agent="a")
+    now = time.time()
+    for seq, at in enumerate([now + 1e7, *[now - 1000.0] * 5, now]):
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        log.append("s", epoch, seq, at, [("t", "update", b"x")], answered.set_result, b"all")
+        assert await answered is None
+    assert log.head("s").first == 7
+    await log.close()

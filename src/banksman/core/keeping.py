@@ -3,8 +3,8 @@
 The process that waited for the answer is gone, so an answer has nowhere to go. But the one who was to give it may still
 be looking at the question, and the agent, resumed, is likely to ask the same again. So a kept question is shown and can
 be answered, and the answer is for the next request that wants the same, of the same tool, with the same input: it is
-given at once, and used up. If the agent asks before anybody has answered, it is a question like any other, and the kept
-one is over.
+given at once, and used up, unless a rule says otherwise by then. If the agent asks before anybody has answered, it is a
+question like any other, and the kept one is over. An answer is remembered by the host that took it, and no longer.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from banksman.core.work import Work
 def kept(past: Past) -> tuple[Kept, ...]:
     """Those of a session that is taken over."""
     return tuple(Kept(_requested(question)) for question in past.questions if question.is_kept)
+
+
+def is_about_a_tool(question: OpenQuestion) -> bool:
+    """Only of those can be told whether another is the same: what a user is to enter is asked in words."""
+    return bool(msgspec.json.decode(question.about)["wants"] == Wants.PERMISSION)
 
 
 def _requested(question: OpenQuestion) -> Requested:

@@ -55,8 +55,6 @@ def _ask(work: Work, asked: Requested) -> None:
         return
     if any(question.id == asked.request for question in state.questions):
         return  # Asked again, and not answered yet.
-    kept = keeping.decision_for(work, asked)
-    state = work.state
     if len(state.questions) >= QUESTIONS_MAX:
         _refuse(work, asked, "too many questions are open")
         return
@@ -70,13 +68,15 @@ def _ask(work: Work, asked: Requested) -> None:
         input=asked.input,
         details=asked.details,
     )
-    if kept is not None:
-        answer(work, asked.request, kept)
-        return
     verdict = _verdict(work, asked, speaking) if asked.wants is Wants.PERMISSION else None
+    # Used up in any case; but what a rule says now comes before what somebody said then.
+    kept = keeping.decision_for(work, asked)
     if verdict in (Verdict.ALLOW, Verdict.DENY):
         message = None if verdict is Verdict.ALLOW else "a rule says no"
         answer(work, asked.request, Decision(allows=verdict is Verdict.ALLOW, message=message, by="rule"))
+        return
+    if kept is not None:
+        answer(work, asked.request, kept)
         return
     work.do(AskHuman(asked, _tag(work)))
     if state.config.question_seconds is not None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banksman.core import event as kinds
+from banksman.core import keeping
 from banksman.core.event import Entry, entry
 from banksman.core.outcome import By, Kind
 from banksman.core.past import OpenQuestion, Past
@@ -55,7 +56,9 @@ def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
 
 def _without_process(past: Past, question: OpenQuestion) -> Entry:
     options: Mapping[str, Any] = {} if past.opened is None else past.opened.get("options", {})
-    if options.get("question_after_crash") == "keep":
+    keeps = options.get("question_after_crash") == "keep"
+    # One with a secret in it is not what was asked, and would never be asked again.
+    if keeps and keeping.is_about_a_tool(question) and REDACTED not in question.about:
         return entry(question.turn, kinds.QUESTION_KEPT, question=question.id)
     return entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
 

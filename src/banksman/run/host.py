@@ -238,7 +238,12 @@ class Host:
 
     def _own_sessions(self) -> Sessions:
         if self._sessions is None:
-            self._bind()
+            if self._is_closing:
+                raise Closed("the host is closed", hint="open another Host")
+            try:
+                self._bind()
+            except RuntimeError as exc:
+                raise UsageError("a store is opened inside a loop", hint="await something of the host first") from exc
             from banksman.core.redaction import Redactor  # noqa: PLC0415
             from banksman.run.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
             from banksman.run.sessions.registry import Sessions  # noqa: PLC0415

@@ -71,7 +71,7 @@ HOOKED = frozenset(("hook_event_name", "tool_name", "session_id", "tool_use_id")
 _KEYS = re.compile(
     # Or after a newline that is written as in JSON: what tools print is often that.
     r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))(?:"
-    r"sk-[A-Za-z0-9_-]{12,}"
+    r"sk-[A-Za-z0-9_-]{12,}|sk_(?:live|test)_[A-Za-z0-9]{12,}|npm_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{16,}|pypi-[\w-]{16,}"
     r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[a-z]-[A-Za-z0-9-]{8,}"
     r"|A(?:KIA|SIA)[A-Z0-9]{12,}"
@@ -83,7 +83,7 @@ _KEYS = re.compile(
 # What is kept of these is the word before it.
 _AFTER_WORD = re.compile(
     r"(?i:(\bbearer\s{1,8}|\bauthorization\W{1,8}basic\s{1,8})[A-Za-z0-9._~+/=-]{8,})"
-    r"|(\b[A-Z][A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD)=)[^\s\"']{4,}"
+    r"|((?i:\b[\w-]{0,60}(?:key|token|secret|password|passwd)\\?[\"']?\s{0,3}[=:]\s{0,3}\\?[\"']?))[^\s\"'\\&,;]{6,}"
     r"|(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,200}(?=@)"
 )
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])")

@@ -122,8 +122,7 @@ class Spool:
             self._fd = None
 
     def _make(self) -> None:
-        for path in _left_behind(self._store):
-            _remove_if_dead(path)
+        remove_dead(self._store)
         with self._lock:
             while not self._is_discarded and self._fd is None:
                 self._path = f"{self._store}{SUFFIX}{secrets.token_hex(8)}"
@@ -159,9 +158,12 @@ class Spool:
             raise translate(exc, self._store, "write to") from exc
 
 
-def _left_behind(store: str) -> list[str]:
+def remove_dead(store: str) -> None:
+    """What processes that were killed have left beside it: whole histories, perhaps."""
     folder, name = os.path.split(store)
-    return [os.path.join(folder, found) for found in os.listdir(folder) if found.startswith(f"{name}{SUFFIX}")]
+    for found in os.listdir(folder):
+        if found.startswith(f"{name}{SUFFIX}"):
+            _remove_if_dead(os.path.join(folder, found))
 
 
 def _remove_if_dead(path: str) -> None:

@@ -59,6 +59,11 @@ def retain(work: Work, session: str, retention: Retention, now: float) -> None:
         _remove(work, session, last)
 
 
+# Chunks that were written by a clock that was ahead of ours. Their age is that of what follows them, which is looked
+# for so far: else one of them would keep all that comes after it.
+AHEAD_MAX = 100
+
+
 def excess(work: Work, session: str, retention: Retention, now: float) -> int | None:
     """The last seq of what is beyond the bounds and may go."""
     row = work.row(f"SELECT bytes, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
@@ -66,6 +71,7 @@ def excess(work: Work, session: str, retention: Retention, now: float) -> int | 
         return None
     weight, removable = row
     last: int | None = None
+    ahead = 0
     # Read from the front only as far as it goes, which is a chunk or two at a time: this runs after each commit.
     cursor = work.execute(
         "SELECT last, at, length(blob) FROM chunks WHERE session = ? AND last <= ? ORDER BY last", (session, removable)
@@ -74,9 +80,12 @@ def excess(work: Work, session: str, retention: Retention, now: float) -> int | 
         for seq, at, size in cursor:
             is_heavy = retention.bytes_max is not None and weight > retention.bytes_max
             is_old = retention.seconds_max is not None and at < now - retention.seconds_max
-            if not is_heavy and not is_old:
+            if is_heavy or is_old:
+                last = seq
+            elif at <= now or ahead == AHEAD_MAX:
                 break
-            last = seq
+            else:
+                ahead += 1
             weight -= size + CHUNK_BYTES
     finally:
         cursor.close()

@@ -15,6 +15,7 @@ store must survive in any case. What it had not committed was not acknowledged t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable
 
 from banksman.errors import StoreError, StoreReadOnly
-from banksman.store.sqlite import opening, ownership, rests, upkeep
+from banksman.store.sqlite import opening, ownership, rests, spool, upkeep
 from banksman.store.sqlite.appending import Append, Runs
 from banksman.store.sqlite.faults import ALLOW_WRITING, is_of_store, translate
 from banksman.store.sqlite.presence import Presence
@@ -84,6 +85,9 @@ class Writer:
         self._queue.put(None)
 
     def _run(self) -> None:
+        if self._is_writable:
+            with contextlib.suppress(OSError):  # Nobody waits for it, and the next one tries again.
+                spool.remove_dead(self._path)
         is_last = False
         while not is_last:
             group, is_last = self._take()
