@@ -15,7 +15,19 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 # The standard library's pure parts: values in, values out. No clock, loop, thread, file, logger or random.
-PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "re", "typing"}
+PURE = {
+    "__future__",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "re",
+    "typing",
+}
 # The builtins that reach the world, or a module, without an import.
 IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +30,8 @@ from banksman.core.state import Mode, Process, Session
 from banksman.core.turn import Turn
 from banksman.errors import StoreTooNew
 
+_FRAMES = frozenset((kinds.UPDATE, kinds.SENT))
+_kind_of = itemgetter(1)
 # How many idempotency keys a session remembers, the last ones.
 KEYS_MAX = 1024
 # The form of a snapshot. One of another form is not read: the events are, from the first one.
@@ -88,9 +91,13 @@ def beginning(config: Config) -> Past:
 def fold(past: Past, entries: Iterable[Entry]) -> Past:
     """The past with these after it. Frames of the agent, which are nearly all, change nothing but the count."""
     seq = past.session.head
+    entries = tuple(entries)
+    if _FRAMES.issuperset(map(_kind_of, entries)):
+        seq += len(entries)  # The path of every token, of which there are hundreds in a chunk.
+        entries = ()
     for turn, kind, data in entries:
         seq += 1
-        if kind not in (kinds.UPDATE, kinds.SENT):
+        if kind not in _FRAMES:
             past = _fold(past, Event("", 0, seq, 0.0, turn, kind, data))
     return replace(past, session=replace(past.session, head=seq, committed=seq))
 
