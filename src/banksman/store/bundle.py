@@ -35,8 +35,9 @@ from typing import Any, cast
 
 from banksman.core.event import UPDATE, Event
 from banksman.core.redaction import REDACTED, Redactor, in_strings
+from banksman.store.files import write_new
 from banksman.store.log import Known, Log
-from banksman.store.transfer import events_of, found, frame_of, line_of, write_new
+from banksman.store.transfer import events_of, found, frame_of, line_of
 
 VERSION = 1
 # Of our own events: how it went, in words and numbers of ours.

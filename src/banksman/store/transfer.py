@@ -33,12 +33,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import secrets
 import stat
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
@@ -49,7 +47,8 @@ from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import SENT, SESSION_IMPORTED, UPDATE, Entry, Event, entry
 from banksman.core.redaction import Redactor
-from banksman.errors import StoreError, StoreFull, StoreTooNew, UsageError
+from banksman.errors import StoreError, StoreTooNew, UsageError
+from banksman.store.files import absolute, write_new
 from banksman.store.log import NUMBER_MAX, Chunk, Known, Log, Snapshot
 
 VERSION = 1
@@ -61,8 +60,6 @@ BODY_BRACKETS_MAX = 500
 # What is handed to the engine at once: neither a chunk an event, nor a session a chunk.
 CHUNK_EVENTS_MAX = 1000
 CHUNK_BYTES_MAX = 4 << 20
-# Lines are gathered to this before a thread writes them.
-WRITE_BYTES = 1 << 20
 # An id or the name of an agent: it is listed and logged.
 WORD_CHARACTERS_MAX = 255
 # What the path itself is to blame for. ENXIO, ENODEV: a socket, and a device that nothing is behind.
@@ -182,106 +179,6 @@ def _encoded(kind: str, body: dict[str, Any]) -> bytes:
     return entry(None, kind, **body)[2]
 
 
-async def write_new(path: str | os.PathLike[str], lines: AsyncIterator[bytes]) -> None:
-    """Write a new file for its owner only (0600), which appears under its name when it is whole and on the disk.
-
-    `UsageError` if there is something of that name, or no folder that we may write to; `StoreError` if the disk fails.
-    Whatever goes wrong, cancellation included, nothing is left.
-    """
-    target = _absolute(path)
-    _check_absent(target)
-    partial, file = _opened(target)
-    try:
-        with file:
-            await _write(file, lines)
-        _put(partial, target)
-    except OSError as exc:
-        raise _unwritable(target, exc) from exc
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
-
-
-def _absolute(path: str | os.PathLike[str]) -> str:
-    """Said now: whoever changes the working folder while we wait must not change what is meant."""
-    return os.path.abspath(path)
-
-
-def _opened(target: str) -> tuple[str, BinaryIO]:
-    folder, name = os.path.split(target)
-    partial = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.part")
-    try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise _unwritable(target, exc) from exc
-    return partial, open(fd, "wb", buffering=0)
-
-
-async def _write(file: BinaryIO, lines: AsyncIterator[bytes]) -> None:
-    waiting = bytearray()
-    async for line in lines:
-        waiting += line
-        if len(waiting) >= WRITE_BYTES:
-            await _in_thread(file, waiting)
-            waiting = bytearray()
-    await _in_thread(file, waiting, is_last=True)
-
-
-async def _in_thread(file: BinaryIO, data: bytearray, *, is_last: bool = False) -> None:
-    def write() -> None:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
-        if is_last:
-            os.fsync(file.fileno())
-
-    writing = asyncio.ensure_future(asyncio.to_thread(write))
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        # The file is closed next, and its number may be another's by the time the thread writes to it: so the thread is
-        # waited for, however often we are cancelled. It has a bounded piece to write.
-        while not writing.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([writing])
-        writing.exception()
-        raise
-
-
-def _put(partial: str, target: str) -> None:
-    """Give it its name, unless somebody has it by now: a rename would take it away, a link does not."""
-    try:
-        os.link(partial, target)
-    except FileExistsError:
-        _check_absent(target)
-        raise
-    except OSError as exc:
-        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        # No hard links here (FAT, some network drives). Between these two lines somebody may still come.
-        _check_absent(target)
-        os.rename(partial, target)
-    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _check_absent(target: str) -> None:
-    if os.path.lexists(target):
-        raise UsageError(f"there is a file {target} already", hint="remove it, or take another name", path=target)
-
-
-def _unwritable(target: str, exc: OSError) -> UsageError | StoreError:
-    why = os.strerror(exc.errno) if exc.errno else str(exc)
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"cannot write {target}: {why}", hint="make room, and try again", path=target)
-    if isinstance(exc, FileNotFoundError | NotADirectoryError | PermissionError) or exc.errno == errno.EROFS:
-        return UsageError(f"cannot write {target}: {why}", hint="a folder that is there and ours to write", path=target)
-    return StoreError(f"cannot write {target}: {why}", path=target)
-
-
 # -- in --------------------------------------------------------------------------------------------------------------
 class _Header(NamedTuple):
     id: str
@@ -310,7 +207,7 @@ async def import_session(
     if the name is another's. `redactor`: what must not come into this store. Cancelled while the file is looked at,
     nothing is written either; the look goes on in its thread to the end of the file.
     """
-    file = _absolute(path)
+    file = absolute(path)
     header = await asyncio.to_thread(_check, file)
 
     def chunks() -> Iterator[Chunk]:

@@ -20,7 +20,7 @@ from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
-from banksman.errors import NameTaken, NotOwner, UsageError
+from banksman.errors import BanksmanError, NameTaken, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.cleaning import Cleaning
@@ -151,7 +151,8 @@ class Sessions:
         try:
             await self._begin(session, epoch, opening, on_question, resume=opening.resume, settings=settings)
         except BaseException:
-            await self.store.delete(id)  # Nothing was said in it, and nobody has it.
+            with suppress(BanksmanError):  # What went wrong first is what is told.
+                await self.store.delete(id)  # Nothing was said in it, and nobody has it.
             raise
         return session
 
