@@ -40,7 +40,11 @@ BANKSMAN = {
     "store": ("banksman.errors", "banksman.core", "banksman.store"),
     "run": ("banksman.errors", "banksman.core", "banksman.store.log", "banksman.run"),
     "serve": ("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.serve"),
-    "cli": ("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.cli"),
+    "cli": (
+        *("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.cli"),
+        # One verb starts it.
+        *("banksman.serve.main", "banksman.serve.settings"),
+    ),
     "testing": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
@@ -57,7 +61,11 @@ WITHIN_RUN = {
     "sessions": (f"{_RUN}.child", f"{_RUN}.commands", f"{_RUN}.sessions", f"{_RUN}.waiters"),
 }
 # Packages from outside, by the part that may import them. Elsewhere it is the standard library only.
-THIRD_PARTY = {"core": {"msgspec"}, "store": {"msgspec"}}
+THIRD_PARTY = {
+    "core": {"msgspec"},
+    "store": {"msgspec"},
+    "serve": {"httptools", "msgspec", "prometheus_client", "starlette", "uvicorn"},
+}
 
 
 def is_within(name: str, *places: str) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HistoryLost,
         MachineError,
         NameTaken,
+        NotFound,
         NotOwner,
         ProgramNotExecutable,
         ProgramNotFound,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from banksman.run.commands.output import Output
     from banksman.run.execute import execute
     from banksman.run.sessions.hooks import Hook
-    from banksman.run.sessions.questions import Answer, Question
+    from banksman.run.sessions.questions import Answer, Answered, Question
     from banksman.run.sessions.session import Session
     from banksman.run.sessions.status import Status
     from banksman.run.sessions.tools import Tool, tool
@@ -60,7 +61,16 @@ _HOMES = {
     "core.outcome": ("By", "Kind", "Outcome", "Receipt"),
     "errors": (
         *("AgentError", "BanksmanError", "BugError", "Busy", "Closed", "CommandError", "HistoryLost", "MachineError"),
-        *("NameTaken", "NotOwner", "ProgramNotExecutable", "ProgramNotFound", "QueueFull", "Refused", "StoreBusy"),
+        *(
+            "NameTaken",
+            "NotFound",
+            "NotOwner",
+            "ProgramNotExecutable",
+            "ProgramNotFound",
+            "QueueFull",
+            "Refused",
+            "StoreBusy",
+        ),
         *("StoreDamaged", "StoreError", "StoreFull", "StoreReadOnly", "StoreTooNew", "UsageError"),
     ),
     "host": ("Host",),
@@ -70,7 +80,7 @@ _HOMES = {
     "run.sessions.hooks": ("Hook",),
     "run.child.limits": ("raise_fd_limit",),
     "run.commands.output": ("Output",),
-    "run.sessions.questions": ("Answer", "Question"),
+    "run.sessions.questions": ("Answer", "Answered", "Question"),
     "run.sessions.session": ("Session",),
     "run.shutdown": ("shutdown",),
     "run.sessions.status": ("Status",),
@@ -85,6 +95,7 @@ __all__ = [
     "NORMAL",
     "AgentError",
     "Answer",
+    "Answered",
     "BanksmanError",
     "BugError",
     "Busy",
@@ -101,6 +112,7 @@ __all__ = [
     "Kind",
     "MachineError",
     "NameTaken",
+    "NotFound",
     "NotOwner",
     "Outcome",
     "Output",

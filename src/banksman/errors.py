@@ -29,6 +29,10 @@ class UsageError(BanksmanError, ValueError):
     """The caller must change the call. Nothing was started."""
 
 
+class NotFound(UsageError):
+    """There is no such session, turn, question or command; or it is too old to be kept."""
+
+
 class ProgramNotFound(UsageError):
     """There is no such program, on PATH or at the path given."""
 

@@ -14,6 +14,7 @@ from banksman.run import host
 from banksman.run.host import Settles
 
 if TYPE_CHECKING:
+    from banksman.run.sessions.registry import Permit
     from banksman.run.sessions.session import Session
     from banksman.store.log import Log
 
@@ -35,6 +36,12 @@ class Host(host.Host):
     the longest time makes room, and resumes its conversation when it is asked again. `starts_max`: so many of them
     start at once; None: one a core.
 
+    `user_helper`: the words, such as `("sudo", "-n")`, by which commands of another `user` are started where we may not
+    do so ourselves (`… -u USER -- …`), and by which processes are ended that are not ours to signal (`… kill …`).
+
+    `address`: where others find this host, for `NotOwner` to say. `permit` is given what a session's log says of how it
+    was opened, before it is opened again so, and raises if that may not be.
+
     On entering it, or with the first session, what was open under hosts that have died is settled.
     """
 
@@ -45,10 +52,13 @@ class Host(host.Host):
         secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
+        address: str = "",
+        permit: Permit | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
+        user_helper: Sequence[str] | None = None,
     ) -> None:
-        opens, settles = _engine(store)
+        opens, settles = _engine(store, address)
         if secrets:
             from banksman.core.redaction import Redactor  # noqa: PLC0415
 
@@ -59,8 +69,10 @@ class Host(host.Host):
             secrets=secrets,
             processes_max=processes_max,
             starts_max=starts_max,
+            permit=permit,
             finished_max=finished_max,
             finished_seconds_max=finished_seconds_max,
+            user_helper=user_helper,
         )
 
     async def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
@@ -105,17 +117,17 @@ def default_path() -> Path:
     return Path(home) / ".local" / "state" / "banksman" / "store.db"
 
 
-def _engine(store: Any) -> tuple[Callable[[], Log], Settles]:
+def _engine(store: Any, address: str) -> tuple[Callable[[], Log], Settles]:
     """What opens the log, and when it is first needed. A file that is not there has nothing to settle, and whoever only
     runs commands is not to get one; nor to be kept from it by one that is there and cannot be opened, unless they have
     named it."""
     if store is None:
-        return lambda: _open_sqlite(str(default_path()), {}), _when(default_path, Settles.AT_START_IF_IT_CAN)
+        return lambda: _open_sqlite(str(default_path()), {"address": address}), _when(default_path, Settles.AT_START_IF_IT_CAN)
     if store == "memory:":
         return _open_memory, Settles.WHEN_NEEDED
     if isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
         path, settings = _parse(store.removeprefix("sqlite:"))
-        return lambda: _open_sqlite(path, settings), _when(lambda: Path(path), Settles.AT_START)
+        return lambda: _open_sqlite(path, {**settings, "address": address}), _when(lambda: Path(path), Settles.AT_START)
     raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
 
 

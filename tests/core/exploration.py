@@ -4,7 +4,7 @@ A `Scenario` says who asks what, how the agent behaves, and how often something 
 on, everything that the world could deliver next is delivered, breadth first, so that what is found is found by the
 shortest way. What happened is watched from outside: the effects, the log, and the truth about the agent, which is a
 model of ours (see toy.py). A state that was seen before, but for what does not matter (how many events the log has, the
-number of a process), is not looked at again.
+number of a process, the name of a question), is not looked at again.
 
 Two questions are asked of the whole graph afterwards. From every state in which somebody waits, do time, the log and
 the process alone lead to an end, or to a turn that runs and may take its time? And with an agent that does its work, do
@@ -80,6 +80,7 @@ from banksman.core.session_facts import (
     StartTimer,
     StopProcess,
     Subject,
+    TellAnswer,
     Timer,
     TimerFired,
     WriteFailed,
@@ -140,7 +141,7 @@ class Scenario:
 
 
 class Life:
-    """What became of an ask, an interrupt, a hold or a question, as its owner sees it."""
+    """What became of an ask, an interrupt or a hold, as its owner sees it."""
 
     UNASKED, ASKED, ACCEPTED, OVER, REJECTED = range(5)
 
@@ -179,7 +180,12 @@ class World(NamedTuple):
     # Interrupts by the turn they are for, and whose end a caller wanted.
     interrupts: tuple[tuple[str, int], ...] = ()
     unwanted: frozenset[str] = frozenset()
-    question: int = Life.UNASKED
+    # The generation of the process, which is never another's; the question that somebody looks at, all that anybody ever
+    # looked at, and those that are over and whose answer was not told yet.
+    epoch: int = 0
+    question: str = ""
+    seen: frozenset[str] = frozenset()
+    untold: frozenset[str] = frozenset()
     change: int = Life.UNASKED
     late: frozenset[Fact] = frozenset()
     is_finished: bool = False
@@ -264,8 +270,8 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         elif budget["release"] and world.holds[index] in (Life.ASKED, Life.ACCEPTED):
             released = world.spend("release")._replace(holds=_with(world.holds, index, Life.OVER))
             yield Move("other", HoldReleased(AT, hold), released)
-    if world.question == Life.ASKED:
-        yield Move("other", QuestionAnswered(AT, "q1", DENIED), world)
+    if world.question:
+        yield Move("other", QuestionAnswered(AT, world.question, DENIED), world)
     if budget["setting"]:
         changed = world.spend("setting")._replace(change=Life.ASKED)
         yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
@@ -329,12 +335,22 @@ def _crash(scenario: Scenario, world: World) -> Move:
         timers=frozenset(),
         interrupts=tuple((id, Life.OVER) for id, _ in world.interrupts),
         unwanted=frozenset(),
-        question=Life.UNASKED,
+        epoch=world.epoch + 1,
+        question="",
+        untold=frozenset(),
         change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
-        late=frozenset(),
+        # What somebody looked at, elsewhere, is still on their screen.
+        late=frozenset(f for f in _closed(world, world.question).late if isinstance(f, QuestionAnswered)),
         is_finished=is_closed,
     )
     return Move("other", None if is_closed else Begun(AT), found)
+
+
+def _closed(world: World, question: str) -> World:
+    """Nobody wants to know it any more; but whoever looked at it may still answer."""
+    if question and world.budget[BUDGETS.index("late")]:
+        world = world._replace(late=world.late | {QuestionAnswered(AT, question, DENIED)})
+    return world._replace(question="")
 
 
 def _life_after(ledger: Ledger, id: str, life: int) -> int:
@@ -354,7 +370,8 @@ def _folded(past: Past, entries: Iterable[Entry]) -> Past:
 def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     number = world.process
     if world.is_asked_for:
-        yield Move("world", ProcessStarted(AT, number, 77), world._replace(is_asked_for=False, is_alive=True))
+        started = ProcessStarted(AT, number, 77, epoch=world.epoch)
+        yield Move("world", started, world._replace(is_asked_for=False, is_alive=True))
         if world.is_told_to_stop or budget.get("unstartable"):
             gone = _gone(world if world.is_told_to_stop else world.spend("unstartable"))
             yield Move("world" if world.is_told_to_stop else "other", ProcessFailed(AT, number, NO_START), gone)
@@ -498,23 +515,29 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
             is_there = world.is_asked_for or world.is_alive or world.has_exited
             check(not is_there, "G1", "a second process is started")
             check(process > world.process, "G4", "the number of a process is used twice")
-            return world._replace(process=process, is_asked_for=True)
+            return world._replace(process=process, is_asked_for=True, epoch=world.epoch + 1)
         case StopProcess(process=process):
             check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
             check(not world.is_told_to_stop, "G3", "it is told to stop twice")
             return world._replace(is_told_to_stop=True)
-        case AskHuman():
-            check(world.question != Life.ASKED, "G2", "the question is asked twice")
-            return world._replace(question=Life.ASKED)
+        case AskHuman(question=question):
+            check(not world.question, "G2", "the question is asked twice")
+            check(question not in world.seen, "G4", f"{question} was the name of another question")
+            return world._replace(question=question, seen=world.seen | {question})
         case BeIdle():
             check(not world.ledger.open, "G6", f"nobody needs the process, and {world.ledger.open} are open")
             check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
             return world
         case BeReady() | AskToSave() | HoldConversation():
             return world
-        case CloseQuestion():
-            check(world.question == Life.ASKED, "G2", "a question ends that nobody asked")
-            return world._replace(question=Life.UNASKED)
+        case CloseQuestion(question=question):
+            check(world.question == question, "G2", f"{question} ends, and nobody asked it")
+            return _closed(world, question)._replace(untold=world.untold | {question})
+        case TellAnswer(question=question, error=error):
+            check(question in world.untold, "G2", f"the answer to {question} is told, and it is not over, or twice")
+            is_open = any(waiting.id == question for waiting in world.durable_mirror.questions)
+            check(error is not None or not is_open, "G7", f"the answer to {question} is told before it is durable")
+            return world._replace(untold=world.untold - {question})
         case _:
             return _answer(scenario, world, effect)
 
@@ -551,6 +574,7 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             check(all(life == Life.OVER for _, life in world.interrupts), "G2", "finished, and a receipt is owed")
             check(not any(life in (Life.ASKED, Life.ACCEPTED) for life in world.holds), "G2", "a hold has no end")
             check(world.change != Life.ASKED, "G2", "finished, and a setting is not answered")
+            check(not world.untold, "G2", f"finished, and nobody was told the answer to {world.untold}")
             is_there = world.is_asked_for or world.is_alive or world.has_exited
             check(not is_there, "G6", "finished, and the process is there")
             return world._replace(is_finished=True)
@@ -633,7 +657,7 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             is_due = any(waiting.priority > max(victim, 0) for waiting in urgent)
             check(is_due, "G5", f"{id} is told to give way, to nobody more urgent")
         ledger = fold(ledger, entry, may_pass)
-    mirror = _folded(mirror, [entry for entry in entries if entry[1] not in (kinds.UPDATE, kinds.SENT)])
+    mirror = _folded(mirror, entries)
     unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
     # Between two appends on which nothing rests there is nothing to see.
     awaited = {seq for seq, _ in session.deferred}
@@ -763,13 +787,14 @@ def key(world: World) -> tuple[object, ...]:
         ),
         tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
         *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process)),
-        tuple((question.id, question.turn) for question in session.questions),
+        tuple((question.asked.request, question.turn) for question in session.questions),
         *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
         *(world.agent, world.sent, world.budget, world.asks, world.holds, world.ledger, world.durable),
         tuple(unlogged.ledger for unlogged in world.unlogged),
         *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
         frozenset(_timer_key(session, subject) for subject in world.timers),
-        *(world.interrupts, world.unwanted, world.question, world.change, world.is_finished),
+        *(world.interrupts, world.unwanted, world.change, world.is_finished),
+        *(_question_key(session, world.question), len(world.untold)),
         frozenset(_fact_key(session, fact) for fact in world.late),
         # What another host would find, as long as one may have to look.
         *(map(_past_key, _mirrors(world)) if world.budget[BUDGETS.index("crash")] else ()),
@@ -782,7 +807,8 @@ def _mirrors(world: World) -> tuple[Past, ...]:
 
 def _past_key(past: Past) -> tuple[object, ...]:
     session = past.session
-    return projection(session), session.mode, session.own_count, past.questions
+    questions = tuple((question.turn, question.is_kept) for question in past.questions)
+    return projection(session), session.mode, session.own_count, questions
 
 
 def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:
@@ -843,12 +869,24 @@ def _timer_key(session: Session, subject: Subject) -> Subject | tuple[object, ..
         case Timer.HOLD:
             hold, count = name.split("#")
             return timer, hold, session.hold_asks - int(count)
+        case Timer.QUESTION:
+            return timer, _question_key(session, name)
         case _:
             return subject
 
 
+def _question_key(session: Session, question: str) -> object:
+    """Which one it is of those that are open; else how far ahead the place is that its name speaks of. Only there could
+    another come by the same one."""
+    requests = tuple(waiting.asked.request for waiting in session.questions if waiting.id == question)
+    seq = question.rpartition(".")[2]
+    return requests or (max(0, int(seq) - session.head) if seq.isdecimal() else question)
+
+
 def _fact_key(session: Session, fact: Fact) -> object:
     match fact:
+        case QuestionAnswered(question=question):
+            return "answered", _question_key(session, question)
         case TimerFired(subject=subject):
             return _timer_key(session, subject)
         case FramesRead(process=process, lines=lines):

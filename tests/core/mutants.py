@@ -755,10 +755,33 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 # -- questions and callbacks -----------------------------------------------------------------------------------------
 @_mutant("question answered twice", questioning, "forget", "a question")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget(work: Work, id: str, answer: str, **more: object) -> None:
+    def forget(work: Work, id: str, answer: str, **more: Any) -> None:
         questions = work.state.questions
         right(work, id, answer, **more)
         work.set(questions=questions)
+
+    return forget
+
+
+@_mutant("a question has the agent's own name", questioning, "_name", "a late answer")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda work: "q1"  # By that the toy asks.
+
+
+@_mutant(
+    "a question has the name of one that the log lost", questioning, "_name", "a late answer, and a log that fails"
+)
+def _by_place(_right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda work: f"q-0.{work.state.head + len(work.entries) + 1}"
+
+
+@_mutant("the answer to a question is told too early", questioning, "forget", "a late answer, and a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None) -> None:
+        right(work, id, answer, by=by, message=message)
+        *before, (_, told) = work.state.deferred
+        work.set(deferred=tuple(before))
+        work.do(told)
 
     return forget
 
@@ -780,7 +803,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def forget_all(work: Work) -> None:
         for question in work.state.questions:
-            questioning.forget(work, question.id, "withdrawn")
+            questioning.forget(work, question.id, "withdrawn", by="exit")
 
     return forget_all
 
@@ -957,6 +980,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 # -- a host that has died ----------------------------------------------------------------------------------------------
 _dies = test_settling.test_a_host_that_dies_at_any_moment_costs_no_guarantee
+_mutant("a question has a name of another host's", questioning, "_name", partial(_dies, "a late answer"))(_by_place)
 _settles = test_settling.test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits
 
 

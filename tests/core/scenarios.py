@@ -93,6 +93,9 @@ SCENARIOS = {
         scenario("steered, preempted", PATIENT, STEER, URGENT, manners=SLOW),
         scenario("steered, merged", PATIENT, STEER, URGENT, manners=MERGING),
         scenario("a question", LOW, URGENT, question=1, exit=1),
+        # The toy asks by the same request id again and again, in every process.
+        scenario("a late answer", LOW, USUAL, question=2, exit=1, late=1),
+        scenario("a late answer, and a log that fails", USUAL, lazy="log", question=2, fail=1, late=1),
         scenario("late facts", PATIENT, URGENT, late=1),
         scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
         scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from tests.core import toy
 
+from banksman.core import event as kinds
 from banksman.core.config import Config
 from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import PLAIN, Setup
@@ -75,6 +76,7 @@ class Talk:
         self.state = Session(config=config) if state is None else state
         self.effects: list[Effect] = []
         self.at: float = 0.0
+        self.epoch = 0
         self.timers: dict[Subject, float] = {}
         # What is appended is durable when `commit` says so, and not at once.
         self.is_log_slow = False
@@ -124,7 +126,8 @@ class Talk:
     def begin(self) -> None:
         """The process that was asked for is there, and ready."""
         number = self.state.process.number
-        self.tell(ProcessStarted(self.at, number, 77))
+        self.epoch += 1
+        self.tell(ProcessStarted(self.at, number, 77, epoch=self.epoch))
         self.hear(f"ok handshake-{number}".encode())
 
     def opens(self, ref: str) -> list[Effect]:
@@ -172,6 +175,10 @@ class Talk:
     def fire(self, subject: Subject) -> list[Effect]:
         self.timers.pop(subject, None)
         return self.tell(TimerFired(self.at, subject))
+
+    def named(self, request: str = "q") -> str:
+        """Our name for what the agent has asked, the last time that it asked by this request id."""
+        return [body["question"] for body in self.logged(kinds.QUESTION_ASKED) if body["request"] == request][-1]
 
     def waits_for(self, timer: Timer) -> list[str]:
         """The subjects of those timers that are set."""

@@ -290,8 +290,10 @@ def test_what_names_a_prompt_belongs_to_its_turn() -> None:
 def test_each_question_is_asked_once_and_closed_once() -> None:
     rehearsed = Rehearsal("claude-D-permission", reading.whole)
     about = (kinds.QUESTION_ASKED, kinds.QUESTION_ANSWERED)
+    asked = [event.body for event in rehearsed.events if event.kind == kinds.QUESTION_ASKED]
+    requests = {body["question"]: body["request"][:8] for body in asked}
     told_of = [
-        (event.turn, event.kind, event.body["question"][:8]) for event in rehearsed.events if event.kind in about
+        (event.turn, event.kind, requests[event.body["question"]]) for event in rehearsed.events if event.kind in about
     ]
     names = ["747dabf4", "e36e0140", "b886e4d4", "040e0e13", "a4c96fa8", "fc432e66"]
     turns = enumerate(names, 1)

@@ -146,9 +146,9 @@ def test_a_question_that_a_turn_leaves_behind_is_no_longer_the_turns() -> None:
         past = pasts.fold(pasts.beginning(TELLING), [one for append in talk.appends for one in append])
         return [(question.id, question.turn) for question in past.questions]
 
-    assert questions() == [("q", "a")]
+    assert questions() == [(talk.named(), "a")]
     talk.hear(b"over a0000 a0000", b"settled a0000")
-    assert questions() == [("q", None)]
+    assert questions() == [(talk.named(), None)]
     talk.die(code=0)
     assert questions() == []
 

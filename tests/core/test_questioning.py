@@ -17,6 +17,7 @@ from banksman.core.outcome import By, Kind
 from banksman.core.questioning import CALLBACKS_MAX, QUESTIONS_MAX
 from banksman.core.rules import Rules, Verdict
 from banksman.core.session_facts import (
+    AppendFailed,
     AskHuman,
     CallBack,
     CallbackAnswered,
@@ -28,11 +29,15 @@ from banksman.core.session_facts import (
     QuestionAnswered,
     Reconfigured,
     StopProcess,
+    TellAnswer,
     Timer,
 )
+from banksman.core.state import ProcessPhase, Store
 from banksman.core.turn import Ask
+from banksman.errors import StoreError
 
 ALLOWED = Decision(allows=True)
+FULL = StoreError("the disk is full")
 A = ask("a", NORMAL)
 
 
@@ -58,17 +63,81 @@ def answers(effects: list[Effect]) -> list[str]:
 def test_a_question_is_shown_logged_answered_once_and_closed() -> None:
     talk = running()
     effects = talk.mean(asks())
-    assert of(AskHuman, effects) == [AskHuman(asks(), "a")]
+    assert of(AskHuman, effects) == [AskHuman(talk.named(), asks(), "a")]
     assert answers(effects) == []
-    effects = talk.tell(QuestionAnswered(0.0, "q", ALLOWED))
+    effects = talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
     assert answers(effects) == ["A q allow: None"]
-    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
     [asked], [answered] = talk.logged(kinds.QUESTION_ASKED), talk.logged(kinds.QUESTION_ANSWERED)
-    assert (asked["question"], asked["wants"], asked["tool"]) == ("q", "permission", "Bash")
-    assert (answered["question"], answered["answer"], answered["by"]) == ("q", "allow", "answer")
+    assert (asked["request"], asked["wants"], asked["tool"]) == ("q", "permission", "Bash")
+    assert answered == {"question": asked["question"], "answer": "allow", "by": "answer", "message": None}
     # A second answer is late, whatever it says.
-    assert talk.tell(QuestionAnswered(0.0, "q", DENIED)) == []
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), DENIED)) == []
     assert talk.tell(QuestionAnswered(0.0, "nobody asked", ALLOWED)) == []
+
+
+def test_an_answer_is_told_when_it_is_durable_and_not_before() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.is_log_slow = True
+    effects = talk.tell(QuestionAnswered(0.0, talk.named(), Decision(allows=False, message="no")))
+    assert not of(TellAnswer, effects)
+    assert of(TellAnswer, talk.commit()) == [TellAnswer(talk.named(), "deny", "answer", "no")]
+
+
+def test_an_answer_that_the_log_loses_is_told_to_be_lost() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.is_log_slow = True
+    talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
+    effects = talk.tell(AppendFailed(0.0, FULL))
+    assert of(TellAnswer, effects) == [TellAnswer(talk.named(), "allow", "answer", None, FULL)]
+
+
+def test_a_log_that_fails_ends_its_questions_at_once() -> None:
+    """The process is on its way out: neither could it hear an answer, nor is there anything to write one to."""
+    talk = running()
+    talk.mean(asks())
+    talk.is_log_slow = True
+    talk.hear(b"text more")
+    effects = talk.tell(AppendFailed(0.0, FULL))
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    assert of(TellAnswer, effects) == [TellAnswer(talk.named(), "withdrawn", "store", None, FULL)]
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
+
+
+def test_the_name_of_a_question_is_its_place_and_no_process_uses_it_again() -> None:
+    talk = running()
+    asked: list[str] = []
+    for name in "bcd":
+        talk.mean(asks())
+        asked.append(talk.named())
+        talk.die(code=1)
+        # The agent asks by the same request in its next process; who saw the last question answers now.
+        talk.wait(1e3)
+        talk.ask(ask(name, NORMAL))
+        talk.begin()
+        talk.opens(f"{name}0000")
+        talk.mean(asks())
+        assert talk.named() not in asked
+        assert talk.tell(QuestionAnswered(0.0, asked[-1], ALLOWED)) == []
+        talk.mean(RequestWithdrawn("q"))
+    assert len({*asked}) == 3
+    assert [name.split(".")[0] for name in asked] == ["q-1", "q-2", "q-3"]
+
+
+def test_a_process_on_its_way_out_is_asked_nothing_more() -> None:
+    """After a log that failed and is back, its questions would have the places of those that were lost."""
+    talk = running()
+    talk.is_log_slow = True
+    talk.mean(asks("lost"))
+    talk.tell(AppendFailed(0.0, FULL))
+    talk.is_log_slow = False
+    talk.wait(1.0)
+    assert talk.state.process.phase is ProcessPhase.STOPPING
+    assert talk.state.store is Store.WORKING
+    assert not of(AskHuman, talk.mean(asks("again")))
+    assert not talk.state.questions
 
 
 def test_an_elicitation_is_asked_whatever_the_rules_say_about_tools() -> None:
@@ -86,23 +155,23 @@ def test_what_is_not_known_is_refused_and_named() -> None:
 def test_a_question_in_no_turn_is_asked_in_no_turn() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
-    assert of(AskHuman, talk.mean(asks())) == [AskHuman(asks(), None)]
+    assert of(AskHuman, talk.mean(asks())) == [AskHuman(talk.named(), asks(), None)]
     # An interrupt of a turn has nothing to do with it.
     talk.ask(ask("b", NORMAL))
     talk.opens("b0000")
     effects = talk.tell(InterruptAsked(0.0, "b", "i"))
     assert of(CloseQuestion, effects) == []
-    assert answers(talk.tell(QuestionAnswered(0.0, "q", ALLOWED))) == ["A q allow: None"]
+    assert answers(talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))) == ["A q allow: None"]
 
 
 def test_one_that_is_withdrawn_needs_no_answer() -> None:
     talk = running()
     talk.mean(asks())
     effects = talk.mean(RequestWithdrawn("q"))
-    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
     assert answers(effects) == []
     assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
-    assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
     # And one that nobody asked cannot be.
     assert not of(CloseQuestion, talk.mean(RequestWithdrawn("other")))
 
@@ -124,7 +193,7 @@ def test_so_many_questions_may_wait_and_the_next_is_refused() -> None:
     effects = talk.mean(asks("one more"))
     assert answers(effects) == ["R one more too many questions are open"]
     assert not of(AskHuman, effects)
-    talk.tell(QuestionAnswered(0.0, "q7", DENIED))
+    talk.tell(QuestionAnswered(0.0, talk.named("q7"), DENIED))
     assert len(of(AskHuman, talk.mean(asks("another")))) == 1
 
 
@@ -132,18 +201,18 @@ def test_questions_end_with_their_process() -> None:
     talk = running()
     talk.mean(asks())
     effects = talk.die(code=1)
-    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
     assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
-    assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
 
 
 def test_so_does_one_in_no_turn() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     talk.mean(asks())
-    assert of(CloseQuestion, talk.die(code=1)) == [CloseQuestion("q")]
+    assert of(CloseQuestion, talk.die(code=1)) == [CloseQuestion(talk.named())]
     talk.serve(ask("b", NORMAL))
-    assert talk.tell(QuestionAnswered(0.0, "q", ALLOWED)) == []
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
 
 
 # -- the rules decide ------------------------------------------------------------------------------------------------
@@ -218,17 +287,17 @@ def test_one_that_nobody_answers_in_time_has_the_default_answer(default: str) ->
     assert answers(talk.wait(4.9)) == []
     effects = talk.wait(0.1)
     assert answers(effects) == [f"A q {default}: nobody answered within 5 s"]
-    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
     assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["expiry"]
-    assert talk.tell(QuestionAnswered(9.0, "q", ALLOWED)) == []
+    assert talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED)) == []
 
 
 def test_one_that_was_answered_does_not_expire() -> None:
     talk = running(replace(TELLING, question_seconds=5.0))
     talk.mean(asks())
-    talk.tell(QuestionAnswered(0.0, "q", ALLOWED))
+    talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
     assert not talk.waits_for(Timer.QUESTION)
-    assert talk.fire((Timer.QUESTION, "q")) == []
+    assert talk.fire((Timer.QUESTION, talk.named())) == []
 
 
 def test_one_that_waits_for_ever_does_not_expire() -> None:
@@ -244,7 +313,7 @@ def test_a_session_that_is_opened_again_without_a_limit_lets_its_questions_wait(
     talk.mean(asks())
     talk.tell(Reconfigured(1.0, TELLING, False))
     assert answers(talk.wait(10.0)) == []
-    assert answers(talk.tell(QuestionAnswered(9.0, "q", ALLOWED))) == ["A q allow: None"]
+    assert answers(talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED))) == ["A q allow: None"]
 
 
 # -- no, and stop ----------------------------------------------------------------------------------------------------
@@ -254,9 +323,9 @@ STOPS = Decision(allows=False, message="stop", interrupts=True)
 def test_a_denial_that_interrupts_ends_the_turn_by_its_boundary() -> None:
     talk = running()
     talk.mean(asks())
-    effects = talk.tell(QuestionAnswered(0.0, "q", STOPS))
+    effects = talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
     assert sent(effects) == [b"A q deny and stop: stop\n", b"I interrupt-a#1-1\n"]
-    assert of(CloseQuestion, effects) == [CloseQuestion("q")]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
     talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
     assert talk.kinds == {"a": Kind.INTERRUPTED}
     [ended] = talk.logged(kinds.TURN_ENDED)
@@ -267,7 +336,7 @@ def test_a_denial_that_interrupts_ends_the_turn_by_its_boundary() -> None:
 def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder() -> None:
     talk = running()
     talk.mean(asks())
-    talk.tell(QuestionAnswered(0.0, "q", STOPS))
+    talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
     talk.hear(b"ok interrupt-a#1-1", b"text going on")
     assert not of(StopProcess, talk.wait(4.9))
     assert of(StopProcess, talk.wait(0.1)) == [StopProcess(1)]
@@ -280,8 +349,8 @@ def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder() -> N
 def test_such_a_denial_of_a_question_that_is_over_stops_nobody() -> None:
     talk = running()
     talk.mean(asks())
-    talk.tell(QuestionAnswered(0.0, "q", DENIED))
-    assert talk.tell(QuestionAnswered(0.0, "q", STOPS)) == []
+    talk.tell(QuestionAnswered(0.0, talk.named(), DENIED))
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), STOPS)) == []
 
 
 def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_other() -> None:
@@ -291,7 +360,7 @@ def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_othe
     assert answers(talk.hear(b"over a0000 a0000", b"settled a0000")) == []
     talk.ask(ask("b", NORMAL))
     talk.opens("b0000")
-    effects = talk.tell(QuestionAnswered(0.0, "late", STOPS))
+    effects = talk.tell(QuestionAnswered(0.0, talk.named("late"), STOPS))
     assert answers(effects) == ["A late deny and stop: stop"]
     assert talk.kinds == {"a": Kind.DONE}
     talk.over("b0000")
@@ -301,7 +370,7 @@ def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_othe
 def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
     talk = running()
     talk.mean(asks())
-    talk.tell(QuestionAnswered(0.0, "q", STOPS))
+    talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
     talk.tell(InterruptAsked(0.0, "a", "i"))
     talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
     [given] = of(GiveReceipt, talk.effects)

@@ -144,7 +144,7 @@ def test_eviction_takes_it_only_while_nobody_needs_it() -> None:
 # How somebody comes to need it, and how that ends.
 NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
     "task": (lambda talk: talk.mean(TasksChanged(("t",))), lambda talk: talk.mean(TasksChanged(()))),
-    "question": (lambda talk: talk.mean(SAW), lambda talk: talk.tell(QuestionAnswered(talk.at, "q", DENIED))),
+    "question": (lambda talk: talk.mean(SAW), lambda talk: talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))),
     "callback": (lambda talk: talk.mean(HOOK), lambda talk: talk.tell(CallbackAnswered(talk.at, 1, "c", {}))),
     "setting": (
         lambda talk: talk.tell(SettingAsked(talk.at, "c", "model", "large")),

@@ -389,7 +389,7 @@ def test_a_question_that_is_asked_twice_is_one_question() -> None:
     question = Requested("q", Wants.PERMISSION, "can_use_tool", "Bash")
     for _ in range(2):
         talk.tell(FramesRead(0.0, 1, (b"?",), ((0, question),)))
-    assert [question.id for question in talk.state.questions] == ["q"]
+    assert [question.asked.request for question in talk.state.questions] == ["q"]
     more = [Requested(f"q{n}", Wants.PERMISSION, "can_use_tool", "Bash") for n in range(QUESTIONS_MAX + 8)]
     talk.tell(FramesRead(0.0, 1, (b"?",) * len(more), tuple(enumerate(more))))
     assert len(talk.state.questions) == QUESTIONS_MAX

@@ -134,7 +134,9 @@ def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None
     """It was of a task in the background. An event of a turn that has ended would come after its end."""
     one = history("asked and added")
     settled = check_settled(pasts.fold(pasts.beginning(one.config), one.entries), read(Ledger(), one.entries))
-    answered = {body(entry)["question"]: entry[0] for entry in settled if entry[1] == kinds.QUESTION_ANSWERED}
+    asked = [body(entry) for entry in one.entries if entry[1] == kinds.QUESTION_ASKED]
+    requests = {said["question"]: said["request"] for said in asked}
+    answered = {requests[body(entry)["question"]]: entry[0] for entry in settled if entry[1] == kinds.QUESTION_ANSWERED}
     assert answered == {"q1": None, "q2": None, "q3": "s"}
 
 
@@ -234,6 +236,7 @@ CRASHES = {
         scenario("an own turn", PATIENT, own=1, lazy="log", crash=1),
         scenario("two own turns", LOW, own=2, crash=2),
         scenario("a question", LOW, question=1, crash=1, exit=1),
+        scenario("a late answer", LOW, USUAL, lazy="log", question=2, crash=1, late=1),
         scenario("a question and a log that fails", LOW, lazy="log", question=1, fail=1, crash=1, close=1),
         scenario("a hold", HELD, LOW, holds=(("hold", NORMAL),), crash=1),
         scenario("another model", USUAL, setting=1, lazy="log", crash=1),

@@ -106,7 +106,7 @@ def test_a_question_in_a_tool_stops_its_clock_until_it_is_answered() -> None:
     talk.mean(TOOL, Requested("q", Wants.PERMISSION, "can_use_tool", "saw"))
     assert runs(talk) == {"human"}
     talk.wait(500.0)
-    talk.tell(QuestionAnswered(talk.at, "q", DENIED))
+    talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))
     assert runs(talk) == {"tool"}
     assert seconds_left(talk) == 100.0
 

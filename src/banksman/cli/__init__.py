@@ -1,4 +1,4 @@
-"""The command line: one file per verb, loaded only when its verb is called."""
+"""The command line: one file per group of verbs, loaded only when its verb is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ usage: banksman [--version] [--help] VERB …
 Runs commands and coding agents as subprocesses, and ends them: the whole tree, every time.
 
 verbs:
-  exec    run a command; when it is over, nothing of it is left
+  exec       run a command; when it is over, nothing of it is left
+  serve      serve sessions and commands over HTTP
+
+verbs that ask a server:
+  open       open a session with an agent
+  ask        ask the agent something, and watch it answer
+  interrupt  stop a turn
+  answer     answer a question of the agent's
+  close      close a session
+  ps         what there is
+  why        what a session is doing, and what it waits for
+  log        what was said in a session, and is being said
+  drain      let the server finish what runs, and exit
 
 `banksman VERB --help` says more. Example:
   banksman exec --timeout 60 -- make test
@@ -44,6 +56,14 @@ def _verb(words: list[str]) -> int:
             from banksman.cli.exec import run  # noqa: PLC0415
 
             return run(rest)
+        case ["serve", *rest]:
+            from banksman.cli.serve import serve  # noqa: PLC0415
+
+            return serve(rest)
+        case [("ps" | "why" | "log" | "ask" | "interrupt" | "answer" | "open" | "close" | "drain") as verb, *rest]:
+            from banksman.cli.verbs import run_verb  # noqa: PLC0415
+
+            return run_verb(verb, rest)
         case _:
             print(f"banksman: there is no verb {words[0]!r}; see banksman --help", file=sys.stderr)
             return OWN_FAILURE

@@ -25,5 +25,10 @@ class Decision:
     interrupts: bool = False
     by: str = "answer"
 
+    @property
+    def word(self) -> str:
+        """As the log says it."""
+        return "allow" if self.allows else "deny"
+
 
 DENIED = Decision(allows=False)

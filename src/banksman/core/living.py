@@ -30,7 +30,7 @@ START_ATTEMPTS_MAX = 3
 
 def started(work: Work, fact: ProcessStarted) -> None:
     work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid, born=fact.born)
-    work.set_process(is_there=True)
+    work.set_process(is_there=True, epoch=fact.epoch)
     process = work.state.process
     if process.phase is ProcessPhase.STARTING:
         config = work.state.config

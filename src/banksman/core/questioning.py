@@ -1,5 +1,12 @@
 """What the agent asks of us: each request has one answer, whoever gives it.
 
+A question has a name of our own, which is the place of its `question.asked` in the log: the epoch under which its
+process was started, and the seq. The agent's own request ids cannot be it: they are unique within one process at most,
+and an answer that comes late, from a page that was left open, would answer what the next process asks under the same
+one. Nor can the seq alone: what the log loses, when it fails or its host dies, is written again as something else,
+after somebody has seen the name. But no epoch is given twice, and a process that the log has failed is asked nothing
+more. So a name is good from the moment it is seen, in every process, host and epoch that comes after.
+
 What the rules decide is answered at once. A question waits for somebody, for as long as it is configured to; a callback
 of the caller's is called by the shell, and what it gives back comes in as a fact. The rest is refused: an agent that is
 not answered waits for ever.
@@ -14,8 +21,16 @@ from banksman.core import keeping, rules
 from banksman.core.decision import Decision
 from banksman.core.meaning import Requested, Wants
 from banksman.core.rules import Verdict
-from banksman.core.session_facts import AskHuman, CallBack, CallbackAnswered, CloseCallback, CloseQuestion, Timer
-from banksman.core.state import Question
+from banksman.core.session_facts import (
+    AskHuman,
+    CallBack,
+    CallbackAnswered,
+    CloseCallback,
+    CloseQuestion,
+    TellAnswer,
+    Timer,
+)
+from banksman.core.state import ProcessPhase, Question
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work
 
@@ -41,8 +56,9 @@ def on_request(work: Work, asked: Requested) -> None:
 
 def on_withdrawn(work: Work, request: str) -> None:
     """The agent no longer wants that answer."""
-    if any(question.id == request for question in work.state.questions):
-        forget(work, request, "withdrawn")
+    for question in work.state.questions:
+        if question.asked.request == request:
+            forget(work, question.id, "withdrawn", by="agent")
     _forget_callback(work, request)
 
 
@@ -50,19 +66,23 @@ def on_withdrawn(work: Work, request: str) -> None:
 def _ask(work: Work, asked: Requested) -> None:
     state = work.state
     speaking = state.speaking
+    if not state.process.is_there or state.process.phase is ProcessPhase.STOPPING:
+        return  # It could not be told the answer. And one that was stopped since the log failed has no names any more.
     if speaking is not None and speaking.phase is Phase.INTERRUPTING:
         _refuse(work, asked, "cancelled")
         return
-    if any(question.id == asked.request for question in state.questions):
+    if any(question.asked.request == asked.request for question in state.questions):
         return  # Asked again, and not answered yet.
     if len(state.questions) >= QUESTIONS_MAX:
         _refuse(work, asked, "too many questions are open")
         return
-    work.set(questions=(*state.questions, Question(asked.request, _tag(work), asked)))
+    id = _name(work)
+    work.set(questions=(*state.questions, Question(id, _tag(work), asked)))
     work.log(
         _tag(work),
         kinds.QUESTION_ASKED,
-        question=asked.request,
+        question=id,
+        request=asked.request,
         wants=asked.wants,
         tool=asked.tool,
         input=asked.input,
@@ -73,15 +93,20 @@ def _ask(work: Work, asked: Requested) -> None:
     kept = keeping.decision_for(work, asked)
     if verdict in (Verdict.ALLOW, Verdict.DENY):
         message = None if verdict is Verdict.ALLOW else "a rule says no"
-        answer(work, asked.request, Decision(allows=verdict is Verdict.ALLOW, message=message, by="rule"))
+        answer(work, id, Decision(allows=verdict is Verdict.ALLOW, message=message, by="rule"))
         return
     if kept is not None:
-        answer(work, asked.request, kept)
+        answer(work, id, kept)
         return
-    work.do(AskHuman(asked, _tag(work)))
+    work.do(AskHuman(id, asked, _tag(work)))
     if state.config.question_seconds is not None:
-        work.start_timer(state.config.question_seconds, Timer.QUESTION, asked.request)
+        work.start_timer(state.config.question_seconds, Timer.QUESTION, id)
     work.attend_clocks()
+
+
+def _name(work: Work) -> str:
+    """Of the question that is logged next. See the module."""
+    return f"q-{work.state.process.epoch}.{work.state.head + len(work.entries) + 1}"
 
 
 def _verdict(work: Work, asked: Requested, speaking: Turn | None) -> Verdict | None:
@@ -96,7 +121,7 @@ def answer(work: Work, id: str, decision: Decision) -> Question | None:
     question = next((question for question in work.state.questions if question.id == id), None)
     if question is not None:
         work.send(question.turn, work.state.config.dialect.answer(question.asked, decision))
-        forget(work, id, "allow" if decision.allows else "deny", by=decision.by, message=decision.message)
+        forget(work, id, decision.word, by=decision.by, message=decision.message)
     return question
 
 
@@ -117,8 +142,8 @@ def close(work: Work, *turns: str | None) -> None:
     """Those of these turns need no answer any more; the agent is told so, if it still hears us."""
     for question in work.state.questions:
         if question.turn in turns:
-            work.send(question.turn, work.state.config.dialect.refuse(question.id, "cancelled"))
-            forget(work, question.id, "cancelled")
+            work.send(question.turn, work.state.config.dialect.refuse(question.asked.request, "cancelled"))
+            forget(work, question.id, "cancelled", by="turn")
 
 
 def leave(work: Work, turn: str) -> None:
@@ -129,12 +154,19 @@ def leave(work: Work, turn: str) -> None:
         work.set(questions=tuple(left))
 
 
-def forget(work: Work, id: str, answer: str, **more: object) -> None:
+def lose_all(work: Work) -> None:
+    """The log has failed, and the process that asked is on its way out: no answer could reach it, nor be written."""
+    for question in work.state.questions:
+        forget(work, question.id, "withdrawn", by="store")
+
+
+def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None) -> None:
     question = next(question for question in work.state.questions if question.id == id)
     work.set(questions=tuple(other for other in work.state.questions if other is not question))
-    work.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer, **more)
+    work.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer, by=by, message=message)
     work.cancel_timer(Timer.QUESTION, id)
     work.do(CloseQuestion(id))
+    work.after_commit(TellAnswer(id, answer, by, message))
     work.attend_clocks()
 
 
@@ -171,7 +203,7 @@ def _forget_callback(work: Work, request: str) -> None:
 def forget_all(work: Work) -> None:
     """The process that asked is gone."""
     for question in work.state.questions:
-        forget(work, question.id, "withdrawn")
+        forget(work, question.id, "withdrawn", by="exit")
     for asked in work.state.callbacks:
         _forget_callback(work, asked.request)
 

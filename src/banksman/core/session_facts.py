@@ -99,6 +99,8 @@ class HoldReleased:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswered:
+    """Somebody has an answer to a question (our name for it). One that is over has its answer, and keeps it."""
+
     at: float
     question: str
     decision: Decision
@@ -176,12 +178,14 @@ class AppendFailed:
 # -- from the process ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
-    """`born`: by what it can be known later, by another host."""
+    """`born`: by what it can be known later, by another host. `epoch`: under which it was started. The store gives none
+    twice, so it names this one process in the session's whole history; its number does not, if the log loses it."""
 
     at: float
     process: int
     pid: int
     born: tuple[str, int, int, int, int, int, int] | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +383,9 @@ class EndHold:
 
 @dataclass(frozen=True, slots=True)
 class AskHuman:
-    """The agent has a question."""
+    """The agent has a question. `question` is our name for it; the agent's is in what was `asked`."""
 
+    question: str
     asked: Requested
     turn: str | None
 
@@ -390,6 +395,17 @@ class CloseQuestion:
     """It needs no answer any more."""
 
     question: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellAnswer:
+    """The one answer of a question, once it is durable; `error`: it is over, and the log will never have its answer."""
+
+    question: str
+    answer: str
+    by: str
+    message: str | None = None
+    error: BanksmanError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +477,7 @@ Effect = (
     | EndHold
     | AskHuman
     | CloseQuestion
+    | TellAnswer
     | CallBack
     | CloseCallback
     | SettingTaken

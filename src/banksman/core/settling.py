@@ -60,7 +60,9 @@ def _without_process(past: Past, question: OpenQuestion) -> Entry:
     # One with a secret in it is not what was asked, and would never be asked again.
     if keeps and keeping.is_about_a_tool(question) and REDACTED not in question.about:
         return entry(question.turn, kinds.QUESTION_KEPT, question=question.id)
-    return entry(question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery")
+    return entry(
+        question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery", message=None
+    )
 
 
 def _ended(past: Past, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object) -> Entry:

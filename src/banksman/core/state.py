@@ -13,7 +13,7 @@ from banksman.core.config import Config
 from banksman.core.decision import Decision
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
-from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken
+from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken, TellAnswer
 from banksman.core.turn import Turn
 from banksman.errors import BanksmanError
 
@@ -75,9 +75,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """The agent's process, as far as the session cares. `number` counts them; a fact of another one is late."""
+    """The agent's process, as far as the session cares. `number` counts them; a fact of another one is late. `epoch`:
+    see `ProcessStarted`."""
 
     number: int = 0
+    epoch: int = 0
     phase: ProcessPhase = ProcessPhase.NONE
     stdin: Stdin = Stdin.FREE
     outbox: tuple[bytes, ...] = ()
@@ -117,7 +119,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something the agent asks us; `turn` None: while nobody's turn was open."""
+    """Something the agent asks us; `turn` None: while nobody's turn was open. `id` is ours: see questioning.py."""
 
     id: str
     turn: str | None
@@ -128,6 +130,7 @@ class Question:
 class Kept:
     """A question whose process is gone, and what was answered to it since. See keeping.py."""
 
+    id: str
     asked: Requested
     decision: Decision | None = None
 
@@ -165,7 +168,7 @@ class MaySteer:
 
 
 # What is held back until the log has what it rests on.
-Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken
+Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken | TellAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +226,11 @@ class Session:
         if self.own is not None:
             return self.own
         return self.turn if self.turn is not None and self.turn.is_open else None
+
+    def open_question(self, id: str) -> Question | Kept | None:
+        """The question of this name, if it waits for an answer."""
+        waiting = (*self.questions, *(kept for kept in self.kept if kept.decision is None))
+        return next((question for question in waiting if question.id == id), None)
 
     @property
     def is_busy(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import asking, ending
+from banksman.core import asking, ending, keeping, questioning
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.event import entry
@@ -19,6 +19,7 @@ from banksman.core.session_facts import (
     Reject,
     Resolve,
     SettingTaken,
+    TellAnswer,
     Timer,
 )
 from banksman.core.state import MaySteer, MayWrite, Mode, OwnOver, Store
@@ -90,6 +91,9 @@ def _lose_store(work: Work, error: BanksmanError) -> None:
             work.do(deferred)
         elif isinstance(deferred, SettingTaken):
             work.do(SettingTaken(deferred.change, error))
+        elif isinstance(deferred, TellAnswer):
+            work.do(replace(deferred, error=error))
+            keeping.reopen(work, deferred.question)
     turns = [*(waiting for waiting in state.queue if isinstance(waiting, Turn)), *([state.turn] if state.turn else [])]
     for turn in turns:
         for ask in turn.asks:
@@ -108,6 +112,7 @@ def _lose_store(work: Work, error: BanksmanError) -> None:
             ending.log_ended(work, over.turn, outcome, By.EXIT)
     work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
     work.stop_process()
+    questioning.lose_all(work)
 
 
 def retry(work: Work) -> None:

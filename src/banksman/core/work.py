@@ -25,6 +25,7 @@ from banksman.core.session_facts import (
     StartProcess,
     StartTimer,
     StopProcess,
+    TellAnswer,
     Timer,
     WriteFrame,
 )
@@ -91,6 +92,8 @@ class Work:
                 self.do(Resolve(turn, replace(outcome, durable=False)))
             case GiveReceipt() | Finish() | SettingTaken():
                 self.do(deferred)
+            case TellAnswer():
+                self.do(replace(deferred, error=self.state.store_error))
             case _:
                 pass  # Nothing is accepted, and nothing is sent, without a log.
 

@@ -9,7 +9,7 @@ from typing import Any
 from banksman.errors import UsageError
 from banksman.run.child.launch import Argv, prepare
 from banksman.run.commands.finished import Finished
-from banksman.run.commands.options import OnOutput, Options, Stdin
+from banksman.run.commands.options import OnOutput, Options, Pty, Stdin
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
 from banksman.run.host import default_host
 
@@ -23,6 +23,8 @@ async def execute(
     linger: float = 0.3,
     drain: float = 2.0,
     stdin: Stdin = None,
+    pty: Pty = False,
+    user: str | int | None = None,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     inherit_env: bool = True,
@@ -43,6 +45,9 @@ async def execute(
     output once every process is gone. `env` is added to what is inherited; `scrub` takes out ("nesting", "secrets", or
     names). `limits`: `{"nofile": 64, "as": …, "nice": 5, "oom_score_adj": 500}`. Of each stream `output_bytes_max` are
     kept, head and tail; beyond `output_total_max` the command is ended. `on_output(stream, data)` sees all of it.
+
+    `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. Nobody types there: the end
+    of the input is typed at once. `user`: it runs as another user, by name or number; that takes root.
     """
     options = Options(
         timeout=timeout,
@@ -51,6 +56,8 @@ async def execute(
         linger=linger,
         drain=drain,
         stdin=stdin,
+        pty=pty,
+        ends_input=True,
         output_bytes_max=output_bytes_max,
         output_total_max=output_total_max,
         on_output=on_output,
@@ -58,6 +65,14 @@ async def execute(
     if options.stdin == "pipe":
         raise UsageError('execute cannot write to stdin="pipe"', hint="pass the bytes, or use Host.start")
     launch = prepare(
-        argv, cwd=cwd, env=env, inherit_env=inherit_env, scrub=scrub, limits_wanted=limits, pass_fds=pass_fds
+        argv,
+        cwd=cwd,
+        env=env,
+        inherit_env=inherit_env,
+        scrub=scrub,
+        limits_wanted=limits,
+        pass_fds=pass_fds,
+        has_terminal=options.terminal is not None,
+        user=user,
     )
     return await default_host().run(launch, options)

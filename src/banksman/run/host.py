@@ -13,25 +13,26 @@ import enum
 import logging
 import os
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast, overload
 
 from banksman.errors import Closed, StoreError, UsageError
 from banksman.run import bound
 from banksman.run.child.launch import Argv, Launch, prepare
+from banksman.run.child.users import check_helper
 from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended, Finished
-from banksman.run.commands.options import OnOutput, Options, Stdin, check_seconds, endless_beyond
+from banksman.run.commands.options import OnOutput, Options, Pty, Stdin, check_seconds, endless_beyond
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
 from banksman.run.commands.shelf import Shelf
 
 if TYPE_CHECKING:
     from banksman.run.sessions.questions import OnQuestion
-    from banksman.run.sessions.registry import Sessions
+    from banksman.run.sessions.registry import Permit, Sessions
     from banksman.run.sessions.session import Session
     from banksman.run.sessions.tools import Tool
-    from banksman.store.log import Log
+    from banksman.store.log import Log, ManyPage
 
 log = logging.getLogger("banksman")
 
@@ -45,6 +46,8 @@ class How(TypedDict, total=False):
     linger: float
     drain: float
     stdin: Stdin
+    pty: Pty
+    user: str | int | None
     cwd: str | os.PathLike[str] | None
     env: Mapping[str, str] | None
     inherit_env: bool
@@ -77,14 +80,19 @@ class Host:
         secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
+        permit: Permit | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
+        user_helper: Sequence[str] | None = None,
     ) -> None:
         """`store` makes the log, when the first session needs it; None: there will be no sessions. `settles`: when
         it is needed for what hosts that died may have left in it. `secrets` are never written to it.
 
         `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
         resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
+        `user_helper`: see `run/child/users.py`.
+
+        `permit` raises if a session that is found in the store may not be opened again as it was.
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
@@ -93,7 +101,9 @@ class Host:
         self._settles = settles
         self._secrets = secrets
         self._limits = processes_max, starts_max
+        self._permit = permit
         self._sessions: Sessions | None = None
+        self._user_helper = check_helper(user_helper)
         self._shelf = Shelf(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
         # Weak, because the default host of a loop is found by it and must not keep it.
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
@@ -152,6 +162,7 @@ class Host:
         hooks: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
         rules: Mapping[str, str] | None = None,
+        id: str | None = None,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -169,6 +180,9 @@ class Host:
         and what a process is started with from its next turn on. Under the name of any other session of the store it
         is that one, claimed and taken over: the conversation goes on, who waits in it is served, and a turn that was
         open when its host died has the outcome UNKNOWN. `NotOwner`: a live host elsewhere has it.
+
+        `id`: the one that a new session gets, for who must find it again though it was never told of it; `UsageError`
+        if the store has a session of that id.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
         from banksman.run.sessions.opening import Opening  # noqa: PLC0415
@@ -196,7 +210,7 @@ class Host:
         )
         sessions = self._own_sessions()
         try:
-            return await sessions.open(opening, name=name, on_question=on_question)
+            return await sessions.open(opening, name=name, on_question=on_question, id=id)
         except BaseException:
             opening.close()
             raise
@@ -233,6 +247,20 @@ class Host:
         self._bind()
         await self._own_sessions().delete(self.session(session) if isinstance(session, str) else session)
 
+    # -- reading many ------------------------------------------------------------------------------------------------
+    async def read_many(
+        self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
+    ) -> ManyPage:
+        """Events of every session of the store, or of these, in the order in which they were committed, after a
+        position; None: from the first. `position` of the page is where to go on."""
+        self._bind()
+        return await self._own_sessions().read_many(after, limit, sessions)
+
+    async def wait_past(self, position: str) -> None:
+        """Until something is committed after a position, in whichever session."""
+        self._bind()
+        await self._own_sessions().store.wait_past_position(position)
+
     def _our_sessions(self) -> list[Session]:
         return [] if self._sessions is None else self._sessions.ours()
 
@@ -252,7 +280,7 @@ class Host:
             processes_max, starts_max = self._limits
             pool = Pool(processes_max=processes_max, starts_max=starts_max or starts_at_once())
             redactor = Redactor(self._secrets) if self._secrets else None
-            self._sessions = Sessions(self._open_store(), pool, redactor)
+            self._sessions = Sessions(self._open_store(), pool, redactor, self._permit)
         return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:
@@ -314,6 +342,8 @@ class Host:
         linger: float = 0.3,
         drain: float = 2.0,
         stdin: Stdin = None,
+        pty: Pty = False,
+        user: str | int | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         inherit_env: bool = True,
@@ -329,6 +359,9 @@ class Host:
 
         With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
         that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
+
+        `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. `user`: it runs as
+        another user, by name or number; that takes root, or the host's `user_helper`.
         """
         if yield_after is not None:
             check_seconds("yield_after", yield_after)
@@ -339,12 +372,22 @@ class Host:
             linger=linger,
             drain=drain,
             stdin=stdin,
+            pty=pty,
             output_bytes_max=output_bytes_max,
             output_total_max=output_total_max,
             on_output=on_output,
         )
         launch = prepare(
-            argv, cwd=cwd, env=env, inherit_env=inherit_env, scrub=scrub, limits_wanted=limits, pass_fds=pass_fds
+            argv,
+            cwd=cwd,
+            env=env,
+            inherit_env=inherit_env,
+            scrub=scrub,
+            limits_wanted=limits,
+            pass_fds=pass_fds,
+            has_terminal=options.terminal is not None,
+            user=user,
+            helper=self._user_helper,
         )
         command = self.launch(launch, options)
         try:
@@ -373,8 +416,20 @@ class Host:
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
+        command = Command(
+            launch, options, id=os.urandom(6).hex(), on_end=self._on_end, start_aside=self._launch_aside
+        )
         self._shelf.add(command)
+        return command
+
+    def _launch_aside(self, launch: Launch, options: Options) -> Command:
+        """For what a command of ours needs itself. A host that drains lets what runs go on, and so with what that
+        needs."""
+        self._bind()
+        if self._is_closing:
+            raise Closed("the host is closing; it watches nothing more", hint="open another Host")
+        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
+        self._shelf.add_aside(command)
         return command
 
     def _on_end(self, command: Command) -> None:

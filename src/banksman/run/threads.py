@@ -229,8 +229,10 @@ class Command(Face[AsyncCommand]):
     stop_nowait = looking(AsyncCommand.stop_nowait, Manner.ACTS)
     signal = blocking(AsyncCommand.signal)
     read = blocking(AsyncCommand.read, Manner.READS)
+    watch = blocking(AsyncCommand.watch, Manner.READS)
     write = blocking(AsyncCommand.write)
     close_stdin = blocking(AsyncCommand.close_stdin)
+    resize = blocking(AsyncCommand.resize)
 
 
 def _close_unused(session: AsyncSession) -> None:

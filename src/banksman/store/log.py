@@ -254,3 +254,10 @@ class Log(Protocol):
     def abandon(self) -> None:
         """The same, where the loop was closed before: nobody is answered any more."""
         ...
+
+    # -- looking at the store itself ---------------------------------------------------------------------------------
+    def counters(self) -> Mapping[str, float]:
+        """What this handle has written since it was opened, also after its close; none of it ever falls. `commits`, the
+        `events` and `bytes` that were appended with them, the `commit_seconds` that they took; `failures`: commits that
+        the store did not take. What was refused to a writer that is not the owner is none."""
+        ...

@@ -111,6 +111,10 @@ class MemoryLog:
         # The last chunk's number, and where the order of what is committed ends.
         self._number = 0
         self._end = BEGINNING
+        # See `counters`. What this engine has accepted it cannot fail to commit.
+        self._counters: dict[str, float] = dict.fromkeys(
+            ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
+        )
 
     def __repr__(self) -> str:
         waiting = sum(map(len, self._waiters.values())) + len(self._order_waiters)
@@ -186,7 +190,10 @@ class MemoryLog:
         if error is None:
             assert state is not None
             if expected_seq == state.tail:
+                weight = state.weight
                 self._accept(state, at, entries, snapshot)
+                self._counters["events"] += len(entries)
+                self._counters["bytes"] += state.weight - weight + len(snapshot or b"")
             else:
                 error = NotOwner(
                     "the session is not where its writer believes",
@@ -336,6 +343,9 @@ class MemoryLog:
         """There is nothing to let go of, and nobody to tell."""
         self._phase = _Phase.CLOSED
 
+    def counters(self) -> Mapping[str, float]:
+        return dict(self._counters)
+
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
         if self._phase is _Phase.OPEN:
@@ -442,6 +452,7 @@ class MemoryLog:
     def _commit(self) -> None:
         if not self._behind:
             return
+        began = time.perf_counter()
         for state in self._behind:
             state.commit()
             state.drop_beyond(self._bytes_max)
@@ -449,6 +460,8 @@ class MemoryLog:
             _let_through(self._waiters.get(state.id), state.seq)
         self._behind.clear()
         _let_through(self._order_waiters, self._end)
+        self._counters["commits"] += 1
+        self._counters["commit_seconds"] += time.perf_counter() - began
 
     async def _wait(self, waiters: dict[_Waiter, Point], point: Point) -> None:
         future: _Waiter = self._loop.create_future()

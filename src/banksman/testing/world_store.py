@@ -91,6 +91,7 @@ class WorldLog(MemoryLog):
         if fault is None:
             super().append(session, epoch, expected_seq, at, entries, done, snapshot)
             return
+        self._counters["failures"] += fault is Fault.FAILS
 
         def fail(error: StoreError | NotOwner | None) -> None:
             assert error is not None

@@ -30,14 +30,27 @@ SECRETS = frozenset(
 )
 SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDENTIALS", "_PRIVATE_KEY")
 
+_NOTHING: Mapping[bytes, bytes | None] = {}
 
-def build(env: Mapping[str, str] | None, *, inherit: bool, scrub: Iterable[str] = ()) -> dict[bytes, bytes]:
-    """The child's whole environment, as the kernel takes it."""
+
+def build(
+    env: Mapping[str, str] | None,
+    *,
+    inherit: bool,
+    scrub: Iterable[str] = (),
+    ours: Mapping[bytes, bytes | None] = _NOTHING,
+) -> dict[bytes, bytes]:
+    """The child's whole environment, as the kernel takes it. `ours` goes over what is inherited (None: it goes), and
+    what the caller says goes over ours."""
     words = _words(scrub)
     # os.environb is read at the call, and not through a copy made earlier: the program may have changed it since.
     built = dict(os.environb) if inherit else {}
     if words:
         built = {name: value for name, value in built.items() if not _is_scrubbed(os.fsdecode(name), words)}
+    for name, value in ours.items():
+        built.pop(name, None)
+        if value is not None:
+            built[name] = value
     for name, value in _checked(env).items():
         try:
             built[os.fsencode(name)] = os.fsencode(value)

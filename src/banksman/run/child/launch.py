@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.run.child import environment, inherited, limits, system
+from banksman.run.child import environment, inherited, limits, system, users
 from banksman.run.child.inherited import Inherited
+from banksman.run.child.users import Become
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
+# What a program is told of its terminal: one that all programs know, and nothing of the size of ours, which is another.
+TERMINAL: dict[bytes, bytes | None] = {b"TERM": b"xterm-256color", b"LINES": None, b"COLUMNS": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,9 @@ class Launch:
     inherited: Inherited
     limits: dict[str, Any] | None
     pass_fds: tuple[int, ...]
+    # Who to become before the start; and the command that ends what is not ours to signal, up to its words.
+    user: Become | None = None
+    ender: tuple[bytes, ...] | None = None
 
 
 def prepare(
@@ -37,10 +43,25 @@ def prepare(
     scrub: Iterable[str] = (),
     limits_wanted: Mapping[Any, Any] | None = None,
     pass_fds: Sequence[int] = (),
+    has_terminal: bool = False,
+    user: str | int | None = None,
+    helper: Sequence[str] = (),
 ) -> Launch:
+    """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `users.py`."""
     words = _words(argv)
     folder = _folder(cwd)
-    built = environment.build(env, inherit=inherit_env, scrub=scrub)
+    ours: dict[bytes, bytes | None] = dict(TERMINAL) if has_terminal else {}
+    become: Become | None = None
+    if user is not None:
+        other = users.find(user)
+        if users.is_us(other):
+            ours |= users.variables(other)
+        elif users.may_become_others():
+            ours |= users.variables(other)
+            become = users.become(other, folder)
+        else:
+            words = users.by_helper(other, words, helper)
+    built = environment.build(env, inherit=inherit_env, scrub=scrub, ours=ours)
     return Launch(
         path=_resolve(words[0], folder, built),
         argv=words,
@@ -49,7 +70,17 @@ def prepare(
         inherited=inherited.take(),
         limits=limits.parse(limits_wanted),
         pass_fds=_passable(pass_fds),
+        user=become,
+        ender=_ender(helper) if helper else None,
     )
+
+
+def _ender(helper: Sequence[str]) -> tuple[bytes, ...]:
+    """The helper, and what it is to run: found now and by our own PATH, since the keeper has none."""
+    words = _words(helper)
+    ours = environment.build(None, inherit=True)
+    program, kill = (os.path.abspath(_resolve(word, b".", ours)) for word in (words[0], b"kill"))
+    return program, *words[1:], kill
 
 
 def _words(argv: Any) -> tuple[bytes, ...]:

@@ -48,6 +48,10 @@ class Reader:
     def is_open(self) -> bool:
         return self._fd >= 0
 
+    def fileno(self) -> int:
+        """The fd, or -1 if it is closed."""
+        return self._fd
+
     def widen(self) -> None:
         """Make the pipe larger, if there is room for one more such; a kernel that refuses is right, too."""
         if len(_wide) < WIDE_PIPES_MAX and self.is_open:
@@ -146,9 +150,15 @@ class Writer:
     def is_open(self) -> bool:
         return self._fd >= 0 and not self._is_ending
 
+    def fileno(self) -> int:
+        """The fd, or -1 if it is closed."""
+        return self._fd
+
     def put(self, data: bytes) -> Writing:
         """Queue a write. Its `done` is set when the pipe has taken the last byte."""
-        writing = Writing(data, self._loop.create_future())
+        return self._put(Writing(data, self._loop.create_future()))
+
+    def _put(self, writing: Writing) -> Writing:
         if not self.is_open:
             writing.fail(CommandError("stdin is closed", hint="nothing more can be written to this command"))
             return writing
@@ -191,9 +201,11 @@ class Writer:
     def _write_now(self) -> None:
         while self._queue:
             writing = self._queue[0]
+            if not writing.is_begun:
+                self._begin(writing)
             if writing.rest:
                 try:
-                    taken = _write_without_sigpipe(self._fd, writing.rest)
+                    taken = self._write(writing.rest)
                 except BlockingIOError:
                     self._wait()
                     return
@@ -216,6 +228,12 @@ class Writer:
             self._is_waiting = False
         if self._is_ending:
             self.close()
+
+    def _begin(self, writing: Writing) -> None:
+        """The turn of this one has come, and not a byte of it is taken yet. For those whose bytes depend on that."""
+
+    def _write(self, data: memoryview) -> int:
+        return _write_without_sigpipe(self._fd, data)
 
     def _wait(self) -> None:
         if not self._is_waiting:

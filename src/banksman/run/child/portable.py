@@ -32,9 +32,11 @@ from banksman.core.facts import (
     TreeEnded,
 )
 from banksman.errors import no_room
+from banksman.run.child import system
 from banksman.run.child.launch import Launch
 from banksman.run.child.process import start_error
 from banksman.run.child.streams import Stdin, Streams
+from banksman.run.child.terminal import TAKE_TERMINAL, Size
 
 # How often `ps` is asked whether the tree is gone, and how long after KILL until those who are left are named.
 LOOK_SECONDS = 0.05
@@ -56,6 +58,7 @@ class PortableProcess:
         linger: float,
         deadline: float | None,
         on_fact: Callable[[ProcessFact], None],
+        terminal: Size | None = None,
     ) -> None:
         del linger, deadline  # For a keeper that goes on alone; there is none.
         self.pid: int | None = None
@@ -67,12 +70,15 @@ class PortableProcess:
         self._known: dict[int, Row] = {}
         self._look_timer: asyncio.TimerHandle | None = None
         try:
-            self._streams = Streams(stdin, on_fact)
+            self._streams = Streams(stdin, on_fact, terminal)
         except OSError as exc:
             raise no_room("fds", exc) from exc
         self.stdin = self._streams.stdin
         try:
-            self._child = _spawn(launch, {target: fd for fd, target in self._streams.theirs})
+            fds = {target: fd for fd, target in self._streams.theirs}
+            if terminal is not None:
+                fds |= {1: fds[0], 2: fds[0]}
+            self._child = _spawn(launch, fds, takes_terminal=terminal is not None)
         except BaseException:
             self._streams.close()
             raise
@@ -197,6 +203,9 @@ class PortableProcess:
     def widen_stdout(self) -> None:
         self._streams.widen_stdout()
 
+    def resize(self, size: Size) -> None:
+        self._streams.resize(size)
+
     def pause_reading(self) -> None:
         self._streams.pause()
 
@@ -234,7 +243,8 @@ class PortableProcess:
                     os.kill(row[0], signal.SIGKILL)
 
 
-def _spawn(launch: Launch, fds: dict[int, int]) -> subprocess.Popen[bytes]:
+def _spawn(launch: Launch, fds: dict[int, int], *, takes_terminal: bool) -> subprocess.Popen[bytes]:
+    uid, gid, groups = launch.user[:3] if launch.user is not None else (None, None, None)
     try:
         return subprocess.Popen(
             launch.argv,
@@ -248,7 +258,10 @@ def _spawn(launch: Launch, fds: dict[int, int]) -> subprocess.Popen[bytes]:
             pass_fds=launch.pass_fds,
             start_new_session=True,
             # Unsafe in general, because another thread's locks may be held in the child; this one takes none.
-            preexec_fn=_limiter(launch.limits),  # noqa: PLW1509
+            preexec_fn=_preparer(launch.limits, takes_terminal=takes_terminal),  # noqa: PLW1509
+            user=uid,
+            group=gid,
+            extra_groups=groups,
         )
     except subprocess.SubprocessError as exc:
         raise start_error("limits", 22) from exc
@@ -256,17 +269,19 @@ def _spawn(launch: Launch, fds: dict[int, int]) -> subprocess.Popen[bytes]:
         raise start_error("exec", exc.errno or 0) from exc
 
 
-def _limiter(limits: dict[str, Any] | None) -> Callable[[], None] | None:
-    if limits is None:
+def _preparer(limits: dict[str, Any] | None, *, takes_terminal: bool) -> Callable[[], None] | None:
+    if limits is None and not takes_terminal:
         return None
 
-    def limit() -> None:
-        if limits["nice"] is not None:
+    def prepare() -> None:
+        if takes_terminal:
+            system.ioctl(0, TAKE_TERMINAL, 0)
+        if limits is not None and limits["nice"] is not None:
             os.setpriority(os.PRIO_PROCESS, 0, limits["nice"])
-        for number, pair in limits["rlimits"]:
+        for number, pair in () if limits is None else limits["rlimits"]:
             resource.setrlimit(number, pair)
 
-    return limit
+    return prepare
 
 
 def _ps() -> list[Row]:

@@ -37,6 +37,7 @@ from banksman.run.child.launch import Launch
 from banksman.run.child.pipes import Writer
 from banksman.run.child.spawner import Zygote, socketpair, spawner
 from banksman.run.child.streams import Stdin, Streams
+from banksman.run.child.terminal import TAKE_TERMINAL, Size
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
 START_SECONDS_MAX = 30.0
@@ -57,10 +58,12 @@ class Process:
         linger: float,
         deadline: float | None,
         on_fact: Callable[[ProcessFact], None],
+        terminal: Size | None = None,
     ) -> None:
         """Ask for the child; `Started` or `StartFailed` follows. Raises, with nothing left open, if it cannot even ask.
 
-        `deadline`: seconds after which the keeper acts without being told; see `renew`.
+        `deadline`: seconds after which the keeper acts without being told; see `renew`. `terminal`: of this size, in
+        place of the pipes.
         """
         self.pid: int | None = None
         self.grace = grace
@@ -83,7 +86,10 @@ class Process:
             # No fork of the program may fall between the making of an fd and its being known, nor between its being
             # forgotten and its being closed.
             with spawner.fork_lock:
-                self._open(launch, stdin, grace, linger, deadline)
+                streams = self._streams = Streams(stdin, on_fact, terminal)
+                self.stdin = streams.stdin
+                order = {"grace": grace, "linger": linger, "deadline": deadline}
+                self._open(launch, streams, order | {"terminal": None if terminal is None else TAKE_TERMINAL})
                 self._ask()
         except BanksmanError:
             self.close()
@@ -97,10 +103,8 @@ class Process:
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
     # -- the start ---------------------------------------------------------------------------------------------------
-    def _open(self, launch: Launch, stdin: Stdin, grace: float, linger: float, deadline: float | None) -> None:
-        streams = self._streams = Streams(stdin, self._on_fact)
-        self.stdin = streams.stdin
-        order = {
+    def _open(self, launch: Launch, streams: Streams, order: dict[str, Any]) -> None:
+        order |= {
             "path": launch.path,
             "argv": launch.argv,
             "env": launch.env,
@@ -108,9 +112,8 @@ class Process:
             "limits": launch.limits,
             "nofile": launch.inherited.nofile,
             "targets": [*(target for _fd, target in streams.theirs), *launch.pass_fds],
-            "grace": grace,
-            "linger": linger,
-            "deadline": deadline,
+            "user": launch.user,
+            "ender": launch.ender,
         }
         self._control, control = socketpair()
         theirs = self._theirs
@@ -294,6 +297,10 @@ class Process:
         if self._streams is not None:
             self._streams.widen_stdout()
 
+    def resize(self, size: Size) -> None:
+        if self._streams is not None:
+            self._streams.resize(size)
+
     def pause_reading(self) -> None:
         if self._streams is not None:
             self._streams.pause()
@@ -394,5 +401,8 @@ def start_error(step: str, number: int) -> BanksmanError:
     if step == "limits":
         return UsageError(f"cannot set the limits: {text}", hint="a hard limit can be raised by root only")
     if step == "cwd":
-        return UsageError(f"cannot start in that folder: {text}", hint="cwd must be a folder we may enter")
+        hint = "cwd must be a folder that we may enter, and the `user`, if there is one"
+        return UsageError(f"cannot start in that folder: {text}", hint=hint)
+    if step == "user":
+        return UsageError(f"cannot become that user: {text}", hint="it takes the right to change user and groups")
     return no_room(step, OSError(number, text))

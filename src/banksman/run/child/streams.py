@@ -1,7 +1,8 @@
-"""The three standard streams of a child, from our side.
+"""The three standard streams of a child, from our side: pipes, or a terminal.
 
-It owns the pipes: ours in the loop's selector, the child's ends until they are handed over. What is read, and the end
-of each stream, is told as facts.
+It owns the fds: ours in the loop's selector, the child's ends until they are handed over. What is read, and the end of
+each stream, is told as facts. A terminal is one stream of output, and a copy of its fd is what is written to, so that
+each end has an fd of its own, in the selector and to be closed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from banksman.core.facts import BytesRead, Stream, StreamEnded
 from banksman.errors import UsageError
 from banksman.run.child import system
 from banksman.run.child.pipes import Reader, Writer
+from banksman.run.child.terminal import Keyboard, Size, open_terminal, resize
 
 Stdin = Literal["null", "pipe", "inherit"]
 
@@ -24,13 +26,19 @@ Stdin = Literal["null", "pipe", "inherit"]
 class Streams:
     """`theirs` are the child's ends, each with the number it has in the child; to be closed once the child has them."""
 
-    def __init__(self, stdin: Stdin, on_fact: Callable[[BytesRead | StreamEnded], None]) -> None:
+    def __init__(
+        self, stdin: Stdin, on_fact: Callable[[BytesRead | StreamEnded], None], terminal: Size | None = None
+    ) -> None:
+        """`terminal`: of this size, in place of the pipes. It is under the child's number 0, and for all three."""
         self.theirs: list[tuple[int, int]] = []
         self.stdin: Writer | None = None
         self._on_fact = on_fact
         self._readers: list[Reader] = []
         loop = asyncio.get_running_loop()
         try:
+            if terminal is not None:
+                self._open_terminal(loop, terminal)
+                return
             for stream, target in ((Stream.STDOUT, 1), (Stream.STDERR, 2)):
                 ours, write_end = _pipe()
                 self.theirs.append((write_end, target))
@@ -45,6 +53,20 @@ class Streams:
         except BaseException:
             self.close()
             raise
+
+    def _open_terminal(self, loop: asyncio.AbstractEventLoop, size: Size) -> None:
+        ours, theirs = open_terminal(size)
+        self.theirs.append((theirs, 0))
+        told = partial(self._on_bytes, Stream.STDOUT), partial(self._on_end, Stream.STDOUT)
+        self._readers.append(Reader(loop, ours, *told))
+        self.stdin = Keyboard(loop, system.dup(ours))
+
+    def resize(self, size: Size) -> None:
+        """Of a terminal that is still there; else nothing happens."""
+        ends = (*self._readers, *([] if self.stdin is None else [self.stdin]))
+        fd = max(end.fileno() for end in ends)
+        if fd >= 0:
+            resize(fd, size)
 
     def widen_stdout(self) -> None:
         self._readers[0].widen()

@@ -47,6 +47,8 @@ write = os.write
 close_fd = os.close
 set_blocking = os.set_blocking
 listdir = os.listdir
+ioctl = fcntl.ioctl
+chown = os.chown
 
 
 # /proc as it was when this process began: a command that mounts something over it does not blind us. Opened by the
@@ -114,6 +116,24 @@ def above_stdio(fd: int) -> int:
         close(fd)
 
 
+def open_pty() -> tuple[int, int]:
+    """Both ends of a new terminal, `(ours, the child's)`. Neither becomes anybody's controlling terminal by this.
+
+    Not os.openpty, where there is another way: its fds are inheritable for a moment, and a program that another thread
+    starts in that moment would keep the terminal open.
+    """
+    if sys.platform != "linux":
+        return os.openpty()
+    flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+    ours = open_fd("/dev/ptmx", flags)
+    try:
+        _call("unlockpt", ours)
+        return ours, open_fd(_ptsname(ours), flags)
+    except OSError:
+        close(ours)
+        raise
+
+
 def has_memory(pid: int) -> bool:
     """False for one that is ending: what it ran is not known any more."""
     try:
@@ -153,6 +173,13 @@ def pidfd_send_signal(fd: int, signum: int) -> None:
         _call("syscall", _PIDFD_SEND_SIGNAL, fd, signum, None, 0)
 
 
+def become_user(uid: int, gid: int, groups: Sequence[int]) -> None:
+    """For good: real, effective and saved. The groups first, which is a privilege of the user we are until then."""
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
 def memfd_create(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
@@ -163,17 +190,33 @@ def prctl(option: int, value: int | bytes) -> None:
     _call("prctl", option, value, 0, 0, 0)
 
 
+def _ptsname(fd: int) -> bytes:
+    import ctypes  # noqa: PLC0415
+
+    name = ctypes.create_string_buffer(128)
+    number = _libc().ptsname_r(fd, name, ctypes.c_size_t(len(name)))
+    if number:
+        raise OSError(number, os.strerror(number))
+    return name.value
+
+
 _library: ctypes.CDLL | None = None
 
 
-def _call(name: str, *arguments: int | bytes | None) -> int:
+def _libc() -> ctypes.CDLL:
     # Nearly only zygote and keeper come here, so the host does not pay for ctypes; and a keeper finds it loaded.
     global _library  # noqa: PLW0603
     import ctypes  # noqa: PLC0415
 
     if _library is None:
         _library = ctypes.CDLL(None, use_errno=True)
-    result: int = getattr(_library, name)(*arguments)
+    return _library
+
+
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    import ctypes  # noqa: PLC0415
+
+    result: int = getattr(_libc(), name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -40,8 +40,9 @@ from banksman.run.child.portable import PortableProcess
 from banksman.run.child.process import Process
 from banksman.run.commands.account import Account
 from banksman.run.commands.finished import Ended, Finished
-from banksman.run.commands.options import Options, check_seconds, endless_beyond
+from banksman.run.commands.options import Options, check_seconds, check_size, endless_beyond
 from banksman.run.commands.output import Capture
+from banksman.run.commands.watching import Match, StartAside, check_pattern, watch
 from banksman.run.waiters import Waiters
 
 log = logging.getLogger("banksman")
@@ -105,14 +106,17 @@ class Command:
         id: str,
         on_end: Callable[[Command], None],
         on_fact: Callable[[ProcessFact], None] | None = None,
+        start_aside: StartAside | None = None,
     ) -> None:
-        """`on_fact` is told what the process does, before it is acted on, and nothing after the end."""
+        """`on_fact` is told what the process does, before it is acted on, and nothing after the end. `start_aside`
+        starts a command of our own, for `watch`."""
         self.id = id
         self.argv = tuple(word.decode("utf-8", "replace") for word in launch.argv)
         self.finished: Finished | None = None
         self._options = options
         self._on_end = on_end
         self._on_fact = on_fact
+        self._start_aside = start_aside
         self._loop = asyncio.get_running_loop()
         self._account = Account(time.monotonic(), options)
         self._facts: deque[Fact] = deque()
@@ -123,7 +127,8 @@ class Command:
         self._captures = {stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream}
         if not options.keeps_stdout:
             self._captures[Stream.STDOUT] = Capture(0, 0)
-        self._open_streams = set(Stream)
+        # A terminal has one stream for both; the other one is empty, and has ended.
+        self._open_streams = set(Stream) if options.terminal is None else {Stream.STDOUT}
         self._error: BanksmanError | None = None
         self._over_at = 0.0
         # Two, because a flood of output must not wake those who wait for the end once per piece.
@@ -138,10 +143,13 @@ class Command:
             linger=options.linger,
             deadline=None if timeout is None else timeout + KEEPER_TIMEOUT_MARGIN_SECONDS,
             on_fact=self.dispatch,
+            terminal=options.terminal,
         )
         if isinstance(options.stdin, bytes):
             assert self._process.stdin is not None
             self._process.stdin.put(options.stdin)
+            self._process.stdin.end()
+        elif options.ends_input and self._process.stdin is not None:
             self._process.stdin.end()
         self._set_clock(Ended.TIMEOUT, timeout)
         self._set_clock(Ended.IDLE_TIMEOUT, options.idle_timeout)
@@ -209,7 +217,7 @@ class Command:
         if after < 0 or bytes_max < 1:
             hint = "after is a byte's number from 0 on, bytes_max at least 1"
             raise UsageError(f"cannot read {bytes_max!r} bytes after {after!r}", hint=hint)
-        while self._captures[which].total <= after and which in self._open_streams and not self.is_over:
+        while not self.has_output(which, after):
             await self._output.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -219,8 +227,35 @@ class Command:
         has_ended = which not in self._open_streams or self.is_over
         return Piece(data, following, max(0, begin - after), has_ended and following >= capture.total)
 
+    def has_output(self, stream: Stream, after: int) -> bool:
+        """There is some from byte `after` on, or there will be none."""
+        return self.written(stream) > after or stream not in self._open_streams or self.is_over
+
+    def written(self, stream: Stream) -> int:
+        return self._captures[stream].total
+
+    async def watch(
+        self, pattern: str | bytes, *, after: int = 0, stream: str = "stdout", timeout: float | None = None
+    ) -> Match | None:
+        """The first match of a regular expression in the output from byte `after` on: at once, if it is there already,
+        else as soon as it is. None if the stream ends without one, or `timeout` seconds pass.
+
+        `^` and `$` are the ends of a line. A match of more than 64 KiB may be missed. Cancelling leaves nothing; and
+        any number may watch at once. `UsageError` for a pattern that is none, or takes longer than 10 s for one piece
+        of the output.
+        """
+        which = _stream(stream)
+        check_pattern(pattern)
+        first: Any = after
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise UsageError(f"cannot watch after {after!r}", hint="after is a byte's number from 0 on")
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        seconds = endless_beyond(timeout)
+        return await watch(self, pattern, after=after, stream=which, timeout=seconds, start_aside=self._start_aside)
+
     async def write(self, data: bytes, *, timeout: float | None = None) -> None:
-        """Write to stdin, whole and in order.
+        """Write to stdin, or type at its terminal, whole and in order.
 
         Past `timeout` seconds: `Refused`, and nothing of it was written; or, if the pipe had taken a part, stdin is
         closed, because nothing may follow half a write. Cancelled, it is taken back, or if it has begun, finished in
@@ -228,7 +263,7 @@ class Command:
         """
         stdin = self._process.stdin
         if stdin is None or isinstance(self._options.stdin, bytes):
-            raise UsageError("this command has no stdin to write to", hint='start it with stdin="pipe"')
+            raise UsageError("this command has no stdin to write to", hint='start it with stdin="pipe" or pty=True')
         if not isinstance(data, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"cannot write {data!r:.60}", hint="bytes; encode text first")
         if timeout is not None:
@@ -263,9 +298,22 @@ class Command:
         self._process.hear_now()
 
     async def close_stdin(self) -> None:
-        """End its stdin, after what is still to be written."""
+        """End its stdin, after what is still to be written. At a terminal the end of the input is typed (Ctrl-D at the
+        start of a line), and more may be typed after it."""
         if self._process.stdin is not None:
             self._process.stdin.end()
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Give its terminal another size; what runs in the foreground there gets SIGWINCH. Nothing happens if it has
+        ended."""
+        if self._options.terminal is None:
+            raise UsageError("this command has no terminal to resize", hint="start it with pty=True")
+        size = check_size(rows, columns)
+        await self.wait_started()
+        try:
+            self._process.resize(size)
+        except OSError as exc:
+            raise CommandError(f"its terminal cannot be resized any more: {exc.strerror}", command=self.id) from exc
 
     def pause_reading(self) -> None:
         """Stop reading its output, so that the pipe pushes back. The idle clock stands still; being stopped ends it."""

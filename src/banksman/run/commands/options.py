@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from banksman.core.ladder import Timings
 from banksman.errors import UsageError
@@ -14,11 +14,17 @@ from banksman.run.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
 OnOutput = Callable[[str, bytes], None]
 SECONDS_MAX = 1e8
 Stdin = bytes | Literal["pipe", "inherit"] | None
+# A terminal of the usual size, or of this many rows and columns.
+Pty = bool | tuple[int, int]
+ROWS, COLUMNS = 24, 80
+# The kernel keeps each in 16 bits.
+SIZE_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`timeout` and `idle_timeout` None: no limit. `stdin` None: /dev/null; bytes: written, then closed."""
+    """`timeout` and `idle_timeout` None: no limit. `stdin` None: /dev/null; bytes: written, then closed. `pty`: a
+    terminal in place of all three; as a size, or None, it is in `terminal`."""
 
     timeout: float | None = None
     idle_timeout: float | None = None
@@ -26,6 +32,7 @@ class Options:
     linger: float = 0.3
     drain: float = 2.0
     stdin: Stdin = None
+    pty: Pty = False
     output_bytes_max: int = OUTPUT_BYTES_MAX
     output_total_max: int | None = None
     spill_bytes_max: int = SPILL_BYTES_MAX
@@ -33,6 +40,8 @@ class Options:
     # For agents: the first rung is the end of its stdin, for so long; and its stdout is somebody else's to keep.
     eof: float | None = None
     keeps_stdout: bool = True
+    # Nobody will type anything: the end of the input is typed at once.
+    ends_input: bool = False
 
     def __post_init__(self) -> None:
         for name in ("timeout", "idle_timeout"):
@@ -55,11 +64,24 @@ class Options:
             raise UsageError(
                 f"stdin cannot be {stdin!r:.60}", hint='None, bytes, "pipe" or "inherit"; encode text to bytes'
             )
+        if self.terminal is not None and stdin is not None:
+            raise UsageError("a command with a terminal has no other stdin", hint="write to it, or leave one of both")
         on_output: Any = self.on_output
         if on_output is not None and not callable(on_output):
             raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
         if inspect.iscoroutinefunction(on_output):
             raise UsageError("on_output cannot be async", hint="a plain function; hand the data to a queue from there")
+
+    @property
+    def terminal(self) -> tuple[int, int] | None:
+        pty: Any = self.pty
+        if pty is False or pty is None:
+            return None
+        if pty is True:
+            return ROWS, COLUMNS
+        if not isinstance(pty, tuple | list) or len(cast(Sequence[Any], pty)) != 2:
+            raise UsageError(f"pty cannot be {pty!r:.60}", hint="True, or (rows, columns)")
+        return check_size(*cast(Sequence[Any], pty))
 
     @property
     def timings(self) -> Timings:
@@ -77,6 +99,14 @@ def check_seconds(name: str, value: Any) -> None:
     # Also true for NaN, which is not 0 or more. Written without float(), which overflows on a very large int.
     if not value >= 0:
         raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+
+
+def check_size(rows: Any, columns: Any) -> tuple[int, int]:
+    for number in (rows, columns):
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= SIZE_MAX:
+            hint = f"rows and columns, whole numbers from 1 to {SIZE_MAX}"
+            raise UsageError(f"a terminal cannot be {rows!r:.60} by {columns!r:.60}", hint=hint)
+    return rows, columns
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 
-from banksman.errors import UsageError
+from banksman.errors import NotFound
 from banksman.run.commands.command import Command
+from banksman.run.commands.output import Output
 from banksman.run.waiters import Waiters
 
 log = logging.getLogger("banksman")
@@ -24,9 +25,16 @@ class Shelf:
         self._finished_max = finished_max
         self._finished_seconds_max = finished_seconds_max
         self._running: dict[str, Command] = {}
+        # Commands of our own: they run and are ended like others, and nobody is told of them.
+        self._asides: dict[str, Command] = {}
         # Those that have ended, oldest first, each with the time of its end.
         self._ended: deque[tuple[float, Command]] = deque()
         self._unreported: dict[str, Command] = {}
+        # Of all that have ended, those that are forgotten included: how, and what was left or lost of them.
+        self.ended: Counter[str] = Counter()
+        self.swept = 0
+        self.survivors = 0
+        self.output_dropped = 0
         self._endings = Waiters()
 
     def __str__(self) -> str:
@@ -35,14 +43,29 @@ class Shelf:
     def add(self, command: Command) -> None:
         self._running[command.id] = command
 
+    def add_aside(self, command: Command) -> None:
+        self._asides[command.id] = command
+
     def end(self, command: Command) -> None:
+        if self._asides.pop(command.id, None) is not None:
+            self._endings.wake()
+            return
         self._running.pop(command.id, None)
         self._ended.append((time.monotonic(), command))
+        self._count(command)
         self._forget_old()
         self._endings.wake()
 
+    def _count(self, command: Command) -> None:
+        finished = command.finished
+        self.ended["not_started" if finished is None else finished.ended.value] += 1
+        if finished is not None:
+            self.swept += len(finished.swept)
+            self.survivors += len(finished.survivors)
+            self.output_dropped += _lost(finished.stdout) + _lost(finished.stderr)
+
     def running(self) -> list[Command]:
-        return list(self._running.values())
+        return [*self._running.values(), *self._asides.values()]
 
     def all(self) -> list[Command]:
         self._forget_old()
@@ -52,11 +75,11 @@ class Shelf:
         for command in self.all():
             if command.id == id:
                 return command
-        raise UsageError(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
+        raise NotFound(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
 
     async def wait_empty(self) -> None:
         """Until none runs."""
-        while self._running:
+        while self._running or self._asides:
             await self._endings.wait()
 
     # -- reports -----------------------------------------------------------------------------------------------------
@@ -91,6 +114,13 @@ class Shelf:
     def abandon(self) -> None:
         """The loop is closed: see `Command.abandon`."""
         # One by one: hosts of several threads may notice this at the same time.
-        with contextlib.suppress(KeyError):
-            while True:
-                self._running.popitem()[1].abandon()
+        for commands in (self._running, self._asides):
+            with contextlib.suppress(KeyError):
+                while True:
+                    commands.popitem()[1].abandon()
+
+
+def _lost(output: Output) -> int:
+    """What is neither in memory nor in the file, which has the beginning."""
+    kept = max(len(output.head), 0 if output.spill is None else output.spill.size)
+    return max(0, output.total - len(output.tail) - kept)

@@ -10,6 +10,7 @@ class Counters:
     """Both ways, since the session was opened.
 
     `noise`: lines that were no frames. `spilled`: frames too large to keep; `dropped`: bytes of those that are lost.
+    `swept`: processes that had to be ended with the agent's own; `survivors`: those that could not be.
     """
 
     frames_in: int = 0
@@ -20,3 +21,5 @@ class Counters:
     spilled: int = 0
     dropped: int = 0
     processes: int = 0
+    swept: int = 0
+    survivors: int = 0

@@ -330,7 +330,7 @@ class Driver:
                 self.tell(FrameWritten(at, number))
             case Started(pid=pid, born=born):
                 self.pid = pid
-                self.tell(ProcessStarted(at, number, pid, born))
+                self.tell(ProcessStarted(at, number, pid, born, self.epoch))
             case OutputEnded():
                 self._on_lines(number, self._framing.end())
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
@@ -344,6 +344,8 @@ class Driver:
                 self._forget_process()
                 self.tell(ProcessFailed(at, number, error))
             case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr):
+                self.counters.swept += len(swept)
+                self.counters.survivors += len(survivors)
                 self._forget_process()
                 self.tell(ProcessGone(at, number, swept, survivors, drained, stderr))
             case _:

@@ -13,7 +13,7 @@ from banksman.core import event as kinds
 from banksman.core.event import Event, Project
 from banksman.errors import HistoryLost, UsageError
 from banksman.run.waiters import Waiters
-from banksman.store.log import Log
+from banksman.store.log import Log, Page
 
 R = TypeVar("R")
 # `epoch.seq`, or a bare seq; no number of events has more digits.
@@ -97,6 +97,21 @@ class Readers:
             hint = "begin again from the first event (after=None)"
             raise HistoryLost(f"the store has no event {epoch}.{after}", hint=hint, session=self._session)
         return found is not None and found.kind == kinds.SESSION_CLOSED
+
+    async def page(self, after: int, limit: int, *, epoch: int | None = None) -> Page:
+        """What is there after a cursor, at most `limit` events. `HistoryLost`: there is no such cursor in the store."""
+        await self._look_back(after, epoch)
+        return await self._read(self._store.read(self._session, after, limit, project=self._project))
+
+    async def check(self, after: int, epoch: int | None) -> None:
+        """A reader wants to go on from here: `HistoryLost` if it cannot have been here."""
+        await self._look_back(after, epoch)
+
+    async def wait_past(self, seq: int) -> None:
+        """Until there is an event after this one. `StoreError`: there never will be one, for the log was closed or the
+        session deleted."""
+        # Not counted among those who read: closing the log is what ends it.
+        await self._store.wait_past(self._session, seq)
 
     async def wait_left(self) -> None:
         """Until nobody is inside the store, or reads what it has of it; for the latter only a moment."""

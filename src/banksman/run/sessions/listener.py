@@ -18,6 +18,7 @@ from banksman.core.session_facts import (
     Reject,
     Resolve,
     SettingTaken,
+    TellAnswer,
 )
 from banksman.errors import BanksmanError
 
@@ -31,6 +32,7 @@ Told = (
     | EndHold
     | AskHuman
     | CloseQuestion
+    | TellAnswer
     | CallBack
     | CloseCallback
     | SettingTaken
@@ -49,6 +51,7 @@ class Listener:
     def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
     def ask_human(self, effect: AskHuman) -> None: ...
     def close_question(self, question: str) -> None: ...
+    def tell_answer(self, effect: TellAnswer) -> None: ...
     def call_back(self, effect: CallBack) -> None: ...
     def close_callback(self, request: str) -> None: ...
     def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
@@ -75,6 +78,8 @@ def tell(listener: Listener, effect: Told) -> None:
             listener.ask_human(effect)
         case CloseQuestion(question=question):
             listener.close_question(question)
+        case TellAnswer():
+            listener.tell_answer(effect)
         case CallBack():
             listener.call_back(effect)
         case CloseCallback(request=request):

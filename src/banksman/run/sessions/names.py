@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from banksman.core.redaction import Redactor
-from banksman.errors import UsageError
+from banksman.errors import NotFound, UsageError
 
 NAME_CHARACTERS_MAX = 200
 # An id of ours is no name: whoever finds by either would find another one's session.
@@ -38,5 +38,5 @@ def checked_id(session: Any) -> str:
     try:
         session.encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"there is no session {session!r:.60}", hint="see sessions()") from exc
+        raise NotFound(f"there is no session {session!r:.60}", hint="see sessions()") from exc
     return session

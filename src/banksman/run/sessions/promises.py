@@ -6,13 +6,14 @@ A caller that goes away leaves its promise behind; that it is kept then is not w
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import AskHuman, CallBack, GiveReceipt
+from banksman.core.session_facts import AskHuman, CallBack, GiveReceipt, TellAnswer
 from banksman.errors import BanksmanError, Refused
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.listener import Listener
@@ -30,6 +31,8 @@ class Promises(Listener):
         self.questions: Questions | None = None
         self.callbacks: Callbacks | None = None
         self.save: Callable[[str], None] | None = None
+        # How many of what was asked for ended, by how.
+        self.outcomes: Counter[str] = Counter()
         self._turns: dict[str, Turn] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
@@ -89,6 +92,7 @@ class Promises(Listener):
 
     def resolve(self, turn: str, outcome: Outcome) -> None:
         resolved = self._turns.pop(turn)
+        self.outcomes[outcome.kind.value] += 1
         if outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             self._own(resolved.complete(outcome))
         else:
@@ -131,6 +135,10 @@ class Promises(Listener):
         assert self.questions is not None
         self.questions.close(question)
 
+    def tell_answer(self, effect: TellAnswer) -> None:
+        assert self.questions is not None
+        self.questions.tell(effect)
+
     def call_back(self, effect: CallBack) -> None:
         assert self.callbacks is not None
         self.callbacks.call(effect)
@@ -166,6 +174,8 @@ class Promises(Listener):
     def fail(self, error: BanksmanError) -> None:
         """A bug of ours: whoever still waits for something is told so, and will not be told anything else."""
         self._end_callbacks()
+        if self.questions is not None:
+            self.questions.fail(error)
         receipts = [receipt for receipt, _ in self._receipts.values()]
         for future in (*self._accepting.values(), *self._granting.values(), *self._changing.values(), *receipts):
             if not future.done():
@@ -173,6 +183,7 @@ class Promises(Listener):
                 future.exception()
         for id, turn in list(self._turns.items()):
             if id not in self._accepting:
+                self.outcomes[Kind.FAILED.value] += 1
                 turn.resolve(Outcome(kind=Outcome.FAILED, error=error, durable=False))
         self._turns.clear()
         self._accepting.clear()

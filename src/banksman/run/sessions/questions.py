@@ -1,19 +1,31 @@
-"""Questions of the agent: shown to whoever looks, given to a callback if there is one, answered once."""
+"""Questions of the agent: shown to whoever looks, given to a callback if there is one, answered once.
+
+Whether a question is open is for the door to say, and for nobody else: whoever answers looks there, and answers, in one
+breath. So of two who answer at once, or of an answer and an expiry, one is the first, and the other hears what that
+was. What a question's answer was is known here of the last ones, and of all others by the log: see `find_answer`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from banksman.core import event as kinds
 from banksman.core.decision import Decision
-from banksman.core.event import storable
+from banksman.core.event import Event, storable
 from banksman.core.meaning import Wants
-from banksman.core.session_facts import AskHuman, QuestionAnswered
-from banksman.errors import UsageError
+from banksman.core.session_facts import AskHuman, QuestionAnswered, TellAnswer
+from banksman.core.state import Kept, Mode, Store
+from banksman.core.state import Question as Waiting
+from banksman.errors import BanksmanError, Closed, NotFound, UsageError
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.hooks import reason
 
@@ -26,7 +38,8 @@ PLACES = ("session", "local", "project", "user")
 @dataclass(frozen=True, slots=True)
 class Question:
     """Something the agent asks. `wants` "permission": may it use this tool, with this input? "elicitation": what is
-    asked for in `details`. `details` are the agent's own words: a title, a description, a reason, suggestions."""
+    asked for in `details`. `details` are the agent's own words: a title, a description, a reason, suggestions. `id` is
+    the session's name for it, and never another's."""
 
     id: str
     turn: str | None
@@ -48,6 +61,25 @@ class Answer:
     interrupt: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The one answer that a question has. `answer`: "allow" or "deny"; or it needed none any more: "cancelled" (its
+    turn was stopped) or "withdrawn". `by`: "answer" (of a caller's), "callback" or its "failure", "rule", "expiry",
+    "kept" (it was given to the same question before a crash), or what ended the question: "agent", "turn", "exit" (of
+    the process), "recovery", "store", "asked again". `is_first`: it was given by this call."""
+
+    question: str
+    answer: str
+    by: str
+    message: str | None
+    is_first: bool
+
+
+# How many answers are remembered for whoever answers again; all others are looked for in the log.
+ANSWERS_MAX = 256
+# The name of a question says where it was asked.
+_NAME = re.compile(r"q-[0-9]{1,18}\.([1-9][0-9]{0,17})")
+
 # How long the end of a session waits for a callback that was cancelled and does not end.
 CALLBACK_SECONDS_MAX = 5.0
 
@@ -60,20 +92,23 @@ class Questions:
     def __init__(self, driver: Driver, on_question: OnQuestion | None) -> None:
         self._driver = driver
         self.on_question = on_question
-        self._open: dict[str, tuple[Question, AskHuman]] = {}
+        self._open: dict[str, Question] = {}
+        # Who waits until an answer is durable: for it, or for why it never will be.
+        self._waiting: dict[str, asyncio.Future[Answered | BanksmanError]] = {}
+        self._answers: OrderedDict[str, Answered] = OrderedDict()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # Every one that is not over, those of closed questions too: they may have something to clean up.
         self._running: set[asyncio.Task[None]] = set()
 
     def open(self) -> list[Question]:
-        return [question for question, _ in self._open.values()]
+        return list(self._open.values())
 
     def ask(self, effect: AskHuman) -> None:
         asked = effect.asked
         # A copy: whatever is done to it, what is allowed is what was asked for.
         given, details = storable([asked.input, asked.details])
-        question = Question(asked.request, effect.turn, asked.tool, given, wants=asked.wants.value, details=details)
-        self._open[question.id] = question, effect
+        question = Question(effect.question, effect.turn, asked.tool, given, wants=asked.wants.value, details=details)
+        self._open[question.id] = question
         if self.on_question is None:
             # Somebody may look and answer, or nobody ever does: then the turn stands still, and this line says why.
             log.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
@@ -95,27 +130,81 @@ class Questions:
             answer = on_question(question)
             if inspect.isawaitable(answer):
                 answer = await answer
-            self.answer(question.id, answer if isinstance(answer, Answer) else Answer(answer), by="callback")
+            self._give(question.id, answer if isinstance(answer, Answer) else Answer(answer), by="callback")
         except asyncio.CancelledError:
             # By us, because the question is over: then this says nothing. Or by itself, and that is no answer either.
-            self.answer(question.id, Answer("deny", "the callback was cancelled"), by="failure")
+            self._give(question.id, Answer("deny", "the callback was cancelled"), by="failure")
             raise
         except BaseException as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
-            self.answer(question.id, Answer("deny", f"the callback failed: {reason(exc)}"), by="failure")
+            self._give(question.id, Answer("deny", f"the callback failed: {reason(exc)}"), by="failure")
             if not isinstance(exc, Exception):
                 raise
 
-    def answer(self, id: str, answer: Answer, *, by: str = "answer") -> None:
+    def _give(self, id: str, answer: Answer, *, by: str) -> None:
+        """One that is over is let be."""
+        question = self._driver.state.open_question(id)
+        if question is not None:
+            self._driver.tell(self._decided(question, answer, by))
+
+    def _decided(self, question: Waiting | Kept, answer: Answer, by: str) -> QuestionAnswered:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
-        if id not in self._open:
-            return  # It was answered already, or needs no answer any more.
-        _, effect = self._open[id]
-        decision = replace(_decision(effect.asked.wants, answer), by=by)
+        decision = replace(_decision(question.asked.wants, answer), by=by)
         # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.
-        self._driver.state.config.dialect.answer(effect.asked, decision)
-        self._driver.tell(QuestionAnswered(self._driver.now(), id, decision))
+        self._driver.state.config.dialect.answer(question.asked, decision)
+        return QuestionAnswered(self._driver.now(), question.id, decision)
+
+    # -- what its answer is ------------------------------------------------------------------------------------------
+    async def answer(self, id: str, answer: Answer, tell: Callable[[QuestionAnswered], None]) -> Answered | None:
+        """Give it, if the question is open, and wait until its answer is durable, whosever it is. None: it is not open,
+        and not one of the last that were. Cancelling this only stops waiting."""
+        state = self._driver.state
+        question = None if state.mode is Mode.CLOSED else state.open_question(id)
+        is_on_its_way = any(isinstance(told, TellAnswer) and told.question == id for _, told in state.deferred)
+        if question is None and not is_on_its_way:
+            return self._answers.get(id)
+        if self._driver.error is not None:
+            raise self._driver.bug()
+        fact = None if question is None else self._decided(question, answer, "answer")
+        waiting = self._waiting.get(id)
+        if waiting is None:
+            waiting = self._waiting[id] = asyncio.get_running_loop().create_future()
+        if fact is not None:
+            tell(fact)
+        told = await asyncio.shield(waiting)
+        if isinstance(told, BanksmanError):
+            # Each gets its own: one that is raised again and again would keep the frames of all who got it.
+            raise copy(told)
+        return replace(told, is_first=fact is not None)
+
+    def tell(self, effect: TellAnswer) -> None:
+        told = Answered(effect.question, effect.answer, effect.by, effect.message, is_first=False)
+        if effect.error is None:
+            self._answers[told.question] = told
+            if len(self._answers) > ANSWERS_MAX:
+                self._answers.popitem(last=False)
+        waiting = self._waiting.pop(told.question, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(effect.error or told)
+
+    def fail(self, error: BanksmanError) -> None:
+        """A bug of ours: nobody will ever say what the answer is."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(error)
+        self._waiting.clear()
+
+    def without_answer(self, id: str) -> Answered:
+        """Of one that was asked, is not open, and has no answer in the log."""
+        state = self._driver.state
+        if state.mode is Mode.CLOSED:
+            raise Closed("the session is closed", hint="open it again, and answer there", question=id)
+        if state.store is not Store.WORKING:
+            assert state.store_error is not None
+            raise copy(state.store_error)
+        # Its answer was lost with a log that failed, and with it the process that asked.
+        return Answered(id, "withdrawn", "store", None, is_first=False)
 
     def close(self, id: str) -> None:
         self._open.pop(id, None)
@@ -136,11 +225,35 @@ class Questions:
                 log.warning("! %d callbacks of on_question were cancelled and go on all the same", len(late))
 
 
-def _decision(wants: Wants, answer: Answer) -> Decision:
+async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str) -> Answered | None:
+    """What the log says was answered to one that is over; None: it was asked, and the log has no answer of it.
+    `NotFound`: it was never asked, or is too old to be kept. `read`: the events after a seq."""
+    told: Answered | None = None
+    name = _NAME.fullmatch(id)
+    is_known = False
+    # One from before questions had names of ours has the agent's, says not where it was, and may have come again.
+    async with aclosing(read(0 if name is None else int(name[1]) - 1)) as events:
+        async for event in events:
+            if event.kind == kinds.QUESTION_ASKED and event.body["question"] == id:
+                is_known, told = True, None
+            elif event.kind == kinds.QUESTION_ANSWERED and event.body["question"] == id:
+                body = event.body
+                told = Answered(id, body["answer"], body.get("by", "agent"), body.get("message"), is_first=False)
+            elif name is not None and not is_known and event.kind != kinds.STREAM_GAP and event.seq <= int(name[1]):
+                break  # There is something else in its place.
+            if told is not None and name is not None:
+                break
+    if not is_known and told is None:
+        raise NotFound(f"there is no question {id!r:.100} in this session", hint="it may be too old to be kept")
+    return told
+
+
+def checked(answer: Answer) -> Answer:
+    """`UsageError` for what could answer no question at all. It is one whatever has become of the question: who gives
+    such an answer hears of it the first time, and not only when it happens to be the first."""
     if answer.decision not in ("allow", "deny"):
         raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint='"allow" or "deny"')
-    allows = answer.decision == "allow"
-    place = ("session" if answer.remember else None) if isinstance(answer.remember, bool) else answer.remember
+    allows, place = answer.decision == "allow", _place(answer)
     if place is not None and place not in PLACES:
         hint = f"True, or one of {', '.join(PLACES)}"
         raise UsageError(f"an answer cannot be remembered as {answer.remember!r:.60}", hint=hint)
@@ -151,17 +264,26 @@ def _decision(wants: Wants, answer: Answer) -> Decision:
             raise UsageError(f"the {name} of an answer cannot be {given!r:.60}", hint="a mapping")
     if allows and answer.interrupt:
         raise UsageError("an answer cannot both allow and interrupt", hint='"deny" with interrupt=True')
+    if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
+        raise UsageError("a denied question has nothing to remember and no input", hint="leave them out, or allow")
+    return answer
+
+
+def _place(answer: Answer) -> str | None:
+    return ("session" if answer.remember else None) if isinstance(answer.remember, bool) else answer.remember
+
+
+def _decision(wants: Wants, answer: Answer) -> Decision:
+    checked(answer)
     if answer.content is not None and wants is not Wants.ELICITATION:
         raise UsageError("content answers an elicitation, and this is none", hint="updated_input, perhaps")
     if wants is Wants.ELICITATION and (answer.remember or answer.updated_input is not None):
         raise UsageError("an elicitation has no tool to remember or to give an input to", hint="content")
-    if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
-        raise UsageError("a denied question has nothing to remember and no input", hint="leave them out, or allow")
     return Decision(
-        allows=allows,
+        allows=answer.decision == "allow",
         message=answer.message,
         updated_input=answer.updated_input,
         content=answer.content,
-        remember=place,
+        remember=_place(answer),
         interrupts=answer.interrupt,
     )

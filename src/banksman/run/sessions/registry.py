@@ -12,15 +12,16 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from banksman.core.config import Config
-from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
+from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, Project, entry
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
-from banksman.errors import BanksmanError, NameTaken, NotOwner, UsageError
+from banksman.errors import BanksmanError, NameTaken, NotFound, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.cleaning import Cleaning
@@ -33,12 +34,16 @@ from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.recorded import opening_of
 from banksman.run.sessions.session import Session
-from banksman.store.log import Known, Log
+from banksman.run.sessions.totals import Totals
+from banksman.store.log import Known, Log, ManyPage
 
 log = logging.getLogger("banksman")
 
 # Closed sessions that can still be asked for. Each may hold its whole history in memory.
 SESSIONS_KEPT_MAX = 32
+
+# What a `session.opened` of the log says.
+Permit = Callable[[Mapping[str, Any]], None]
 
 
 class Startup:
@@ -76,9 +81,12 @@ class Startup:
 class Sessions:
     """For one loop. It closes nothing but its own readers: sessions are the host's to close, and so is the log."""
 
-    def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None) -> None:
+    def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None, permit: Permit | None = None) -> None:
+        """`permit` raises if a session may not be opened again as its log says it was opened the last time."""
         self.store = store
+        self.permit = permit
         self.redactor = redactor
+        self.totals = Totals()
         self._pool = pool
         # Those that we have, or had until they were closed, oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
@@ -94,17 +102,21 @@ class Sessions:
         self._profile = functools.cache(profiles.load_or_plain)
 
     # -- opening -----------------------------------------------------------------------------------------------------
-    async def open(self, opening: Opening, *, name: str | None, on_question: OnQuestion | None) -> Session:
-        """A new one; or, under the name of one that is known, that one: as it is, if it is open here, which from its
+    async def open(
+        self, opening: Opening, *, name: str | None, on_question: OnQuestion | None, id: str | None = None
+    ) -> Session:
+        """A new one, under the `id` if one is given; or, under the name of one that is known, that one: as it is, if it is open here, which from its
         next turn on is as asked for; else it is claimed, and goes on where it was."""
         checked_name(name, self.redactor)
         async with self._gate.at_work():
             self._cleaning.begin()
-            return await self._open(opening, name, on_question)
+            return await self._open(opening, name, on_question, id)
 
-    async def _open(self, opening: Opening, name: str | None, on_question: OnQuestion | None) -> Session:
+    async def _open(
+        self, opening: Opening, name: str | None, on_question: OnQuestion | None, id: str | None
+    ) -> Session:
         if name is None:
-            return await self._add(opening, None, on_question)
+            return await self._add(opening, None, on_question, id=id)
         session: Session | None = None
         async with self._gate.alone("name", name):
             while session is None:
@@ -113,7 +125,7 @@ class Sessions:
                     session = await self._open_known(known, name, opening, on_question)
                     continue
                 with suppress(NameTaken):  # Another host was faster: it is that one, then.
-                    session = await self._add(opening, name, on_question)
+                    session = await self._add(opening, name, on_question, id=id)
         return session
 
     async def _open_known(
@@ -144,8 +156,12 @@ class Sessions:
         name: str | None,
         on_question: OnQuestion | None,
         settings: tuple[tuple[str, str], ...] = (),
+        id: str | None = None,
     ) -> Session:
-        id = f"s-{os.urandom(8).hex()}"
+        if id is None:
+            id = f"s-{os.urandom(8).hex()}"
+        elif self.store.find(id) is not None:
+            raise UsageError(f"there is a session {id!r} already", hint="another id", session=id)
         session = self._face(id, name, opening.profile)
         epoch = await recovery.create(self.store, id, name, opening.profile.name)
         try:
@@ -214,6 +230,7 @@ class Sessions:
             frame_bytes_max=opening.frame_bytes_max,
             redactor=self.redactor,
         )
+        self.totals.follow(life)
         self._others.pop(session.id, None)
         self._known[session.id] = session
         self._startups[session.id] = startup
@@ -266,7 +283,7 @@ class Sessions:
                 return found[-1]
         elif (known := self.store.find(id_or_name)) is not None:
             return self._handle(known)
-        raise UsageError(f"there is no session {id_or_name!r}", hint="see sessions()")
+        raise NotFound(f"there is no session {id_or_name!r}", hint="see sessions()")
 
     def all(self) -> list[Session]:
         """Every session of the store, oldest first; of one that is closed, those that we had."""
@@ -277,6 +294,15 @@ class Sessions:
     def ours(self) -> list[Session]:
         """Those that are open here, and those that were closed and are still kept, oldest first."""
         return list(self._known.values())
+
+    # -- reading many ------------------------------------------------------------------------------------------------
+    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> ManyPage:
+        """Events of many sessions, in the order in which they were committed."""
+        return await self.store.read_many(after, limit, sessions=sessions, project_of=self._project_of)
+
+    def _project_of(self, session: str) -> Project | None:
+        known = self.store.find(session)
+        return None if known is None else self._profile(known.agent).dialect.project
 
     def _handle(self, known: Known) -> Session:
         """One that was closed here is asked anew by a handle of its own: it may be claimed again, by whomever."""
@@ -315,6 +341,8 @@ class Sessions:
                 raise NotOwner("the session is open here already, by another handle", hint=hint, session=session.id)
             profile = profiles.load(session.agent)
             past = await recovery.load(self.store, session.id, Config(dialect=profile.dialect))
+            if self.permit is not None and past.opened is not None:
+                self.permit(past.opened)
             opening = opening_of(session.agent, past.opened)
             try:
                 await self._take(session, opening, None)

@@ -35,7 +35,7 @@ from banksman.core.session_facts import (
     SettingAsked,
 )
 from banksman.core.state import Mode, Store
-from banksman.errors import UsageError
+from banksman.errors import NotFound, UsageError
 from banksman.run.sessions import holding, status
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.following import Readers, place_of
@@ -44,13 +44,13 @@ from banksman.run.sessions.life import Life
 from banksman.run.sessions.names import check_no_secret, checked_name
 from banksman.run.sessions.opening import Opening
 from banksman.run.sessions.promises import Promises, ignore
-from banksman.run.sessions.questions import Answer, OnQuestion, Question
+from banksman.run.sessions.questions import Answer, Answered, OnQuestion, Question, checked, find_answer
 from banksman.run.sessions.recovery import load
 from banksman.run.sessions.status import Status
 from banksman.run.sessions.tools import ToolServer
 from banksman.run.sessions.turn import Turn, Watch
 from banksman.run.sessions.wishes import Wishes, priority_of
-from banksman.store.log import Log
+from banksman.store.log import READ_EVENTS_MAX, Log, Page
 
 Prompt = str | Sequence[Mapping[str, Any]]
 Claim = Callable[["Session"], Awaitable[None]]
@@ -207,7 +207,7 @@ class Session:
                     turn = Turn(self, id, event.seq - 1)
                     turn.watch(Watch(is_over=await self._is_over(id)))
                     return turn
-        raise UsageError(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
+        raise NotFound(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
 
     def _save(self, prompt: str) -> None:
         """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:
@@ -280,6 +280,22 @@ class Session:
         """The events after a seq that are there now; `waits`: and those to come, as `follow`, or until `until`."""
         return self._readers.events(after, waits=waits, until=until)
 
+    async def page(self, after: str | int | None = None, *, limit: int = READ_EVENTS_MAX) -> Page:
+        """The events after a cursor that are there now, at most `limit`, and the range that retention took before them,
+        if it did. `HistoryLost` as in `follow`."""
+        epoch, seq = place_of(after)
+        return await self._readers.page(seq, limit, epoch=epoch)
+
+    async def head(self) -> str | None:
+        """The cursor of the last event that is committed."""
+        last = self._store.head(self.id).seq
+        page = await self._readers.page(max(0, last - 1), 1)
+        return page.events[0].cursor if page.events else None
+
+    async def wait_past(self, seq: int) -> None:
+        """Until an event after this one is committed. `StoreError`: there never will be one."""
+        await self._readers.wait_past(seq)
+
     # -- questions ---------------------------------------------------------------------------------------------------
     def questions(self) -> list[Question]:
         """Those that wait for an answer."""
@@ -295,16 +311,34 @@ class Session:
         content: Mapping[str, Any] | None = None,
         remember: bool | str = False,
         interrupt: bool = False,
-    ) -> None:
-        """Answer a question of the agent: "allow" or "deny". One that needs no answer any more is let be.
+    ) -> Answered:
+        """Answer a question of the agent: "allow" or "deny". Returns, when it is durable, the one answer that the
+        question has: this one (`is_first`), or, for one that is over, the one that it had, whoever gave it, however
+        long ago. `NotFound`: there never was such a question. One that is over needs no claim.
 
         `message`: why not, for the agent to read. `updated_input`: what the tool is to be used with instead.
         `content`: what was entered, for an elicitation. `remember`: the agent is not to ask again: True or "session"
         for as long as its process lives, "local", "project" or "user" in its own settings. `interrupt`: a denial that
-        ends the turn.
+        ends the turn. Cancelling this only stops waiting: the answer is given all the same.
         """
+        answer = checked(Answer(decision, message, updated_input, content, remember, interrupt))
+        if self._life is None:
+            past = await load(self._store, self.id, Config(dialect=self.dialect))
+            if not any(waiting.id == question for waiting in past.questions):
+                told = await self._find_answer(question)
+                return told or Answered(question, "withdrawn", "store", None, is_first=False)
         life = await self._own()
-        life.questions.answer(question, Answer(decision, message, updated_input, content, remember, interrupt))
+        told = await life.questions.answer(question, answer, self._tell) or await self._find_answer(question)
+        return self._as_logged(told or life.questions.without_answer(question))
+
+    async def _find_answer(self, question: str) -> Answered | None:
+        return await find_answer(lambda after: self._readers.events(after, waits=False), question)
+
+    def _as_logged(self, told: Answered) -> Answered:
+        """What was said to the agent may hold a secret; whoever answers again is told what the log says."""
+        if self._redactor is None or told.message is None:
+            return told
+        return replace(told, message=self._redactor.redact_text(told.message))
 
     # -- settings ----------------------------------------------------------------------------------------------------
     async def set_model(self, model: str) -> None:

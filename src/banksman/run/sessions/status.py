@@ -119,7 +119,7 @@ def take(driver: Driver, *, name: str | None, agent: str) -> Status:
         timers={f"{t.value} {subject}": timer.when() - now for (t, subject), timer in driver.timers.items()},
         questions=(
             *(question.id for question in state.questions),
-            *(question.asked.request for question in state.kept if question.decision is None),
+            *(question.id for question in state.kept if question.decision is None),
         ),
         pids=() if driver.pid is None else (driver.pid,),
         waits_for_place=driver.waits_for_place,

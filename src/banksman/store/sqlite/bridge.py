@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import sqlite3
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -82,6 +82,10 @@ class Bridge:
     def host(self) -> int | None:
         """Our id among the hosts, once there is one."""
         return self._work.host
+
+    def counters(self) -> Mapping[str, float]:
+        """What the writer's thread has written. It never changes what it has given out."""
+        return self._writer.written._asdict()
 
     async def call(
         self, function: Callable[[Work], Any], *, then: Callable[[Any, bool], None] | None = None, **how: Any

@@ -23,7 +23,7 @@ import enum
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -350,6 +350,10 @@ class SqliteLog:
             self._discard_spools()
             self._bridge.stop()
         await asyncio.shield(self._closed)
+
+    # -- looking at the store itself ---------------------------------------------------------------------------------
+    def counters(self) -> Mapping[str, float]:
+        return self._bridge.counters()
 
     # -- answering ---------------------------------------------------------------------------------------------------
     def on_group(self) -> None:

@@ -23,6 +23,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from banksman.errors import StoreError, StoreReadOnly
 from banksman.store.sqlite import opening, ownership, rests, spool, upkeep
@@ -42,6 +43,16 @@ TIDY_BUSY_MILLISECONDS = 100
 AGAIN_SECONDS = 1.0
 
 log = logging.getLogger("banksman")
+
+
+class Written(NamedTuple):
+    """What was written so far. A new one with each commit: another thread may look at it at any moment."""
+
+    commits: int = 0
+    events: int = 0
+    bytes: int = 0
+    commit_seconds: float = 0.0
+    failures: int = 0
 
 
 class Writer:
@@ -66,6 +77,7 @@ class Writer:
         self._retention = retention
         self._hand_over = hand_over
         self._runs = Runs(work)
+        self.written = Written()
         # Whether commits are synced; None until it was said. How a connection begins is chosen when SQLite is compiled.
         self._is_synced: bool | None = None
         self._is_overwriting = False
@@ -146,12 +158,26 @@ class Writer:
 
     def _committed(self, group: list[Operation]) -> Exception | None:
         """What kept the transaction out, if anything did."""
+        began = time.perf_counter()
         try:
             with group[0].around(self._work):
                 self._transact(group)
         except Exception as exc:
+            self.written = self.written._replace(failures=self.written.failures + 1)
             return exc
+        self._count(group, time.perf_counter() - began)
         return None
+
+    def _count(self, group: list[Operation], seconds: float) -> None:
+        before = self.written
+        appends = [operation for operation in group if isinstance(operation, Append) and operation.error is None]
+        self.written = Written(
+            commits=before.commits + 1,
+            events=before.events + sum(len(append.entries) for append in appends),
+            bytes=before.bytes + sum(append.size for append in appends),
+            commit_seconds=before.commit_seconds + seconds,
+            failures=before.failures,
+        )
 
     def _transact(self, group: list[Operation]) -> None:
         work, runs = self._work, self._runs

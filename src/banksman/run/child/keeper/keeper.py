@@ -17,6 +17,7 @@ number, which is safe; afterwards only pidfds are used, and the numbers of child
 from __future__ import annotations
 
 import _socket
+import errno
 import marshal
 import os
 import select
@@ -24,6 +25,7 @@ import time
 
 from banksman.run.child import system
 from banksman.run.child.keeper import wire
+from banksman.run.child.keeper.helper import Helper
 from banksman.run.child.keeper.plumbing import close_all_but, milliseconds_until, read_file, wake_on_child
 from banksman.run.child.keeper.spawn import SpawnFailed, spawn
 from banksman.run.child.keeper.sweep import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Sweep
@@ -118,6 +120,7 @@ def rehearse(host: int) -> None:
     order: dict[str, Any] = {
         **{"path": b"/bin/true", "argv": (b"true",), "env": {}, "umask": 0o077, "limits": None, "nofile": 1024},
         **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None},
+        **{"terminal": None, "user": None, "ender": None},
     }
     order = marshal.loads(wire.decode(wire.encode(wire.SPAWN, 0, marshal.dumps(order)))[2])
     folder = system.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -156,7 +159,8 @@ class Keeper:
         # Acting alone: the host is gone, or was silent past its deadline. What it says later is still obeyed.
         self._is_alone = False
         self._has_reported = False
-        self._sweep = Sweep(os.getpid(), self._reap)
+        self._helper = Helper(order["ender"]) if order["ender"] else None
+        self._sweep = Sweep(os.getpid(), self._reap, self._helper)
         self._named = 0
         self._sweep_began = 0.0
         self._next_round = 0.0
@@ -314,17 +318,23 @@ class Keeper:
         self._reap()
         self._phase = KILLING
         self._deadline = None
+        self._sweep_began = self._next_round = time.monotonic()
+        if self._helper is not None:
+            # The report must not wait for it: the host takes a keeper that is silent for longer to be wedged.
+            self._helper.until = self._sweep_began + SWEEP_SECONDS_MAX
         # Most of a tree is usually in the leader's group, and one signal stops all of that at once.
         self._signal(SIGSTOP, to_group=True)
-        self._sweep_began = self._next_round = time.monotonic()
 
     def _signal(self, number: int, to_group: bool) -> None:
         if self._is_reaped or (self._has_exited and not to_group):
             return
         try:
             (system.killpg if to_group else system.kill)(self._leader, number)
-        except OSError:
-            pass  # ESRCH: the group is gone, which is what was wanted. EPERM: the sweep will name who is left.
+        except OSError as exc:
+            # ESRCH: the group is gone, which is what was wanted. EPERM: not one of them is ours to signal. Without a
+            # helper the sweep will name them.
+            if exc.errno == errno.EPERM and self._helper is not None:
+                self._helper.kill(number, [-self._leader if to_group else self._leader])
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def _reap(self) -> None:

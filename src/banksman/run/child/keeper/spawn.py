@@ -2,7 +2,8 @@
 
 Two ways. `posix_spawn` is a third of the cost of a fork of this interpreter and does all that most commands need.
 Limits it cannot set, and the keeper must not set them on itself (an RLIMIT_CPU or a low RLIMIT_NOFILE would end the
-keeper before its tree): a command with limits is forked, and the child sets them.
+keeper before its tree): a command with limits is forked, and the child sets them. So is one that takes a terminal as
+its own, which only the leader of a session can, and one of another user, which the keeper must not become.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # Python ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored across exec: every signal whose action can be
 # changed goes back to its default. 32 and 33 belong to the C library.
-_DEFAULT_SIGNALS = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
+DEFAULT_SIGNALS = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
 
 
 class SpawnFailed(Exception):
@@ -41,7 +42,7 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
         system.fchdir(cwd)
     except OSError as exc:
         raise SpawnFailed("cwd", exc.errno or 0) from exc
-    if order["limits"]:
+    if order["limits"] or order["terminal"] is not None or order["user"]:
         return _fork_exec(order, fds, targets)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, targets, strict=True)]
     path, argv, env = order["path"], order["argv"], order["env"]
@@ -50,7 +51,7 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
     set_soft_nofile(order["nofile"])
     try:
         return system.posix_spawn(
-            path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULT_SIGNALS
+            path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
         )
     except OSError as exc:
         raise SpawnFailed("exec", exc.errno or 0) from exc
@@ -77,7 +78,7 @@ def _clear_of(fds: list[int], targets: set[int]) -> list[int]:
 
 
 def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
-    """Fork, set the limits in the child, exec. The child says what went wrong through a pipe that exec closes."""
+    """Fork, do in the child what only it can, exec. The child says what went wrong through a pipe that exec closes."""
     try:
         said, tell = system.pipe()
     except OSError as exc:
@@ -111,9 +112,20 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         system.setsid()
         for fd, target in zip(fds, targets, strict=True):
             os.dup2(fd, target, inheritable=True)
+        if order["terminal"] is not None:
+            step = "terminal"
+            _take_terminal(order["terminal"], order["user"])
         step = "limits"
         set_soft_nofile(order["nofile"])
-        _set_limits(order["limits"])
+        if order["limits"]:
+            _set_limits(order["limits"])
+        if order["user"]:
+            step = "user"
+            uid, gid, groups, folder = order["user"]
+            system.become_user(uid, gid, groups)
+            # We are in that folder already, but as who we were: the user must be able to come here.
+            step = "cwd"
+            os.chdir(folder)
         step = "exec"
         _reset_signals()
         system.execve(order["path"], order["argv"], order["env"])
@@ -124,6 +136,16 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         os.write(tell, f"{step}:22".encode())
     finally:
         os._exit(127)
+
+
+def _take_terminal(request: int, user: Any) -> None:
+    """Make the terminal under 0 ours: for all three streams, and the one that Ctrl-C and the hang-up come from."""
+    for target in (1, 2):
+        os.dup2(0, target, inheritable=True)
+    system.ioctl(0, request, 0)
+    if user:
+        # Else its own user could not open it by its name (as gpg and screen do).
+        system.chown(0, user[0], -1)
 
 
 def _set_limits(limits: Order) -> None:
@@ -139,6 +161,6 @@ def _set_limits(limits: Order) -> None:
 
 
 def _reset_signals() -> None:
-    for number in _DEFAULT_SIGNALS:
+    for number in DEFAULT_SIGNALS:
         signals.signal(number, signals.SIG_DFL)
     signals.pthread_sigmask(signals.SIG_SETMASK, ())

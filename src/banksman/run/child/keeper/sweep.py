@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
+    from banksman.run.child.keeper.helper import Helper
     from banksman.run.child.keeper.tree import Member, Row
 
 SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
@@ -42,9 +43,11 @@ NAMES_MAX = 1000
 class Sweep:
     """One tree's sweep. The caller repeats rounds of `kill` until it has *proof* that nothing is left."""
 
-    def __init__(self, root: int, reap: Callable[[], None]) -> None:
+    def __init__(self, root: int, reap: Callable[[], None], helper: Helper | None = None) -> None:
+        """`helper` signals those that are not ours to signal; without one they are `denied`."""
         self._root = root
         self._reap = reap
+        self._helper = helper
         self._near = True
         self._ask_all_at = 0.0
         self.names: dict[Member, str] = {}
@@ -52,6 +55,7 @@ class Sweep:
 
     def term(self) -> None:
         """TERM to each member that is alive now, and CONT, without which a stopped one would not even notice."""
+        others: list[int] = []
         # A full look: one with a pid below ours would otherwise sit out the grace unasked, and then be killed.
         for member in descendants(self._root, near=False):
             fd = open_member(member)
@@ -61,10 +65,15 @@ class Sweep:
             try:
                 system.pidfd_send_signal(fd, SIGTERM)
                 system.pidfd_send_signal(fd, SIGCONT)
-            except OSError:
-                pass  # Gone, or not ours to signal. The sweep that follows tells the two apart and reports the second.
+            except OSError as exc:
+                # Gone, or not ours to signal. Without a helper the sweep that follows reports the second.
+                if exc.errno == errno.EPERM:
+                    others.append(member[0])
             finally:
                 system.close(fd)
+        if others and self._helper is not None:
+            self._helper.kill(SIGTERM, others)
+            self._helper.kill(SIGCONT, others)
 
     def kill(self, but: Container[int] = ()) -> bool:
         """One round, leaving out the subtrees of `but`. True if there was something to kill."""
@@ -88,6 +97,8 @@ class Sweep:
                 except OSError:
                     pass  # Gone between the two signals.
                 system.close(fd)
+        if self.denied and self._helper is not None:
+            return self._kill_by_helper(self._helper) or bool(held)
         if not held and not self.denied and not but and time.monotonic() >= self._ask_all_at:
             self._ask_all_at = time.monotonic() + ENUMERATE_SECONDS_BETWEEN
             return self._kill_unseen()
@@ -129,6 +140,21 @@ class Sweep:
             return
         held[row[0]] = fd
         self._name(member)
+
+    def _kill_by_helper(self, helper: Helper) -> bool:
+        """Freeze and kill those that are not ours to signal. False if the helper could not.
+
+        By number, since nobody can hand a pidfd to `kill`. Each was this process a moment ago, and one that is frozen
+        cannot end and give its number away. What remains is a process that ends, is reaped and has its number used
+        again, by somebody else, in the time that a helper takes to start: the stated limit.
+        """
+        members = [member for member in self.denied if (stat := read_stat(member[0])) and stat[2] == member[1]]
+        pids = [pid for pid, _start in members]
+        for member in members:
+            self._name(member)
+        # Either is false if one of them has gone meanwhile, and then the other may well have met the rest.
+        was_stopped = helper.kill(SIGSTOP, pids)
+        return helper.kill(SIGKILL, pids) or was_stopped
 
     def _kill_unseen(self) -> bool:
         """Kill direct children that /proc does not show: by number, which is safe for an unreaped child of our own."""

@@ -1,0 +1,199 @@
+"""`Command.watch`: told when the output matches a pattern, without asking again and again.
+
+A plain pattern (no repeats, no alternatives, no groups) is looked for right here, in linear time. Any other is looked
+for by a process of its own (`matcher.py`), because nobody can tell how long that takes: it belongs to the host, and is
+killed when the watch ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from banksman.core.facts import Stream
+from banksman.errors import BanksmanError, Closed, MachineError, UsageError
+from banksman.run.child.launch import Launch, prepare
+from banksman.run.commands import matcher
+from banksman.run.commands.finished import Ended
+from banksman.run.commands.options import Options
+from banksman.run.commands.search import Found, Search, is_plain
+
+if TYPE_CHECKING:
+    from banksman.run.commands.command import Command, Piece
+
+# A pattern that takes longer for one piece is too slow for anything; so is a machine, for a start and a moment's work.
+SEARCH_SECONDS_MAX = 10.0
+# What is searched at once: the loop is free between two pieces.
+PIECE_BYTES = 65536
+PATTERN_CHARS_MAX = 4096
+
+StartAside = Callable[[Launch, Options], "Command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What matched: output from byte `begin` up to `next`, where to watch on. `groups` are the pattern's, as text.
+
+    `missed` bytes from `after` on were not searched, since they were not kept: see `Output`.
+    """
+
+    begin: int
+    next: int
+    data: bytes
+    groups: tuple[str | None, ...]
+    missed: int
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+class Searches(Protocol):
+    async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None: ...
+
+
+class Source(Protocol):
+    """What is watched: a command, as far as it is needed here."""
+
+    async def read(self, *, after: int, stream: str, bytes_max: int) -> Piece: ...
+    def has_output(self, stream: Stream, after: int) -> bool: ...
+    def written(self, stream: Stream) -> int: ...
+
+
+def check_pattern(pattern: Any) -> None:
+    hint = "text or bytes, a regular expression as Python's re has them"
+    if not isinstance(pattern, str | bytes):
+        raise UsageError(f"cannot watch for {pattern!r:.60}", hint=hint)
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise UsageError("the pattern is too long", hint=f"at most {PATTERN_CHARS_MAX} characters")
+    try:
+        Search(pattern)
+    except (re.error, ValueError, OverflowError, RecursionError, Warning) as exc:
+        raise UsageError(f"cannot watch for {pattern!r:.60}: {exc}", hint=hint) from exc
+
+
+async def watch(
+    source: Source,
+    pattern: str | bytes,
+    *,
+    after: int,
+    stream: Stream,
+    timeout: float | None,
+    start_aside: StartAside | None,
+) -> Match | None:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if is_plain(pattern):
+        return await _watch(source, Here(pattern), after, stream, deadline)
+    assert start_aside is not None
+    aside = Aside(pattern, start_aside, deadline)
+    try:
+        return await _watch(source, aside, after, stream, deadline)
+    except _TooLate:
+        return None
+    finally:
+        aside.stop()
+
+
+async def _watch(source: Source, search: Searches, after: int, stream: Stream, deadline: float | None) -> Match | None:
+    missed, place = 0, after
+    # Once the time is up, what was written until then is still searched.
+    last: int | None = None
+    while True:
+        if last is None and deadline is not None and time.monotonic() >= deadline:
+            last = source.written(stream)
+        if last is not None and place >= last:
+            return None
+        try:
+            piece = await _read(source, place, stream, deadline)
+        except TimeoutError:
+            continue
+        missed += piece.missed
+        if piece.next < place:
+            return None  # It has ended before the place that was asked for.
+        found = await search.feed(piece.data, piece.next - len(piece.data), piece.is_end)
+        if found is not None:
+            begin, data, groups = found
+            return Match(begin, begin + len(data), data, groups, missed)
+        if piece.is_end:
+            return None
+        place = piece.next
+        await asyncio.sleep(0)
+
+
+async def _read(source: Source, place: int, stream: Stream, deadline: float | None) -> Piece:
+    """The next piece; TimeoutError if there is none in time."""
+    reading = source.read(after=place, stream=stream.value, bytes_max=PIECE_BYTES)
+    if deadline is None or source.has_output(stream, place):
+        return await reading  # There is nothing to wait for, or no end of the waiting.
+    async with asyncio.timeout(deadline - time.monotonic()):
+        return await reading
+
+
+class _TooLate(Exception):
+    """The watch's own time was up, and then some."""
+
+
+class Here:
+    """A search that never waits, nor keeps others waiting."""
+
+    def __init__(self, pattern: str | bytes) -> None:
+        self._search = Search(pattern)
+
+    async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
+        return self._search.feed(data, begin, is_end)
+
+
+class Aside:
+    """The other end of a matcher."""
+
+    def __init__(self, pattern: str | bytes, start: StartAside, deadline: float | None) -> None:
+        self._deadline = deadline
+        env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        argv = [sys.executable, "-I", "-S", matcher.__file__]
+        launch = prepare(argv, cwd="/", env=env, inherit_env=False)
+        self._command = start(launch, Options(stdin="pipe", grace=0.0, linger=0.0, spill_bytes_max=0))
+        self._command.put_nowait(matcher.pack(pattern))
+        self._place = 0
+
+    async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
+        seconds = SEARCH_SECONDS_MAX
+        if self._deadline is not None:
+            seconds = min(seconds, max(0.0, self._deadline - time.monotonic()) + SEARCH_SECONDS_MAX / 2)
+        try:
+            async with asyncio.timeout(seconds):
+                self._command.put_nowait(matcher.pack((data, begin, is_end)))
+                length = int.from_bytes(await self._take(matcher.LENGTH_BYTES), "big")
+                return marshal.loads(await self._take(length))
+        except TimeoutError:
+            if seconds < SEARCH_SECONDS_MAX:
+                raise _TooLate from None
+            hint = "a repeat inside of a repeat can take for ever; say more exactly what is to match"
+            raise UsageError(
+                f"the pattern takes longer than {seconds:.0f} s for {len(data)} bytes", hint=hint
+            ) from None
+
+    async def _take(self, size: int) -> bytes:
+        taken = b""
+        while len(taken) < size:
+            piece = await self._command.read(after=self._place, bytes_max=size - len(taken))
+            taken, self._place = taken + piece.data, piece.next
+            if piece.is_end and len(taken) < size:
+                raise await self._why_it_ended()
+        return taken
+
+    async def _why_it_ended(self) -> BanksmanError:
+        done = await self._command.wait()
+        if done.ended is Ended.HOST_CLOSED:
+            return Closed("the host is closing; it watches nothing more", hint="open another Host")
+        return MachineError("the search for the pattern was killed by somebody", hint="watch again")
+
+    def stop(self) -> None:
+        """At once, and not waited for: the host sees to its end."""
+        self._command.stop_nowait(at_once=True)

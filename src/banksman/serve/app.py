@@ -1,0 +1,103 @@
+"""The application: every route behind the one door. And a line of the log for each request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.routing import Route as PathRoute
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from banksman.serve import commands, events, openapi, operation, page, sessions, turns
+from banksman.serve.context import Context
+from banksman.serve.door import Door
+from banksman.serve.problems import Problem
+from banksman.serve.routes import Answer, Call, Endpoint, Route
+
+log = logging.getLogger("banksman.serve")
+
+ROUTES: tuple[Route, ...] = (
+    *sessions.ROUTES,
+    *turns.ROUTES,
+    *events.ROUTES,
+    *commands.ROUTES,
+    *operation.ROUTES,
+)
+
+
+def make(context: Context, *, token: str, port: int) -> ASGIApp:
+    described = msgspec.json.encode(openapi.describe(ROUTES))
+
+    async def describe(_: Call) -> Answer:
+        return Answer(described)
+
+    own = Route(method="GET", path="/openapi.json", handle=describe, summary="This.")
+    by_path: dict[str, list[Route]] = {}
+    for route in (*ROUTES, own, *page.ROUTES):
+        by_path.setdefault(route.path, []).append(route)
+    limit = context.settings.body_bytes_max
+    router = Router(
+        [PathRoute(path, Endpoint(routes, context, limit)) for path, routes in by_path.items()],
+        # A path with a slash too many is another path.
+        redirect_slashes=False,
+        default=_nothing_here,
+    )
+    is_open = {route.path for routes in by_path.values() for route in routes if route.is_open}
+    names = (*context.settings.hosts, context.settings.bind)
+    door = context.door = Door(router, token=token, port=port, names=names, is_open=is_open.__contains__)
+    return Logged(door)
+
+
+async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    problem = Problem(404, "NotFound", "there is nothing at this path", hint="see /openapi.json")
+    await problem.response()(scope, receive, send)
+
+
+class Logged:
+    """Around everything: each request is one line when it is over, without its query, and a bug is told once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        status = 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception:
+            log.exception("! a request has failed: this is a bug", extra=_ids(scope))
+            if not status:
+                response: Response = Problem(500, "BugError", "a bug of Banksman's own", hint="see its log").response()
+                await response(scope, receive, sent)
+        finally:
+            milliseconds = round((time.monotonic() - began) * 1000, 1)
+            log.debug(
+                "%s %s %d in %s ms",
+                *(scope["method"], scope["path"], status, milliseconds),
+                extra={**_ids(scope), "status": status, "milliseconds": milliseconds},
+            )
+
+
+def _ids(scope: Scope) -> dict[str, Any]:
+    return {"method": scope["method"], "path": scope["path"]}
+
+
+# For browsers: nothing is guessed, nothing is shown inside of another page, no address is told to others.
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)

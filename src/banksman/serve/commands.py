@@ -1,0 +1,284 @@
+"""Background commands over HTTP: start, read, watch, write, signal, stop.
+
+They live as long as the server does. What they said and how they ended is kept for a while after that: see Host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import codecs
+import signal
+from contextlib import suppress
+from typing import Any
+
+from banksman import Command
+from banksman.serve import messages
+from banksman.serve.context import Context
+from banksman.serve.messages import WAIT_SECONDS_MAX
+from banksman.serve.problems import Problem
+from banksman.serve.routes import Answer, Call, Route
+
+# A piece of output, at most.
+OUTPUT_BYTES_MAX = 1 << 20
+# How long a command may leave what it is sent untaken.
+STDIN_SECONDS_MAX = 30.0
+
+
+async def start(call: Call) -> Answer:
+    context: Context = call.context
+    body: messages.StartCommand = call.body
+
+    async def do() -> Answer:
+        policy = context.policy
+        more: dict[str, Any] = {}
+        if body.pty is not False:
+            more["pty"] = body.pty if isinstance(body.pty, bool) else tuple(body.pty)
+        command = await context.host.start(
+            policy.command(body.argv),
+            cwd=policy.folder(body.cwd),
+            env=policy.env(body.env),
+            inherit_env=body.inherit_env,
+            timeout=body.timeout,
+            idle_timeout=body.idle_timeout,
+            grace=body.grace,
+            stdin=_stdin(body.stdin),
+            user=policy.user(body.user),
+            output_bytes_max=body.output_bytes_max,
+            **more,
+        )
+        return Answer(shown(command), 201, {"Location": f"/v1/commands/{command.id}"})
+
+    return await context.once.do("commands", call.key, body, do)
+
+
+async def list_commands(call: Call) -> Answer:
+    return Answer(messages.Commands([shown(command) for command in call.context.host.commands()]))
+
+
+async def look(call: Call) -> Answer:
+    command = _command(call)
+    query: messages.WaitFor = call.query
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
+            await command.wait()
+    return Answer(shown(command))
+
+
+async def read(call: Call) -> Answer:
+    command = _command(call)
+    query: messages.ReadOutput = call.query
+    _one_of("encoding", query.encoding, "text", "base64")
+    limit = min(query.limit, OUTPUT_BYTES_MAX)
+    try:
+        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
+            piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
+    except TimeoutError:
+        # Nothing came, and that is an answer.
+        none = {"base64": ""} if query.encoding == "base64" else {"text": ""}
+        return Answer(messages.OutputPiece(query.after, 0, False, **none))
+    if query.encoding == "base64":
+        data = base64.b64encode(piece.data).decode()
+        return Answer(messages.OutputPiece(piece.next, piece.missed, piece.is_end, base64=data))
+    # A character that is not all there yet is left for the next piece.
+    whole = piece.data if piece.is_end else piece.data[: len(piece.data) - _cut(piece.data)]
+    if not whole:
+        whole = piece.data
+    text = whole.decode(errors="replace")
+    return Answer(
+        messages.OutputPiece(piece.next - len(piece.data) + len(whole), piece.missed, piece.is_end, text=text)
+    )
+
+
+async def watch(call: Call) -> Answer:
+    """Answered as soon as the output matches; or when it has ended, or the time is up, without."""
+    command = _command(call)
+    query: messages.WatchOutput = call.query
+    timeout = min(query.wait, WAIT_SECONDS_MAX)
+    found = await command.watch(query.pattern, after=query.after, stream=query.stream, timeout=timeout)
+    if found is None:
+        return Answer(messages.Matched(False, None, None, None, [], command.is_over))
+    groups = [None if group is None else group.decode(errors="replace") for group in found.groups]
+    return Answer(messages.Matched(True, found.begin, found.next, found.text, groups, command.is_over))
+
+
+async def write(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.WriteStdin = call.body
+    if body.text is not None or body.base64 is not None:
+        await command.write(_bytes(body), timeout=STDIN_SECONDS_MAX)
+    if body.end:
+        await command.close_stdin()
+    return Answer(shown(command))
+
+
+async def send_signal(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.SendSignal = call.body
+    await command.signal(_signal(body.signal), group=body.group)
+    return Answer(shown(command))
+
+
+async def resize(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.Resize = call.body
+    await command.resize(body.rows, body.columns)
+    return Answer(shown(command))
+
+
+async def stop(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.StopCommand = call.body
+    await command.stop(at_once=body.at_once)
+    return Answer(shown(command))
+
+
+def shown(command: Command) -> messages.Command:
+    done = command.finished
+    finished = None
+    if done is not None:
+        finished = messages.Finished(
+            ended=str(done.ended),
+            code=done.code,
+            signal=done.signal,
+            seconds=done.seconds,
+            drained=done.drained,
+            swept=[messages.Swept(swept.pid, swept.command) for swept in done.swept],
+            survivors=[messages.Survivor(left.pid, left.command, left.why) for left in done.survivors],
+            ladder=[messages.Step(step.rung, step.at) for step in done.ladder],
+        )
+    return messages.Command(command.id, list(command.argv), str(command.state), command.pid, finished)
+
+
+def _command(call: Call) -> Command:
+    return call.context.host.command(call.path["id"])
+
+
+def _stdin(given: str | messages.Given | None) -> Any:
+    if isinstance(given, messages.Given):
+        return _bytes(given)
+    if given not in (None, "pipe"):
+        raise Problem(
+            400, "BadRequest", 'stdin is null, "pipe", {"text": …} or {"base64": …}', hint="see /openapi.json"
+        )
+    return given
+
+
+def _bytes(given: messages.Given) -> bytes:
+    if (given.text is None) == (given.base64 is None):
+        raise Problem(400, "BadRequest", "either text or base64 is given", hint="one of the two")
+    if given.text is not None:
+        return given.text.encode()
+    try:
+        return base64.b64decode(given.base64 or "", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise Problem(400, "BadRequest", f"this is not base64: {exc}", hint="see RFC 4648") from exc
+
+
+def _signal(given: int | str) -> int:
+    if isinstance(given, int):
+        return given
+    name = given.upper().removeprefix("SIG")
+    try:
+        return signal.Signals[f"SIG{name}"].value
+    except KeyError as exc:
+        raise Problem(
+            422, "UsageError", f"there is no signal {given!r:.40}", hint='such as "INT", or a number'
+        ) from exc
+
+
+def _cut(data: bytes) -> int:
+    """How many bytes at its end are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data[-4:])
+    return len(decoder.getstate()[0])
+
+
+def _one_of(name: str, value: str, *known: str) -> None:
+    if value not in known:
+        raise Problem(400, "BadRequest", f"there is no {name} {value!r:.40}", hint=" or ".join(known))
+
+
+ID = "/v1/commands/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/commands",
+        handle=start,
+        summary="Start a command in the background.",
+        body=messages.StartCommand,
+        answer=messages.Command,
+        status=201,
+        has_key=True,
+        problems=(422,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/commands",
+        handle=list_commands,
+        summary="The commands that run, and those that have ended and are still kept.",
+        answer=messages.Commands,
+    ),
+    Route(
+        method="GET",
+        path=ID,
+        handle=look,
+        summary="Where a command stands, and how it ended.",
+        query=messages.WaitFor,
+        answer=messages.Command,
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/output",
+        handle=read,
+        summary="Its output from a byte on.",
+        query=messages.ReadOutput,
+        answer=messages.OutputPiece,
+        problems=(422,),
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/watch",
+        handle=watch,
+        summary="Wait until its output matches a pattern.",
+        query=messages.WatchOutput,
+        answer=messages.Matched,
+        problems=(422,),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/stdin",
+        handle=write,
+        summary="Write to its stdin, and end it.",
+        body=messages.WriteStdin,
+        answer=messages.Command,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/signal",
+        handle=send_signal,
+        summary="Send a signal to its leader, or its group.",
+        body=messages.SendSignal,
+        answer=messages.Command,
+        problems=(422,),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/resize",
+        handle=resize,
+        summary="Give its terminal another size.",
+        body=messages.Resize,
+        answer=messages.Command,
+        problems=(422,),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/stop",
+        handle=stop,
+        summary="End it, and all that it started; answered when it is over.",
+        body=messages.StopCommand,
+        answer=messages.Command,
+    ),
+)

@@ -1,0 +1,40 @@
+"""What the routes work with: the host, and the few things that are the server's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from banksman import Host
+from banksman.errors import NotFound
+from banksman.run.sessions.session import Session
+from banksman.serve.door import Door
+from banksman.serve.once import Once
+from banksman.serve.policy import Policy
+from banksman.serve.settings import Settings
+from banksman.serve.streams.follower import Streams
+
+# Longer than any id or name can be.
+NAME_LENGTH_MAX = 512
+
+
+@dataclass(slots=True)
+class Context:
+    """`drain` begins to end the server, with that many seconds for what runs; None: as many as it is set to."""
+
+    host: Host
+    settings: Settings
+    policy: Policy
+    streams: Streams
+    drain: Callable[[float | None], None]
+    store: str
+    once: Once = field(default_factory=Once)
+    started: float = field(default_factory=time.time)
+    is_closing: bool = False
+    door: Door | None = None
+
+    def session(self, id_or_name: str) -> Session:
+        if len(id_or_name) > NAME_LENGTH_MAX or "\0" in id_or_name:
+            raise NotFound("there is no such session", hint="see /v1/sessions")
+        return self.host.session(id_or_name)

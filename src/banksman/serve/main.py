@@ -1,0 +1,197 @@
+"""`banksman serve`: from the socket to the exit code.
+
+It begins in an order in which each step can still say no without harm: the address, the token, the store, then the
+door is opened. It ends by a signal or by `/v1/drain`: nothing new is taken (503), what runs may finish, everybody can
+still read; then the streams are told to come back, and the host is closed. A second signal does not wait for what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from banksman import Host, raise_fd_limit
+from banksman.errors import BanksmanError
+from banksman.serve import adopted, app, logs, notify, stacks, whereabouts
+from banksman.serve import server as servers
+from banksman.serve import token as tokens
+from banksman.serve.context import Context
+from banksman.serve.policy import Policy
+from banksman.serve.settings import Settings
+from banksman.serve.streams.counts import Counts
+from banksman.serve.streams.follower import Streams
+from banksman.serve.streams.pages import Pages
+
+log = logging.getLogger("banksman.serve")
+
+# What is begun with the server, and ends with it.
+Then = Callable[[Host, str], Awaitable[None]]
+
+
+def run(settings: Settings, then: Then | None = None) -> int:
+    """Serve until told to end: the exit code. Prints the address when it can be used. `then` is given the host and the
+    address at that moment, and is cancelled at the end."""
+    try:
+        return asyncio.run(_run(settings, then))
+    except BanksmanError as exc:
+        print(f"banksman: {exc}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _run(settings: Settings, then: Then | None) -> int:
+    notifier = notify.take()
+    token_path = tokens.default_path() if settings.token_file is None else Path(settings.token_file)
+    listener = servers.bind(settings)
+    try:
+        token = tokens.load_or_make(token_path) if settings.token is None else settings.token
+        logs.configure(settings.log_format, settings.log_level, [token])
+        raise_fd_limit()
+        ending = Ending(settings.drain_seconds)
+        stacks.install(asyncio.get_running_loop())
+        adopted.install(asyncio.get_running_loop())
+        policy = Policy(settings)
+        url = servers.url_of(listener)
+        async with Host(
+            _store(settings),
+            secrets=[token, *settings.secrets],
+            processes_max=settings.processes_max,
+            address=url,
+            permit=policy.reopen,
+            user_helper=settings.user_helper,
+        ) as host:
+            context = _context(host, settings, policy, ending)
+            port = int(listener.getsockname()[1])
+            server = servers.Server(app.make(context, token=token, port=port), listener, settings, context.streams)
+            await server.start()
+            whereabouts.announce(token_path.parent, url)
+            try:
+                _tell(url, token)
+                notifier.ready(url)
+                async with _beating(notifier):
+                    await _until_told(host, url, ending, then)
+                    context.is_closing = True
+                    notifier.stopping()
+                    await ending.drain(host)
+            finally:
+                whereabouts.withdraw(token_path.parent)
+                await server.close()
+    finally:
+        listener.close()
+    return 0
+
+
+def _context(host: Host, settings: Settings, policy: Policy, ending: Ending) -> Context:
+    streams = Streams(
+        closing=asyncio.get_running_loop().create_future(),
+        counts=Counts(),
+        pages=Pages(),
+        heartbeat_seconds=settings.heartbeat_seconds,
+        streams_max=settings.streams_max,
+    )
+    return Context(host, settings, policy, streams, drain=ending.ask, store=settings.store or "the state folder")
+
+
+def _store(settings: Settings) -> str | None:
+    keeps = [
+        f"{name}={value}"
+        for name, value in (("keep_bytes", settings.keep_bytes), ("keep_seconds", settings.keep_seconds))
+        if value is not None
+    ]
+    if not keeps:
+        return settings.store
+    from banksman.host import default_path  # noqa: PLC0415
+
+    store = settings.store or f"sqlite:{default_path()}"
+    return f"{store}{'&' if '?level=' in store else '?'}{'&'.join(keeps)}"
+
+
+def _tell(url: str, token: str) -> None:
+    """The address to open. What comes after the # is for the browser: it sends it to nobody. Into a journal, which
+    others may read and which is kept, the token does not go."""
+    shown = url if _is_journal() else f"{url}/#token={token}"
+    print(f"Banksman is at {shown}", flush=True)
+
+
+def _is_journal() -> bool:
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        stat = os.fstat(1)
+    except OSError:
+        return False
+    return (device, inode) == (str(stat.st_dev), str(stat.st_ino))
+
+
+async def _until_told(host: Host, url: str, ending: Ending, then: Then | None) -> None:
+    if then is None:
+        await asyncio.shield(ending.asked)
+        return
+    beside = asyncio.ensure_future(then(host, url))
+    try:
+        await asyncio.shield(ending.asked)
+    finally:
+        beside.cancel()
+        await asyncio.wait((beside,))
+        if not beside.cancelled() and (exc := beside.exception()) is not None:
+            log.error("! what was begun with the server has failed: %s", exc)
+
+
+@asynccontextmanager
+async def _beating(notifier: notify.Notifier) -> AsyncGenerator[None]:
+    """The service manager hears of us for as long as the loop runs, if it wants to."""
+    seconds = notifier.watchdog_seconds()
+    if seconds is None:
+        yield
+        return
+
+    async def beat() -> None:
+        while True:
+            notifier.beat()
+            await asyncio.sleep(seconds / 2)
+
+    task = asyncio.ensure_future(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+class Ending:
+    """Who told us to end, and how long what runs may take. The first word counts; the second says: now."""
+
+    def __init__(self, drain_seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.asked: asyncio.Future[None] = loop.create_future()
+        self._now: asyncio.Future[None] = loop.create_future()
+        self._seconds = drain_seconds
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def ask(self, seconds: float | None = None) -> None:
+        if not self.asked.done():
+            if seconds is not None:
+                self._seconds = seconds
+            self.asked.set_result(None)
+
+    def _on_signal(self, number: int) -> None:
+        if not self.asked.done():
+            log.info("x %s: nothing new is taken; what runs has %g s", signal.Signals(number).name, self._seconds)
+            self.ask()
+        elif not self._now.done():
+            log.info("x %s again: what runs is stopped", signal.Signals(number).name)
+            self._now.set_result(None)
+
+    async def drain(self, host: Host) -> None:
+        draining = asyncio.ensure_future(host.drain(timeout=self._seconds))
+        await asyncio.wait((draining, self._now), return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            await host.close()
+        await draining

@@ -1,0 +1,76 @@
+"""`Idempotency-Key`: a request that is sent again, since its answer was lost, is answered again, and done once.
+
+What is remembered here is which body came with a key, and what it is being answered, as long as this server lives. What
+must be done once beyond that is done so by the log: an ask has its key there, and a session that is made with a key has
+an id that is made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from banksman.serve.problems import Problem
+from banksman.serve.routes import Answer
+
+KEYS_MAX = 10_000
+
+
+@dataclass(slots=True)
+class _Entry:
+    fingerprint: bytes
+    answer: asyncio.Future[Answer]
+
+
+class Once:
+    """By key, and what it was sent to."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+
+    async def do(
+        self, place: str, key: str | None, body: msgspec.Struct, do: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """`do`, or what it has answered to the same before. What failed is not remembered: it may be tried again."""
+        if key is None:
+            return await do()
+        fingerprint = hashlib.sha256(msgspec.json.encode(body)).digest()
+        entry = self._entries.get((place, key))
+        if entry is not None and entry.fingerprint != fingerprint:
+            hint = "another request needs another key"
+            raise Problem(422, "KeyUsed", "this Idempotency-Key came with another body before", hint=hint)
+        while entry is not None:
+            # Whoever did it may have failed, or have been cancelled: then it is our turn.
+            await asyncio.wait((entry.answer,))
+            if not entry.answer.cancelled() and entry.answer.exception() is None:
+                return entry.answer.result()
+            entry = self._entries.get((place, key))
+        return await self._do(place, key, fingerprint, do)
+
+    async def _do(self, place: str, key: str, fingerprint: bytes, do: Callable[[], Awaitable[Answer]]) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._entries[place, key] = _Entry(fingerprint, answer)
+        self._forget_oldest()
+        try:
+            answer.set_result(await do())
+            return answer.result()
+        except BaseException as exc:
+            self._entries.pop((place, key), None)
+            answer.set_exception(exc) if isinstance(exc, Exception) else answer.cancel()
+            if not answer.cancelled():
+                answer.exception()  # Those who wait look at it; if nobody does, it was told here.
+            raise
+
+    def _forget_oldest(self) -> None:
+        while len(self._entries) > KEYS_MAX:
+            self._entries.popitem(last=False)
+
+
+def session_id(key: str) -> str:
+    """The same for the same key, after a restart too."""
+    return f"s-{hashlib.blake2b(key.encode(), digest_size=8, person=b'banksman').hexdigest()}"

@@ -1,0 +1,89 @@
+"""Errors as the client sees them: problem+json (RFC 9457), with the status that says who must act.
+
+4xx: the caller. 502: the agent. 503: whoever runs the machine or the store, and it may be tried again. 500: a bug.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from banksman import errors
+from banksman.errors import BanksmanError
+
+MEDIA_TYPE = "application/problem+json"
+# What a client is told to wait, in seconds. Nobody can know; it is long enough not to be a storm, and short enough not
+# to be noticed.
+RETRY_SECONDS = 1
+
+# The first line that fits counts: the special before the general.
+_STATUSES: tuple[tuple[type[BanksmanError], int], ...] = (
+    (errors.NotFound, 404),
+    (errors.UsageError, 422),
+    (errors.QueueFull, 429),
+    (errors.Busy, 409),
+    (errors.Refused, 409),
+    (errors.CommandError, 409),
+    (errors.HistoryLost, 410),
+    (errors.StoreDamaged, 500),
+    (errors.StoreTooNew, 500),
+    (errors.StoreError, 503),
+    (errors.MachineError, 503),
+    (errors.AgentError, 502),
+    (errors.BugError, 500),
+)
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+class Problem(Exception):
+    """An answer that is no success, raised by whoever finds out."""
+
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        *,
+        hint: str = "",
+        ids: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.hint = hint
+        self.ids = dict(ids or {})
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("Retry-After", str(RETRY_SECONDS))
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, MEDIA_TYPE)
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "type": f"urn:banksman:{_WORD.sub('-', self.title).lower()}",
+                "title": self.title,
+                "status": self.status,
+                "detail": self.detail,
+                "hint": self.hint,
+                "ids": self.ids,
+            },
+            enc_hook=str,
+        )
+
+
+def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
+    """`is_closing`: the host takes nothing more, which is why it refuses, and another one will take its place."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    if isinstance(error, errors.Closed) and is_closing:
+        status = 503
+    headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, errors.Busy) else None
+    detail = error.args[0] if error.args else ""
+    return Problem(status, type(error).__name__, str(detail), hint=error.hint, ids=error.ids, headers=headers)

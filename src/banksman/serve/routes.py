@@ -1,0 +1,169 @@
+"""A route: which call of the API it is, what it takes, what it answers, and which function does it.
+
+The table of routes is the API. Requests are taken apart by it, and the OpenAPI is made from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from banksman.errors import BanksmanError
+from banksman.serve.messages import Body, Query
+from banksman.serve.problems import Problem, problem_of
+
+# From the end of the head to the end of the body.
+BODY_SECONDS_MAX = 60.0
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+B = TypeVar("B", bound=Body)
+Q = TypeVar("Q", bound=Query)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, taken apart. `context` is the server that it came to."""
+
+    context: Any
+    request: Request
+    path: Mapping[str, str]
+    body: Any
+    query: Any
+    key: str | None
+
+    def header(self, name: str) -> str | None:
+        return self.request.headers.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A success: a value to be shown as JSON, or bytes as they are."""
+
+    value: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    media_type: str = "application/json"
+
+    def response(self) -> Response:
+        if self.value is None:
+            return Response(status_code=self.status, headers=dict(self.headers))
+        data = self.value if isinstance(self.value, bytes) else msgspec.json.encode(self.value, enc_hook=str)
+        return Response(data, self.status, dict(self.headers), self.media_type)
+
+
+Handle = Callable[[Call], Awaitable[Answer | Response | Asgi]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """`problems`: the statuses it may answer besides those that every route may. `streams`: the media types that it
+    answers without end, if `Accept` asks for one. `has_key`: it takes an `Idempotency-Key`."""
+
+    method: str
+    path: str
+    handle: Handle
+    summary: str
+    answer: Any = None
+    status: int = 200
+    body: type[Body] | None = None
+    query: type[Query] | None = None
+    problems: Sequence[int] = ()
+    streams: Sequence[str] = ()
+    has_key: bool = False
+    is_open: bool = False
+    media_type: str = "application/json"
+
+
+class Endpoint:
+    """All routes of one path, as an ASGI application."""
+
+    def __init__(self, routes: Sequence[Route], context: Any, body_bytes_max: int) -> None:
+        self._routes = {route.method: route for route in routes}
+        self._context = context
+        self._body_bytes_max = body_bytes_max
+        methods = {*self._routes, *(["HEAD"] if "GET" in self._routes else [])}
+        self._allow = ", ".join(sorted(methods))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        method: str = scope["method"]
+        route = self._routes.get("GET" if method == "HEAD" else method)
+        response: Answer | Response | Asgi
+        try:
+            if route is None:
+                hint = f"this path takes {self._allow}"
+                raise Problem(
+                    405, "WrongMethod", f"there is no {method} here", hint=hint, headers={"Allow": self._allow}
+                )
+            response = await route.handle(await self._taken_apart(route, request))
+        except Problem as problem:
+            response = problem.response()
+        except BanksmanError as exc:
+            response = problem_of(exc, is_closing=self._context.is_closing).response()
+        except ClientDisconnect:
+            return
+        await (response.response() if isinstance(response, Answer) else response)(scope, receive, send)
+
+    async def _taken_apart(self, route: Route, request: Request) -> Call:
+        key = request.headers.get("idempotency-key")
+        if key is not None and _KEY.fullmatch(key) is None:
+            raise Problem(400, "BadKey", "this cannot be an Idempotency-Key", hint="1 to 255 visible ASCII characters")
+        return Call(
+            context=self._context,
+            request=request,
+            path=request.path_params,
+            body=None if route.body is None else await self._body(route.body, request),
+            query=None if route.query is None else _query(route.query, request),
+            key=key,
+        )
+
+    async def _body(self, kind: type[B], request: Request) -> B:
+        data = await self._read(request)
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if data and content_type != "application/json":
+            raise Problem(415, "NotJson", "the body must be JSON", hint="Content-Type: application/json")
+        try:
+            return msgspec.json.decode(data or b"{}", type=kind)
+        except msgspec.DecodeError as exc:
+            raise Problem(400, "BadRequest", f"the body is not as it must be: {exc}", hint="see /openapi.json") from exc
+        except RecursionError as exc:
+            raise Problem(400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json") from exc
+
+    async def _read(self, request: Request) -> bytes:
+        too_large = Problem(
+            *(413, "BodyTooLarge", f"a body has at most {self._body_bytes_max} bytes"),
+            hint="send less, or raise body_bytes_max in the settings",
+            headers={"Connection": "close"},
+        )
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._body_bytes_max:
+            raise too_large
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS_MAX):
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size > self._body_bytes_max:
+                        raise too_large
+                    pieces.append(piece)
+        except TimeoutError as exc:
+            detail = f"a body takes at most {BODY_SECONDS_MAX:g} s"
+            raise Problem(408, "TooSlow", detail, headers={"Connection": "close"}) from exc
+        return b"".join(pieces)
+
+
+def _query(kind: type[Q], request: Request) -> Q:
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise Problem(400, "BadRequest", f"the query is not as it must be: {exc}", hint="see /openapi.json") from exc

@@ -1,0 +1,99 @@
+"""The listening socket and its connections, in our own loop.
+
+uvicorn speaks the HTTP; its own server is not used, because it takes the signals, and looks ten times a second whether
+it is to end. To end here is a future that every stream waits on: each is told to come back, and the last one that does not
+take even that is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import Any
+
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from banksman.errors import MachineError, UsageError
+from banksman.serve.settings import Settings
+from banksman.serve.streams.follower import Streams
+from banksman.serve.wire import Connection, config_for
+
+BACKLOG = 1024
+# From the word that it ends to the last byte of those who take it.
+CLOSE_SECONDS_MAX = 2.0
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The socket, before anything else is begun: an address that is taken is an error that costs nothing."""
+    family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.bind, settings.port))
+        listener.setblocking(False)
+    except OSError as exc:
+        listener.close()
+        where = f"{settings.bind}:{settings.port}"
+        if exc.errno == errno.EADDRINUSE:
+            hint = "end the server that is there, or take another --port (0: any that is free)"
+            raise UsageError(f"{where} is taken", hint=hint) from exc
+        if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
+            raise MachineError(f"cannot listen at {where}: {exc.strerror}", number=exc.errno) from exc
+        raise UsageError(f"cannot listen at {where}: {exc.strerror or exc}", hint="another --bind or --port") from exc
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server:
+    """Serves an application on a socket, until it is closed."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, settings: Settings, streams: Streams) -> None:
+        self._config = config_for(app)
+        self._state = ServerState()
+        self._listener = listener
+        self._settings = settings
+        self._streams = streams
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, sock=self._listener, backlog=BACKLOG)
+
+    def _connection(self) -> Connection:
+        return Connection(
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+            stall_seconds=self._settings.stall_seconds,
+            on_stall=self._on_stall,
+        )
+
+    def _on_stall(self) -> None:
+        self._streams.counts.cut += 1
+
+    async def close(self) -> None:
+        """Take nobody new, tell those who follow to come back, answer what was asked, and cut off who is left."""
+        assert self._server is not None
+        self._server.close()
+        if not self._streams.closing.done():
+            self._streams.closing.set_result(None)
+        connections: list[Any] = list(self._state.connections)
+        for connection in connections:
+            connection.shutdown()
+        lost = [connection.lost for connection in connections]
+        if lost:
+            await asyncio.wait(lost, timeout=CLOSE_SECONDS_MAX)
+        for connection in list(self._state.connections):
+            connection.abort()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._streams.pages.close()

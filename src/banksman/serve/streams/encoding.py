@@ -1,0 +1,57 @@
+"""Events as bytes, for a reader: SSE or NDJSON. What is stored is already JSON, and goes out as it is."""
+
+from __future__ import annotations
+
+import base64
+import enum
+from typing import Any
+
+import msgspec
+
+from banksman import Event
+
+RETRY_MILLISECONDS = 1000
+
+_encoder = msgspec.json.Encoder()
+
+
+class Form(enum.Enum):
+    SSE = "text/event-stream"
+    NDJSON = "application/x-ndjson"
+
+
+def encode(event: Event, *, raw: bool) -> bytes:
+    """One event, as every reader sees it, whichever way it asks."""
+    shown: dict[str, Any] = {
+        "cursor": event.cursor,
+        "session": event.session,
+        "epoch": event.epoch,
+        "seq": event.seq,
+        "at": event.at,
+        "turn": event.turn,
+        "kind": event.kind,
+        # Our own kinds are stored as the JSON that they are shown as.
+        "body": event.body if event.is_frame else msgspec.Raw(event.data),
+    }
+    if raw and event.is_frame:
+        try:
+            shown["frame"] = event.data.decode()
+        except UnicodeDecodeError:
+            shown["frame"] = event.data.decode(errors="replace")
+            shown["frame_base64"] = base64.b64encode(event.data)
+    return _encoder.encode(shown)
+
+
+def stored(form: Form, id: str, data: bytes) -> bytes:
+    """An event of the log, with the place right after it. JSON has no line end in it."""
+    return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is Form.SSE else data + b"\n"
+
+
+def made(form: Form, kind: str, **more: object) -> bytes:
+    """What is made for one reader. It has no place, so that nobody comes back to it."""
+    data = _encoder.encode({"kind": kind, **more})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is Form.SSE else data + b"\n"
+
+
+def preamble(form: Form) -> bytes:
+    return b"retry: %d\n\n" % RETRY_MILLISECONDS if form is Form.SSE else b""

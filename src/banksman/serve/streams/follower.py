@@ -1,0 +1,148 @@
+"""One client's stream, from its first byte to its last.
+
+It is a place in the log. It takes the page after it, which others may be taking too, sends it, and goes on from where
+that ended; there is no queue, and no second way by which something new could come. So nothing can be sent twice or left
+out, whenever the client goes and wherever it comes back. When there is nothing to send it says so now and then, so that
+both sides learn of a connection that is no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from banksman.errors import StoreError
+from banksman.serve.problems import Problem
+from banksman.serve.streams.counts import Counts
+from banksman.serve.streams.encoding import RETRY_MILLISECONDS, Form, made, preamble
+from banksman.serve.streams.pages import Page, Pages
+from banksman.serve.streams.sources import PAGE_EVENTS_MAX, Source
+from banksman.serve.wire import Connection
+
+Place = TypeVar("Place", bound=Hashable)
+
+_HEADERS = (
+    (b"cache-control", b"no-store"),
+    # A proxy that collects before it passes on would hold back what is live.
+    (b"x-accel-buffering", b"no"),
+)
+
+
+@dataclass(slots=True)
+class Streams:
+    """What all streams share. `closing` is done when the server goes."""
+
+    closing: asyncio.Future[None]
+    counts: Counts
+    pages: Pages[Any]
+    heartbeat_seconds: float
+    streams_max: int
+    by_client: dict[str, int] = field(default_factory=dict[str, int])
+
+    @contextmanager
+    def place_for(self, client: str) -> Generator[None]:
+        """One of those that this client may have open at once."""
+        if self.by_client.get(client, 0) >= self.streams_max:
+            hint = "close one, or follow many sessions over one stream (/v1/events)"
+            raise Problem(429, "TooManyStreams", f"{self.streams_max} streams are open already", hint=hint)
+        self.by_client[client] = self.by_client.get(client, 0) + 1
+        try:
+            yield
+        finally:
+            self.by_client[client] -= 1
+            if not self.by_client[client]:
+                del self.by_client[client]
+
+
+class Follower(Generic[Place]):
+    """The answer to a request for a stream: an ASGI response."""
+
+    def __init__(self, streams: Streams, source: Source[Place], place: Place, form: Form, *, kind: str) -> None:
+        """`kind`, for counting: "session" or "many"."""
+        self._streams = streams
+        self._source = source
+        self._place = place
+        self._form = form
+        self._kind = kind
+        # What was said of retention, by session: it is said once.
+        self._gaps: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state: dict[str, Any] = scope["state"]
+        connection: Connection = state["connection"]
+        try:
+            with self._streams.place_for(state["client"]), self._streams.counts.following(self._kind):
+                await self._answer(connection, send, has_body=scope["method"] != "HEAD")
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+
+    async def _answer(self, connection: Connection, send: Send, *, has_body: bool) -> None:
+        content_type = (b"content-type", self._form.value.encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [content_type, *_HEADERS]})
+        if has_body:
+            await self._write(send, preamble(self._form))
+            reason = await self._follow(connection, send)
+            if reason is not None:
+                seconds = RETRY_MILLISECONDS / 1000
+                await self._write(send, made(self._form, "stream.closing", reason=reason, retry_seconds=seconds))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _follow(self, connection: Connection, send: Send) -> str | None:
+        """Until the client is gone (None), or for a reason of ours."""
+        is_live = False
+        is_near_end = True
+        while True:
+            try:
+                if not is_live and is_near_end and await self._source.is_at_end(self._place):
+                    is_live = True
+                    head = self._source.shown(self._place)
+                    await self._write(send, made(self._form, "stream.live", head=head))
+                page = await self._next(connection, send)
+            except StoreError as exc:
+                # The session was deleted, or the log is closed or cannot be read: who comes back is told which.
+                return "closing" if self._streams.closing.done() else exc.args[0]
+            if page is None:
+                return None if connection.lost.done() else "closing"
+            await self._send_page(page, send)
+            self._place = page.place
+            is_near_end = page.events < PAGE_EVENTS_MAX
+
+    async def _next(self, connection: Connection, send: Send) -> Page[Place] | None:
+        """None: there will be none for this client. Heartbeats until there is one."""
+        key = (self._source.key, self._form, self._place)
+        ends = (connection.lost, self._streams.closing)
+        make = functools.partial(self._source.next, self._place, self._form)
+        with self._streams.pages.at(key, make) as making:
+            while True:
+                if any(end.done() for end in ends):
+                    return None
+                if making.done():
+                    return making.result()
+                await asyncio.wait(
+                    (making, *ends), timeout=self._streams.heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not making.done() and not any(end.done() for end in ends):
+                    head = self._source.shown(self._place)
+                    await self._write(send, made(self._form, "stream.heartbeat", head=head))
+
+    async def _send_page(self, page: Page[Place], send: Send) -> None:
+        counts = self._streams.counts
+        for session, (first, last) in page.gaps.items():
+            if self._gaps.get(session, 0) < last:
+                self._gaps[session] = last
+                counts.gaps += 1
+                await self._write(send, made(self._form, "stream.gap", session=session, first=first, last=last))
+        for piece in page.pieces:
+            await self._write(send, piece)
+        counts.events += page.events
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        if data:
+            self._streams.counts.bytes += len(data)
+            await send({"type": "http.response.body", "body": data, "more_body": True})

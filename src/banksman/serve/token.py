@@ -1,0 +1,170 @@
+"""The token: whoever has it may do anything that this server can. It is made once, and kept in a file of its user's.
+
+Two servers that start at the same moment agree on one: each writes its own to a file beside, and only one of the two
+can be given the name, by a link, which takes nothing away. Whoever comes second reads what the first has put there. So
+what is found under the name is always whole.
+
+A file that others may read, or could have written, is no secret, and is refused rather than put right: somebody may
+have read it by then.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from banksman.errors import MachineError, UsageError
+
+TOKEN_BYTES = 32
+FILE_BYTES_MAX = 4096
+# Not every file system has links (FAT, some network drives).
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def default_path() -> Path:
+    """Beside the store, in the user's state folder."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # As the specification has it, a relative path there means nothing.
+        return Path(state) / "banksman" / "token"
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or not home.strip("/"):
+        raise UsageError("there is no home folder to keep the token in", hint="token_file, or XDG_STATE_HOME")
+    return Path(home) / ".local" / "state" / "banksman" / "token"
+
+
+def load_or_make(path: Path) -> str:
+    """The token in this file, which is made if it is missing. `UsageError`: what is there can be no secret."""
+    path = Path(os.path.abspath(path))
+    try:
+        make_private_folder(path.parent)
+        token = _load(path)
+        if token is None:
+            _make(path)
+            token = _load(path)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
+            raise MachineError(f"cannot keep the token in {path}: {exc.strerror}", number=exc.errno) from exc
+        hint = "make it yours to read and write, or set token_file to another path"
+        raise UsageError(f"cannot keep the token in {path}: {exc.strerror or exc}", hint=hint, path=str(path)) from exc
+    if token is None:
+        raise UsageError(f"the token {path} is removed as soon as it is made", hint="who does that? take another path")
+    return token
+
+
+def is_same(a: str, b: str) -> bool:
+    """Compared in a time that says nothing about either, whatever they hold and however long they are."""
+    return hmac.compare_digest(*(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (a, b)))
+
+
+def cookie_of(token: str, port: int) -> str:
+    """What a browser is given for the token. It does not show the token, and is the same after a restart; of another
+    token or another port it is another one, since browsers send cookies to every port of a host."""
+    digest = hmac.digest(token.encode("utf-8", "surrogatepass"), f"banksman cookie {port}".encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+# -- files that are nobody else's -------------------------------------------------------------------------------------
+def make_private_folder(folder: Path) -> None:
+    """Ours alone, if it is missing. `UsageError` if it is there and others could put another file in ours' place."""
+    missing: list[Path] = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        with suppress(FileExistsError):  # Another process may make it at the same moment.
+            os.mkdir(one, 0o700)
+        folder = one
+    found = os.stat(folder)
+    is_writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (os.geteuid(), 0) or is_writable:
+        hint = f"chmod 700 {folder}, as its owner; or take a folder of your own"
+        raise UsageError(f"others may change what is in {folder}", hint=hint, path=str(folder))
+
+
+def write_beside(path: Path, data: bytes) -> Path:
+    """A file with this in it, readable by us alone, in the same folder and under a name that nobody else has."""
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    fd = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.fchmod(fd, 0o600)  # Whatever the umask left of it.
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        os.unlink(beside)
+        raise
+    return beside
+
+
+# -- ours -------------------------------------------------------------------------------------------------------------
+def _make(path: Path) -> None:
+    beside = write_beside(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode())
+    try:
+        with suppress(FileExistsError):  # Another server was faster, and its token is ours.
+            os.link(beside, path)
+    except OSError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+        _rename_if_absent(beside, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+def _rename_if_absent(beside: Path, path: Path) -> None:
+    """Without links it takes a lock, of the folder: whoever comes second finds the name taken."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not os.path.lexists(path):
+            os.rename(beside, path)
+    finally:
+        os.close(folder)
+
+
+def _load(path: Path) -> str | None:
+    """None: there is no such file."""
+    try:
+        # A pipe under that name must not keep us waiting for its other end.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise _refusal(path, "is a symbolic link", "remove it, or set token_file to where it points") from exc
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _refusal(path, "is no regular file", "remove it, or set token_file to another path")
+        if found.st_uid != os.geteuid():
+            raise _refusal(path, f"belongs to the user {found.st_uid}", "remove it as that user, or take another path")
+        if found.st_mode & 0o077:
+            raise _refusal(path, "may be read by others", "remove it, and a new one is made; who read it has it")
+        data = os.read(fd, FILE_BYTES_MAX + 1)
+    finally:
+        os.close(fd)
+    if len(data) > FILE_BYTES_MAX:
+        raise _refusal(path, f"is longer than {FILE_BYTES_MAX} bytes", "remove it, and a new one is made")
+    token = data.strip(b" \t\r\n")
+    if not token:
+        raise _refusal(path, "is empty", "remove it, and a new one is made")
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise _refusal(path, "holds what cannot be in a header", "visible ASCII without blanks, or remove it")
+    return token.decode()
+
+
+def _refusal(path: Path, what: str, hint: str) -> UsageError:
+    return UsageError(f"the token file {path} {what}", hint=hint, path=str(path))

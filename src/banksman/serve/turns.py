@@ -1,0 +1,158 @@
+"""Turns and questions over HTTP: ask, look, interrupt, answer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from banksman import Outcome, Receipt
+from banksman.run.sessions.turn import Turn
+from banksman.serve import messages
+from banksman.serve.context import Context
+from banksman.serve.messages import WAIT_SECONDS_MAX
+from banksman.serve.routes import Answer, Call, Route
+
+
+async def ask(call: Call) -> Answer:
+    """Answered once the log has it."""
+    context: Context = call.context
+    body: messages.Ask = call.body
+    session = context.session(call.path["id"])
+
+    async def do() -> Answer:
+        turn = await session.ask(
+            body.prompt,
+            priority=body.priority,
+            on_busy=body.on_busy,
+            on_preempt=body.on_preempt,
+            key=call.key,
+            schema=body.schema,
+            rules=body.rules,
+        )
+        headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
+        return Answer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
+
+    return await context.once.do(f"turns {session.id}", call.key, body, do)
+
+
+async def look(call: Call) -> Answer:
+    query: messages.WaitFor = call.query
+    turn = await _turn(call)
+    outcome: Outcome | None = None
+    with suppress(TimeoutError):
+        # Even of one that is over it is read from the log; that is no waiting.
+        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX) if str(turn.state) != "ended" else None):
+            outcome = await turn.outcome()
+    return Answer(messages.Turn(turn.id, str(turn.state), None if outcome is None else shown(outcome)))
+
+
+async def interrupt(call: Call) -> Answer:
+    turn = await _turn(call)
+    return Answer(receipt(await call.context.session(call.path["id"]).interrupt(turn)))
+
+
+async def interrupt_now(call: Call) -> Answer:
+    """The turn that runs at this moment, if one does."""
+    return Answer(receipt(await call.context.session(call.path["id"]).interrupt()))
+
+
+async def list_questions(call: Call) -> Answer:
+    questions = call.context.session(call.path["id"]).questions()
+    return Answer(
+        messages.Questions(
+            [messages.Question(q.id, q.turn, q.tool, dict(q.input), q.wants, dict(q.details)) for q in questions]
+        )
+    )
+
+
+async def answer(call: Call) -> Answer:
+    """The question has one answer: whoever comes second is told which."""
+    body: messages.Answer = call.body
+    given = await call.context.session(call.path["id"]).answer(
+        call.path["question"],
+        body.decision,
+        message=body.message,
+        updated_input=body.updated_input,
+        content=body.content,
+        remember=body.remember,
+        interrupt=body.interrupt,
+    )
+    return Answer(messages.Answered(given.question, given.answer, given.by, given.message, given.is_first))
+
+
+async def _turn(call: Call) -> Turn:
+    return await call.context.session(call.path["id"]).turn(call.path["turn"])
+
+
+def shown(outcome: Outcome) -> messages.Outcome:
+    return messages.Outcome(
+        kind=str(outcome.kind),
+        stop_reason=outcome.stop_reason,
+        text=outcome.text,
+        structured=outcome.structured,
+        usage=outcome.usage,
+        cost=outcome.cost,
+        error=None if outcome.error is None else str(outcome.error),
+        clock=outcome.clock,
+        durable=outcome.durable,
+    )
+
+
+def receipt(receipt: Receipt) -> messages.Receipt:
+    return messages.Receipt(receipt.stopped, str(receipt.by), receipt.kept, list(receipt.queued))
+
+
+ID = "/v1/sessions/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path=f"{ID}/turns",
+        handle=ask,
+        summary="Ask for one turn. Accepted once the log has it.",
+        body=messages.Ask,
+        answer=messages.Accepted,
+        status=202,
+        has_key=True,
+        problems=(409, 422, 429),
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/turns/{{turn}}",
+        handle=look,
+        summary="Where a turn stands, and how it ended.",
+        query=messages.WaitFor,
+        answer=messages.Turn,
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/turns/{{turn}}/interrupt",
+        handle=interrupt,
+        summary="Stop this turn; the receipt tells what became of it.",
+        answer=messages.Receipt,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/interrupt",
+        handle=interrupt_now,
+        summary="Stop the turn that runs now.",
+        answer=messages.Receipt,
+        problems=(409, 422),
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/questions",
+        handle=list_questions,
+        summary="The questions that wait for an answer.",
+        answer=messages.Questions,
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/questions/{{question}}",
+        handle=answer,
+        summary="Answer a question. It has one answer; whoever comes second is told which.",
+        body=messages.Answer,
+        answer=messages.Answered,
+        problems=(409, 422),
+    ),
+)

@@ -1,0 +1,144 @@
+"""The parser of server-sent events: the standard's rules, and that no split of the bytes makes a difference."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banksman.cli.sse import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
+
+# Each: what is sent, what is heard, and the id to come back to.
+CORPUS: list[tuple[str, bytes, list[Message], str]] = [
+    ("lf", b"data: a\n\n", [Message("", "a", "")], ""),
+    ("cr", b"data: a\r\rdata: b\r\r", [Message("", "a", ""), Message("", "b", "")], ""),
+    ("crlf", b"data: a\r\n\r\ndata: b\r\n\r\n", [Message("", "a", ""), Message("", "b", "")], ""),
+    ("mixed", b"id: 1\rdata: a\r\ndata: b\n\r\n", [Message("", "a\nb", "1")], "1"),
+    ("lf then cr", b"data: a\n\rdata: b\n\r", [Message("", "a", ""), Message("", "b", "")], ""),
+    ("mark", b"\xef\xbb\xbfdata: a\n\n", [Message("", "a", "")], ""),
+    ("one mark only", b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [Message("", "b", "")], ""),
+    ("half a mark", b"\xef\xbbdata: a\n\ndata: b\n\n", [Message("", "b", "")], ""),
+    ("comments", b": hi\n:\ndata: a\n: there\n\n", [Message("", "a", "")], ""),
+    ("lines", b"data: a\ndata:\ndata: b\n\n", [Message("", "a\n\nb", "")], ""),
+    ("one space", b"data:  a\ndata:b\ndata: \n\n", [Message("", " a\nb\n", "")], ""),
+    ("empty data", b"data\n\ndata:\n\n", [Message("", "", ""), Message("", "", "")], ""),
+    ("no data", b"event: x\nid: 7\n\ndata: a\n\n", [Message("", "a", "7")], "7"),
+    ("kind", b"event: x\nevent: y\ndata: a\n\ndata: b\n\n", [Message("y", "a", ""), Message("", "b", "")], ""),
+    ("id stays", b"id: 1\ndata: a\n\ndata: b\n\n", [Message("", "a", "1"), Message("", "b", "1")], "1"),
+    ("id is reset", b"id: 1\ndata: a\n\nid\ndata: b\n\n", [Message("", "a", "1"), Message("", "b", "")], ""),
+    ("id with nul", b"id: 1\n\nid: 2\x003\ndata: a\n\n", [Message("", "a", "1")], "1"),
+    ("id with colons", b"id: a:b: c\ndata: x:y\n\n", [Message("", "x:y", "a:b: c")], "a:b: c"),
+    ("unknown field", b"what: x\n data: y\nDATA: z\ndata: a\n\n", [Message("", "a", "")], ""),
+    ("not ended", b"id: 1\ndata: a\n\nid: 2\ndata: b\n", [Message("", "a", "1")], "1"),
+    ("cut in a line", b"id: 1\ndata: a\n\nid: 2\ndata: b", [Message("", "a", "1")], "1"),
+    ("empty lines", b"\n\r\n\r\rdata: a\n\n\n\n", [Message("", "a", "")], ""),
+    (
+        "other ends of lines",
+        "data: a\u2028b\u0085c\x0bd\x0ce\n\n".encode(),
+        [Message("", "a\u2028b\x85c\x0bd\x0ce", "")],
+        "",
+    ),
+    ("wide", "data: ñ…🙂\n\n".encode(), [Message("", "ñ…🙂", "")], ""),
+    ("not utf-8", b"data: a\xffb\n\n", [Message("", "a\ufffdb", "")], ""),
+    ("nothing", b"", [], ""),
+]
+
+
+@pytest.mark.parametrize(("sent", "heard", "id"), [case[1:] for case in CORPUS], ids=[case[0] for case in CORPUS])
+def test_every_split_of_the_corpus_is_heard_alike(sent: bytes, heard: list[Message], id: str) -> None:
+    # Whole, in every two and in every three parts, and byte by byte.
+    splits = [[sent]] + [
+        [sent[:first], sent[first:second], sent[second:]]
+        for first in range(len(sent) + 1)
+        for second in range(first, len(sent) + 1)
+    ]
+    splits.append([sent[at : at + 1] for at in range(len(sent))])
+    for parts in splits:
+        parser = Parser()
+        assert [message for part in parts for message in parser.feed(part)] == heard, parts
+        assert parser.id == id
+
+
+def test_a_message_is_heard_with_the_byte_that_ends_it() -> None:
+    parser = Parser()
+    assert parser.feed(b"data: a\r") == []
+    # A CR alone ends a line: nobody waits for the LF that may follow it.
+    assert parser.feed(b"\r") == [Message("", "a", "")]
+    assert parser.feed(b"\n") == []
+    assert parser.feed(b"data: b\n\n") == [Message("", "b", "")]
+
+
+@pytest.mark.parametrize(
+    ("line", "retry"),
+    [
+        (b"retry: 1000", 1000),
+        (b"retry:0", 0),
+        (b"retry", None),
+        (b"retry:", None),
+        (b"retry: 1.5", None),
+        (b"retry: -1", None),
+        (b"retry:  1", None),
+        (b"retry: 1 ", None),
+        ("retry: ١".encode(), None),
+        (b"retry: " + b"9" * 5000, RETRY_MILLISECONDS_MAX),
+        (b"retry: 99999999", RETRY_MILLISECONDS_MAX),
+    ],
+)
+def test_retry_is_digits_or_nothing(line: bytes, retry: int | None) -> None:
+    parser = Parser()
+    # It holds without a message, and before the empty line.
+    assert parser.feed(line + b"\n") == []
+    assert parser.retry == retry
+
+
+@pytest.mark.parametrize("sent", [b"data: ", b": ", b"data:x\n", b"data\n", b"x"])
+def test_a_message_without_end_is_refused_and_does_not_grow(sent: bytes) -> None:
+    parser = Parser(message_bytes_max=1000)
+    with pytest.raises(Oversize):
+        for _ in range(2000):
+            parser.feed(sent)
+
+
+def test_the_bound_itself_is_let_through() -> None:
+    parser = Parser(message_bytes_max=100)
+    whole = b"data:" + b"x" * 95
+    assert parser.feed(whole + b"\n\n") == [Message("", "x" * 95, "")]
+    with pytest.raises(Oversize):
+        parser.feed(whole + b"x\n\n")
+
+
+def test_comments_between_messages_do_not_add_up() -> None:
+    parser = Parser(message_bytes_max=100)
+    for _ in range(100):
+        assert parser.feed(b": still here\n") == []
+
+
+PIECES = [b"data: a", b"data", b"id: 1", b"id: \x00", b"event: e", b":", b"retry: 5", b"\r", b"\n", b"\r\n", b"\n\n"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=4)), max_size=30), st.data())
+def test_any_bytes_in_any_split_are_heard_as_in_one(pieces: list[bytes], data: st.DataObject) -> None:
+    sent = b"".join(pieces)
+    whole = Parser()
+    heard = whole.feed(sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=10)))
+    parser = Parser()
+    parts = [sent[first:second] for first, second in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    assert [message for part in parts for message in parser.feed(part)] == heard
+    assert (parser.id, parser.retry) == (whole.id, whole.retry)
+
+
+TEXT = st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=4), TEXT)), st.sampled_from(["\n", "\r", "\r\n"]))
+def test_what_is_written_by_the_rules_is_heard_as_it_was_meant(
+    said: list[tuple[str, list[str], str]], end: str
+) -> None:
+    lines: list[str] = []
+    for event, data, id in said:
+        lines += [f"event: {event}", *(f"data: {line}" for line in data), f"id: {id}", ""]
+    sent = "".join(line + end for line in lines).encode()
+    assert Parser().feed(sent) == [Message(event, "\n".join(data), id) for event, data, id in said]

@@ -1,0 +1,133 @@
+"""What systemd is told, over a real socket; and that nobody else can say it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from banksman.serve import notify
+
+NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The service manager's end, named to us in the environment."""
+    name = str(tmp_path / "notify") if request.param == "path" else f"@banksman-{uuid.uuid4().hex}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name.replace("@", "\0", 1))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+        yield manager
+
+
+def said(manager: socket.socket) -> list[str]:
+    return manager.recv(4096).decode().split("\n")
+
+
+def test_it_is_told_of_a_whole_life(manager: socket.socket) -> None:
+    notifier = notify.take()
+    notifier.ready("at http://127.0.0.1:4380/")
+    assert said(manager) == ["READY=1", "STATUS=at http://127.0.0.1:4380/"]
+    notifier.status("draining\nMAINPID=1\r\n2 left")
+    assert said(manager) == ["STATUS=draining MAINPID=1 2 left"]
+    assert notifier.watchdog_seconds() == 30.0
+    notifier.beat()
+    assert said(manager) == ["WATCHDOG=1"]
+    notifier.stopping()
+    assert said(manager) == ["STOPPING=1"]
+
+
+def test_no_child_can_speak_in_our_name(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    del manager
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    assert notify.take().watchdog_seconds() == 30.0
+    code = f"import os; print([name for name in {NAMES} if name in os.environ])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+    # Nor does a second one of this process.
+    notifier = notify.take()
+    notifier.ready("twice")
+    assert repr(notifier) == "<Notifier None watchdog=None>"
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "pid", "seconds"),
+    [
+        ("1500000", "", 1.5),
+        ("1500000", "us", 1.5),
+        ("1500000", "1", None),
+        ("1500000", "x", None),
+        ("0", "", None),
+        ("", "", None),
+        ("-5", "", None),
+        ("1e6", "", None),
+        ("٣", "", None),
+        pytest.param("9" * 5000, "", None, id="long"),
+    ],
+)
+def test_the_watchdog_is_ours_or_there_is_none(microseconds: str, pid: str, seconds: float | None) -> None:
+    environ = {
+        "NOTIFY_SOCKET": "@x",
+        "WATCHDOG_USEC": microseconds,
+        "WATCHDOG_PID": pid.replace("us", str(os.getpid())),
+    }
+    assert notify.take(environ).watchdog_seconds() == seconds
+    assert environ == {}
+
+
+def test_nothing_is_told_where_nobody_watches(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_USEC")
+    notifier = notify.take()
+    notifier.beat()
+    notifier.stopping()
+    assert said(manager) == ["STOPPING=1"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "/",
+        "@",
+        "relative",
+        "vsock:2:1",
+        "/nowhere/at/all",
+        "@nobody",
+        pytest.param("/" + "x" * 500, id="long"),
+        "/a\0b",
+    ],
+)
+def test_nobody_there_is_no_error(address: str) -> None:
+    notifier = notify.take({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"} if address else {})
+    notifier.ready("\ud800")
+    notifier.status("")
+    notifier.beat()
+    notifier.stopping()
+
+
+def test_a_manager_that_is_behind_keeps_nobody_for_long(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "SEND_SECONDS_MAX", 0.05)
+    notifier = notify.take()
+    for _ in range(2000):
+        notifier.beat()
+    notifier.ready("late")
+    manager.settimeout(0)
+    heard: list[list[str]] = []
+    with pytest.raises(BlockingIOError):
+        while True:
+            heard.append(said(manager))
+    # Its queue was full, or the machine's is longer than what we sent; in neither case did we wait for it.
+    assert heard
+    assert all(message in (["WATCHDOG=1"], ["READY=1", "STATUS=late"]) for message in heard)
+    assert len(heard) < 2001

@@ -1,0 +1,92 @@
+"""Where a server is: told whole, and taken back by nobody but who told it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from banksman.errors import BanksmanError
+from banksman.serve import whereabouts
+
+SERVER = """
+import sys
+from pathlib import Path
+from banksman.serve import whereabouts
+folder = Path(sys.argv[1])
+for number in range(int(sys.argv[2])):
+    whereabouts.announce(folder, f"http://{sys.argv[3]}/{number}")
+    whereabouts.withdraw(folder)
+whereabouts.announce(folder, f"http://{sys.argv[3]}/last")
+"""
+
+
+def test_it_says_where_and_who(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    whereabouts.announce(folder, "http://127.0.0.1:4380/")
+    found = json.loads((folder / "server.json").read_text())
+    assert sorted(found) == ["pid", "started", "url"]
+    assert (found["url"], found["pid"]) == ("http://127.0.0.1:4380/", os.getpid())
+    assert abs(found["started"] - (folder / "server.json").stat().st_mtime) < 60
+    assert stat.S_IMODE((folder / "server.json").stat().st_mode) == 0o600
+    assert [entry.name for entry in folder.iterdir()] == ["server.json"]
+    whereabouts.withdraw(folder)
+    assert list(folder.iterdir()) == []
+    whereabouts.withdraw(folder)
+
+
+def test_what_another_has_put_there_stays(tmp_path: Path) -> None:
+    whereabouts.announce(tmp_path, "http://one")
+    # The same pid, as two containers may have it, and another server.
+    other = json.dumps({"url": "http://two", "pid": os.getpid(), "started": 0})
+    (tmp_path / "server.json").write_text(other)
+    whereabouts.withdraw(tmp_path)
+    assert (tmp_path / "server.json").read_text() == other
+
+
+def test_what_this_process_never_said_is_not_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "server.json").write_text("{}")
+    whereabouts.withdraw(tmp_path)
+    assert (tmp_path / "server.json").exists()
+
+
+def test_a_removal_waits_for_who_is_about_to_put_its_own_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The race itself: while somebody has the folder locked nothing is removed, though what is there is still ours."""
+    monkeypatch.setattr(whereabouts, "LOCK_SECONDS_MAX", 0.05)
+    whereabouts.announce(tmp_path, "http://one")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        whereabouts.withdraw(tmp_path)
+        assert (tmp_path / "server.json").exists()
+        # To announce is safe without the lock.
+        whereabouts.announce(tmp_path, "http://two")
+        assert json.loads((tmp_path / "server.json").read_text())["url"] == "http://two"
+    finally:
+        os.close(fd)
+    whereabouts.withdraw(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_servers_that_come_and_go_leave_the_last_one(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER, str(folder), "300", name]) for name in ("one", "two", "three")
+    ]
+    assert [server.wait() for server in servers] == [0, 0, 0]
+    # Whoever came last announced itself behind all removals but those of files that were not its own.
+    assert json.loads((folder / "server.json").read_text())["url"].endswith("/last")
+    assert [entry.name for entry in folder.iterdir()] == ["server.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BanksmanError, match=r"server\.json"):
+        whereabouts.announce(tmp_path / "file", "http://one")
+    whereabouts.withdraw(tmp_path / "file")
