@@ -13,20 +13,24 @@ WORKERS ?= auto
 # More for pytest: make test ARGS="-k setsid -x"
 ARGS ?=
 AGENT ?=
+PORT ?=
 
 BIN := .venv/bin
 # pyright asks the registry whether it is the newest. It is the locked one, and a check must not need the network.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench explore test-agents test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test check bench explore test-agents test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+run: venv-run ## the server with a scripted agent in it, with what a user's installation has and nothing more (PORT=4380)
+	.venv-run/bin/python -m banksman.demo $(if $(PORT),--port $(PORT))
+
 # AGENT=claude: a session with that agent instead of the tour, with your own settings and at your own cost.
-run: venv-run ## the guided tour, with what a user's installation has and nothing more (AGENT=claude: the real one)
-	.venv-run/bin/python -m banksman.demo --agent "$(AGENT)"
+tour: venv-run ## a guided tour in the terminal (AGENT=claude: a session with the real one)
+	.venv-run/bin/python -m banksman.demo talk "$(AGENT)"
 
 test: venv ## every test, in parallel; the slowest ten are printed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

@@ -18,7 +18,7 @@ from banksman.run.child import inherited
 from banksman.run.child.spawner import spawner
 
 # What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
-pytest.register_assert_rewrite("tests.store", "tests.sim", "tests.core", "tests.sessions")
+pytest.register_assert_rewrite("tests.store", "tests.sim", "tests.core", "tests.sessions", "tests.serve")
 
 GONE_SECONDS_MAX = 10.0
 # The zygote and the keeper it has in reserve are there as long as the program is.
@@ -71,6 +71,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     """A host that is told no store has one of its own in each test, and never the user's."""
     folder = tmp_path_factory.getbasetemp() / f"state-{uuid.uuid4().hex[:12]}"
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     yield
     shutil.rmtree(folder, ignore_errors=True)
 

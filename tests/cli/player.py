@@ -10,6 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+class Silence(bytes):
+    """Said, and then nothing more; the connection stays."""
+
+
 # What is said to a request, by its text. `None`: nothing, and the connection is reset.
 Answer = Callable[[str], bytes | None]
 
@@ -28,6 +34,7 @@ class Player:
         self._play = play
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._held: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Player:
@@ -39,6 +46,8 @@ class Player:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
+        for connection in self._held:
+            connection.close()
 
     def _run(self) -> None:
         while True:
@@ -46,15 +55,18 @@ class Player:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
-                request = _read(connection)
-                self.requests.append(request)
-                said = self._play(request)
-                if said is None:
-                    # A reset instead of an end.
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                else:
-                    connection.sendall(said)
+            request = _read(connection)
+            self.requests.append(request)
+            said = self._play(request)
+            if said is None:
+                # A reset instead of an end.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                connection.sendall(said)
+            if isinstance(said, Silence):
+                self._held.append(connection)
+            else:
+                connection.close()
 
 
 def _read(connection: socket.socket) -> str:

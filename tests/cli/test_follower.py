@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cli.player import SSE, Player, answer
+from tests.cli.player import SSE, Player, Silence, answer
 
 from banksman.cli import stream
 from banksman.cli.client import Client, NoServer, NotLetIn, Problem
@@ -204,9 +204,7 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_silent_server_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "SILENCE_SECONDS_MAX", 0.2)
-    # Says that there is more, and never says it.
-    silent = answer(200, stored(1), kind="text/event-stream").replace(b"Content-Length: ", b"Content-Length: 9")
-    answers = iter([silent])
+    answers = iter([Silence(SSE + stored(1))])
     with Player(lambda request: next(answers, SSE + from_place(request, 2))) as player:
         assert seqs(follower(player)) == [1, 2]
 
@@ -219,6 +217,7 @@ def test_a_silent_server_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch
         SSE + b"data: " + b"[" * 100_000 + b"\n\n",
         SSE + stored(1).replace(b'"cursor": "2.1"', b'"cursor": "2.1\\r\\nX: y"'),
     ],
+    ids=["another answer", "no JSON", "endless JSON", "no cursor"],
 )
 def test_what_is_no_stream_of_ours_is_an_error_and_not_tried_again(said: bytes) -> None:
     with Player(lambda request: said) as player, pytest.raises(StreamBroken):

@@ -180,8 +180,8 @@ class World(NamedTuple):
     # Interrupts by the turn they are for, and whose end a caller wanted.
     interrupts: tuple[tuple[str, int], ...] = ()
     unwanted: frozenset[str] = frozenset()
-    # The generation of the process, which is never another's; the question that somebody looks at, all that anybody ever
-    # looked at, and those that are over and whose answer was not told yet.
+    # The generation of the process, which is never another's; the question that somebody looks at, all that anybody
+    # ever looked at, and those that are over and whose answer was not told yet.
     epoch: int = 0
     question: str = ""
     seen: frozenset[str] = frozenset()

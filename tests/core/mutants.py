@@ -52,7 +52,7 @@ from banksman.core.meaning import Replied, Thought, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
 from banksman.core.past import KEYS_MAX, Past
 from banksman.core.rules import Verdict
-from banksman.core.session_facts import BeIdle, Effect, Resolve, StartProcess, Timer
+from banksman.core.session_facts import BeIdle, Effect, Resolve, StartProcess, TellAnswer, Timer
 from banksman.core.state import Deferred, MayWrite, Process, ProcessPhase, Session, Stale, Stdin
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
@@ -765,14 +765,22 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a question has the agent's own name", questioning, "_name", "a late answer")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work: "q1"  # By that the toy asks.
+    def name(work: Work) -> str:
+        return "q1"  # By that the toy asks.
+
+    return name
 
 
-@_mutant(
-    "a question has the name of one that the log lost", questioning, "_name", "a late answer, and a log that fails"
-)
-def _by_place(_right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda work: f"q-0.{work.state.head + len(work.entries) + 1}"
+_lost = test_questioning.test_a_name_that_the_log_has_lost_is_never_given_again
+
+
+@_mutant("a question has the name of one that the log lost", questioning, "_name", partial(_lost, "the log fails"))
+@_mutant("a question has a name of another host's", questioning, "_name", partial(_lost, "the host dies"))
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def name(work: Work) -> str:
+        return f"q-0.{work.state.head + len(work.entries) + 1}"
+
+    return name
 
 
 @_mutant("the answer to a question is told too early", questioning, "forget", "a late answer, and a log that fails")
@@ -780,6 +788,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None) -> None:
         right(work, id, answer, by=by, message=message)
         *before, (_, told) = work.state.deferred
+        assert isinstance(told, TellAnswer)
         work.set(deferred=tuple(before))
         work.do(told)
 
@@ -980,7 +989,6 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 # -- a host that has died ----------------------------------------------------------------------------------------------
 _dies = test_settling.test_a_host_that_dies_at_any_moment_costs_no_guarantee
-_mutant("a question has a name of another host's", questioning, "_name", partial(_dies, "a late answer"))(_by_place)
 _settles = test_settling.test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits
 
 

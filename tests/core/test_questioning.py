@@ -32,7 +32,7 @@ from banksman.core.session_facts import (
     TellAnswer,
     Timer,
 )
-from banksman.core.state import ProcessPhase, Store
+from banksman.core.state import ProcessPhase, Session, Store
 from banksman.core.turn import Ask
 from banksman.errors import StoreError
 
@@ -124,6 +124,36 @@ def test_the_name_of_a_question_is_its_place_and_no_process_uses_it_again() -> N
         talk.mean(RequestWithdrawn("q"))
     assert len({*asked}) == 3
     assert [name.split(".")[0] for name in asked] == ["q-1", "q-2", "q-3"]
+
+
+@pytest.mark.parametrize("how", ["the log fails", "the host dies"])
+def test_a_name_that_the_log_has_lost_is_never_given_again(how: str) -> None:
+    """Somebody has seen it, and may answer when another question is where it would have been."""
+    talk = running()
+    talk.is_log_slow = True
+    durable = talk.state.committed
+    talk.hear(*[b"text and more"] * 50)
+    talk.mean(asks())
+    lost = talk.named()
+    place = int(lost.rpartition(".")[2])
+    assert place > durable + 50
+    if how == "the log fails":
+        talk.tell(AppendFailed(0.0, FULL))
+        talk.is_log_slow = False
+        talk.die(signal=15)
+        talk.wait(1.0)
+    else:
+        epoch = talk.epoch
+        talk = Talk(TELLING, Session(config=TELLING, head=durable, committed=durable))
+        talk.epoch = epoch  # The store gives none twice.
+    talk.ask(ask("b", NORMAL))
+    talk.begin()
+    talk.opens("b0000")
+    talk.hear(*[b"text"] * (place - 2 - talk.state.head))
+    talk.mean(asks())
+    assert int(talk.named().rpartition(".")[2]) == place
+    assert talk.named() != lost
+    assert talk.tell(QuestionAnswered(0.0, lost, ALLOWED)) == []
 
 
 def test_a_process_on_its_way_out_is_asked_nothing_more() -> None:

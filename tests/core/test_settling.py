@@ -236,7 +236,7 @@ CRASHES = {
         scenario("an own turn", PATIENT, own=1, lazy="log", crash=1),
         scenario("two own turns", LOW, own=2, crash=2),
         scenario("a question", LOW, question=1, crash=1, exit=1),
-        scenario("a late answer", LOW, USUAL, lazy="log", question=2, crash=1, late=1),
+        scenario("a late answer", LOW, USUAL, question=2, crash=1, late=1),
         scenario("a question and a log that fails", LOW, lazy="log", question=1, fail=1, crash=1, close=1),
         scenario("a hold", HELD, LOW, holds=(("hold", NORMAL),), crash=1),
         scenario("another model", USUAL, setting=1, lazy="log", crash=1),

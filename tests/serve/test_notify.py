@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -124,7 +125,7 @@ def test_a_manager_that_is_behind_keeps_nobody_for_long(
     notifier.ready("late")
     manager.settimeout(0)
     heard: list[list[str]] = []
-    with pytest.raises(BlockingIOError):
+    with contextlib.suppress(BlockingIOError):
         while True:
             heard.append(said(manager))
     # Its queue was full, or the machine's is longer than what we sent; in neither case did we wait for it.

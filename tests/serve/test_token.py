@@ -60,7 +60,6 @@ def test_servers_that_start_at_once_agree_on_one(tmp_path: Path) -> None:
         )
         for _ in range(6)
     ]
-    said: list[str] = []
     for server in servers:
         assert server.stdout is not None
         assert server.stdout.read(1) == "!"
@@ -68,8 +67,7 @@ def test_servers_that_start_at_once_agree_on_one(tmp_path: Path) -> None:
         assert server.stdin is not None
         server.stdin.write("x")
         server.stdin.flush()
-    for server in servers:
-        said.append(server.communicate()[0])
+    said = [server.communicate()[0] for server in servers]
     assert len(said[0]) == 43
     assert said == [said[0]] * 6
     assert path.read_text() == f"{said[0]}\n"

@@ -77,7 +77,7 @@ def test_a_removal_waits_for_who_is_about_to_put_its_own_there(tmp_path: Path, m
 def test_servers_that_come_and_go_leave_the_last_one(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     servers = [
-        subprocess.Popen([sys.executable, "-c", SERVER, str(folder), "300", name]) for name in ("one", "two", "three")
+        subprocess.Popen([sys.executable, "-c", SERVER, str(folder), "100", name]) for name in ("one", "two", "three")
     ]
     assert [server.wait() for server in servers] == [0, 0, 0]
     # Whoever came last announced itself behind all removals but those of files that were not its own.

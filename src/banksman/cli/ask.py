@@ -78,11 +78,15 @@ def _ask(arguments: argparse.Namespace) -> int:
             return OK
         turn: str = accepted["turn"]
         stops.begin(turn)
+        if arguments.key is None:
+            # From the place before it was asked on: nothing of it can lie in front of that.
+            after = str(session["seq"])
+        else:
+            # It may be a turn of before, and have begun anywhere.
+            after = None
         said_any = False
-        if accepted["state"] != "ended":
-            # From the place before it was asked on: nothing of it can lie in front of that. One that was asked before,
-            # with the same key, may have begun anywhere.
-            after = session["cursor"] if arguments.key is None else None
+        # A turn of before that is over may be one that the log no longer has: its outcome says what it said.
+        if after is not None or accepted["state"] != "ended":
             said_any = _watch(Follower(client, session["id"], after=after), turn, arguments, session)
         ended = _wait_ended(client, f"{turns}/{segment(turn)}")
     _tell(ended, arguments, said_any=said_any)

@@ -193,7 +193,7 @@ def _losses(place: Place) -> Generator[None]:
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
         raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
     except http.client.HTTPException as exc:
-        if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(exc.line.strip("'")[:7]):
+        if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(str(exc.args[0])[:7]):
             raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
         # Its own words would repeat whatever the other side has said.
         raise NoServer(f"what answers at {place.url} does not speak HTTP", hint="see --url and BANKSMAN_URL") from exc

@@ -7,16 +7,16 @@ import sys
 from typing import NoReturn
 
 from banksman.cli.terminal import as_line, say_aside
-from banksman.cli.verb import NO_SERVER, USAGE
-from banksman.errors import BanksmanError, UsageError
+from banksman.cli.verb import USAGE
+from banksman.errors import UsageError
 
 _EPILOG = """\
 Everything that can be set is in the [serve] table of a TOML file, by default banksman/config.toml in the user's
 configuration folder; flags come before it. The server prints its URL. TERM and Ctrl-C: it takes nothing new, finishes
 what runs, and exits; a second one ends what runs at once. USR1: it writes where every task stands to stderr.
 
-exit codes: 0 it was told to go, 2 wrong usage or settings, 3 it could not start (the port is taken, the store is
-damaged, its packages are not installed).
+exit codes: 0 it was told to go, 2 it could not start: wrong usage or settings, a port that is taken, a store that
+cannot be used, packages that are not installed.
 
 example:
   banksman serve --port 4380 --store sqlite:/var/lib/banksman/log.db
@@ -47,10 +47,11 @@ def serve(words: list[str]) -> int:
     add("--token-file", metavar="PATH", help="where the token is; made at the first start, mode 0600")
     add("--config", metavar="PATH", help="the TOML file to read instead of the user's")
     add("--allow-remote", action="store_true", default=None, help="allow an address that other machines can reach")
-    add("--demo", action="store_true", default=None, help="with a scripted agent and a session to look at")
+    add("--demo", action="store_true", help="with a scripted agent and a session to look at")
     add("--log-format", choices=("text", "json"), help="how log lines are written (text)")
     arguments = vars(parser.parse_args(words))
     path: str | None = arguments.pop("config")
+    is_demo: bool = arguments.pop("demo")
     try:
         from banksman.serve.main import run  # noqa: PLC0415
         from banksman.serve.settings import load  # noqa: PLC0415
@@ -58,12 +59,13 @@ def serve(words: list[str]) -> int:
         if (exc.name or "").startswith("banksman"):
             raise
         say_aside(f"banksman: the server needs {exc.name}, which is not installed (pip install 'banksman[server]')")
-        return NO_SERVER
+        return USAGE
+    then = None
+    if is_demo:
+        from banksman.cli.showing import show as then  # noqa: PLC0415
     try:
-        return run(load(path, arguments))
+        settings = load(path, arguments)
     except UsageError as exc:
         say_aside(f"banksman: {as_line(exc)}")
         return USAGE
-    except BanksmanError as exc:
-        say_aside(f"banksman: {as_line(exc)}")
-        return NO_SERVER
+    return run(settings, then)

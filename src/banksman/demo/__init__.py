@@ -1,1 +1,1 @@
-"""`make run`: a guided look at what Banksman is for, in a terminal. No key, and no network."""
+"""`make run` and `make tour`: what Banksman is for, to look at. No key, and no network."""

@@ -1,32 +1,47 @@
-"""`python -m banksman.demo [--agent NAME]`: the tour with the scripted agent; or a session with a real one, which is
-started only for whoever names it, with their own settings and at their own cost."""
+"""`python -m banksman.demo`: the server with a scripted agent in it. `tour`: a guided look at what holds, in a terminal.
+`talk NAME`: a session with a real agent, which is started only for whoever names it, with their own settings and at
+their own cost."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from banksman.demo import crash, session, tree
 from banksman.errors import BanksmanError
 
-USAGE = "usage: python -m banksman.demo [--agent NAME]    (make run, make run AGENT=claude)"
+USAGE = """\
+usage: python -m banksman.demo [--port PORT]    (make run)
+       python -m banksman.demo tour             (make tour)
+       python -m banksman.demo talk AGENT       (make tour AGENT=claude)"""
 
 
 def main(words: list[str]) -> int:
     match words:
-        case [] | ["--agent", ""]:
-            tree.main()
-            print()
-            crash.tour()
-            print()
-            asyncio.run(session.tour())
-            print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")
-        case ["--agent", name]:
+        case [] | ["--port", _]:
+            from banksman.demo import server  # noqa: PLC0415
+
+            return server.serve(words[1] if words else "")
+        case ["tour"] | ["talk", ""]:
+            _tour()
+        case ["talk", name]:
+            from banksman.demo import session  # noqa: PLC0415
+
             asyncio.run(session.talk(name))
         case _:
             print(USAGE, file=sys.stderr)
             return 2
     return 0
+
+
+def _tour() -> None:
+    from banksman.demo import crash, session, tree  # noqa: PLC0415
+
+    tree.main()
+    print()
+    crash.tour()
+    print()
+    asyncio.run(session.tour())
+    print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")
 
 
 if __name__ == "__main__":

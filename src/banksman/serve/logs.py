@@ -19,6 +19,7 @@ import re
 import select
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -90,10 +91,12 @@ class Redactor:
         words = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
         self._pattern = re.compile(words) if forms else None
 
+    def redact(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+
     def clean(self, text: str) -> str:
         """Without secrets, then cut: the other way round, half of one could stay."""
-        if self._pattern is not None:
-            text = self._pattern.sub(HIDDEN, text)
+        text = self.redact(text)
         left = len(text) - TEXT_CHARACTERS_MAX
         return text if left <= 0 else f"{text[:TEXT_CHARACTERS_MAX]}… ({left} characters more)"
 
@@ -103,11 +106,12 @@ class Form:
 
     def __init__(self, redactor: Redactor) -> None:
         self._clean = redactor.clean
+        self._redact = redactor.redact
 
     def line(self, record: logging.LogRecord) -> str:
         extra = {name: self._value(value) for name, value in vars(record).items() if name not in _PLAIN}
         return self._line(
-            at=datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            at=_at(record.created),
             level=record.levelname.lower(),
             logger=record.name,
             message=self._clean(_message(record)),
@@ -140,7 +144,8 @@ class Json(Form):
         return json.dumps({name: _finite(value) for name, value in ordered.items()}) + "\n"
 
     def block(self, text: str) -> str:
-        return self.line(logging.makeLogRecord({"name": "banksman", "levelname": "INFO", "msg": text}))
+        message = self._redact(text.rstrip("\n"))
+        return self._line(at=_at(time.time()), level="info", logger="banksman", message=message, extra={}, exception="")
 
 
 class Text(Form):
@@ -153,7 +158,7 @@ class Text(Form):
         return line + "".join(f"    {escaped(one)}\n" for one in exception.split("\n") if one)
 
     def block(self, text: str) -> str:
-        return "".join(f"{escaped(self._clean(one))}\n" for one in text.rstrip("\n").split("\n"))
+        return "".join(f"{escaped(one)}\n" for one in self._redact(text.rstrip("\n")).split("\n"))
 
 
 class StderrHandler(logging.Handler):
@@ -235,6 +240,10 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _message(record: logging.LogRecord) -> str:

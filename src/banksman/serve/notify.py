@@ -48,9 +48,9 @@ class Notifier:
     def beat(self) -> None:
         """We live. Call it in the loop, so that a loop that is stuck falls silent."""
         if self._watchdog_seconds is not None:
-            self._send("WATCHDOG=1", seconds_max=0.0)
+            self._send("WATCHDOG=1", waits=False)
 
-    def _send(self, *lines: str, seconds_max: float = SEND_SECONDS_MAX) -> None:
+    def _send(self, *lines: str, waits: bool = True) -> None:
         if self._address is None:
             return
         # A name that begins with `@` has no file: its first byte is a zero.
@@ -58,7 +58,7 @@ class Notifier:
         message = "\n".join(line for line in lines if line).encode("utf-8", "replace")
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.settimeout(seconds_max)
+                sender.settimeout(SEND_SECONDS_MAX if waits else 0.0)
                 sender.sendto(message, where)
         except (OSError, ValueError) as exc:
             log.debug("! the service manager was not told %s: %s", lines[0], exc)

@@ -119,7 +119,10 @@ class Rehearsal:
                     self._tell(InterruptAsked(self._at, self.state.turn.id, frame["request_id"]))
                 self._is_named(frame, written)
             case Entry(kind="in", value={"type": "control_response", "response": response}):
-                self._tell(QuestionAnswered(self._at, response["request_id"], _decided(response["response"])))
+                waiting = self.state.questions
+                asked = [question.id for question in waiting if question.asked.request == response["request_id"]]
+                for id in asked:
+                    self._tell(QuestionAnswered(self._at, id, _decided(response["response"])))
             case Entry(kind="err", value=str(text)):
                 self._stderr += text
             case Entry(kind="ev", value="stdout EOF"):

@@ -4,8 +4,8 @@ Whether a match begins in what has come cannot always be told before more comes,
 searched again with the next piece. A match that spans more than that may be missed. In all each byte is searched about
 twice when pieces are as long as that, so that a flood costs linear time.
 
-`^` and `$` are the ends of a line (MULTILINE), `\\A` is the place where the search began, and `$` is also the end of what
-has come so far: who wants a whole line says `\\n`.
+`^` and `$` are the ends of a line (MULTILINE), `\\A` is the place where the search began, and `$` is also the end of
+what has come so far: who wants a whole line says `\\n`.
 
 A text pattern is matched against text, UTF-8, and bytes that are none stand for themselves (`surrogateescape`). What is
 told is in bytes all the same.
@@ -35,7 +35,8 @@ def is_plain(pattern: str | bytes) -> bool:
 class Search:
     def __init__(self, pattern: str | bytes) -> None:
         """Raises what `re.compile` does."""
-        self._pattern: re.Pattern[str] | re.Pattern[bytes] = re.compile(pattern, re.MULTILINE)
+        self._of_bytes = re.compile(pattern, re.MULTILINE) if isinstance(pattern, bytes) else None
+        self._of_text = re.compile(pattern, re.MULTILINE) if isinstance(pattern, str) else None
         # A character is four bytes at most.
         self._span_max = 4 * len(pattern) + 4 if is_plain(pattern) else MATCH_BYTES_MAX
         self._window = b""
@@ -55,19 +56,22 @@ class Search:
         return found
 
     def _search(self, is_end: bool) -> Found | None:
-        window, pattern = self._window, self._pattern
-        if isinstance(pattern.pattern, bytes):
-            match = pattern.search(window, self._from)  # pyright: ignore[reportArgumentType, reportCallIssue]
-            first, last = match.span() if match else (0, 0)
-        else:
-            # A character of which the rest is still to come is not there yet.
-            text = _decode(window if is_end else window[: len(window) - _begun_bytes(window)])
-            match = pattern.search(text, len(_decode(window[: self._from])))  # pyright: ignore[reportArgumentType]
-            first, last = (len(_encode(text[:at])) for at in match.span()) if match else (0, 0)
+        window = self._window
+        if self._of_bytes is not None:
+            match = self._of_bytes.search(window, self._from)
+            return None if match is None else self._found(*match.span(), match.groups())
+        assert self._of_text is not None
+        # A character of which the rest is still to come is not there yet.
+        text = _decode(window if is_end else window[: len(window) - _begun_bytes(window)])
+        match = self._of_text.search(text, len(_decode(window[: self._from])))
         if match is None:
             return None
-        groups = tuple(None if group is None else _as_text(group) for group in match.groups())
-        return self._window_begin + first, window[first:last], groups
+        first, last = (len(_encode(text[:at])) for at in match.span())
+        return self._found(first, last, match.groups())
+
+    def _found(self, first: int, last: int, groups: tuple[str | bytes | None, ...]) -> Found:
+        words = tuple(None if group is None else _as_text(group) for group in groups)
+        return self._window_begin + first, self._window[first:last], words
 
     def _forget_old(self) -> None:
         window = self._window

@@ -1,0 +1,235 @@
+"""A real server in a process of its own, and the plainest client there is: a socket, and bytes.
+
+The server is started as a user starts it, with a settings file and a store in the test's folder. It can be killed and
+started again at the same address. Nothing here knows how the server works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from banksman.testing import fake_agent
+
+TOKEN = "a-token-of-the-tests"
+AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
+SECONDS_MAX = 60.0
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """One server. `settings`: of its `[serve]` table."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.settings: dict[str, Any] = {
+            "port": 0,
+            "store": f"sqlite:{folder / 'store.db'}",
+            "token": TOKEN,
+            **settings,
+        }
+        self.process: subprocess.Popen[str] | None = None
+        self.log = folder / "log.txt"
+        self.port = 0
+
+    def __enter__(self) -> Served:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        """Returns when it serves. Again: at the same address."""
+        config = self.folder / "config.toml"
+        lines = (f"{name} = {json.dumps(value)}\n" for name, value in self.settings.items() if value is not None)
+        config.write_text("[serve]\n" + "".join(lines), encoding="utf-8")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "banksman", "serve", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "XDG_STATE_HOME": str(self.folder / "state")},
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "http://" in line, (line, self.log.read_text(encoding="utf-8"))
+        self.port = urlsplit(line[line.index("http://") :]).port or 0
+        self.settings["port"] = self.port
+
+    def kill(self) -> None:
+        """As the kernel does it when memory is short."""
+        assert self.process is not None
+        self.process.kill()
+        self._reap()
+
+    def stop(self) -> int:
+        """As a service manager does it, without much patience for what runs."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)
+        return self._reap()
+
+    def _reap(self) -> int:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        try:
+            code = self.process.wait(SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self.process.stdout.close()
+        self.process = None
+        return code
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        token: bool = True,
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS_MAX)
+        sent = {**(AUTHORIZATION if token else {}), **(headers or {})}
+        data: bytes | None = body if isinstance(body, bytes) else None
+        if body is not None and data is None:
+            data = msgspec.json.encode(body)
+            sent.setdefault("Content-Type", "application/json")
+        try:
+            connection.request(method, path, data, sent)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **more: Any) -> Any:
+        answer = self.request("GET", path, **more)
+        assert answer.status == 200, answer
+        return answer.json
+
+    def post(self, path: str, body: Any = None, status: int | None = None, **more: Any) -> Any:
+        answer = self.request("POST", path, {} if body is None else body, **more)
+        assert answer.status in ((200, 201, 202) if status is None else (status,)), answer
+        return answer.json if answer.body else None
+
+    # -- sessions with the scripted agent ----------------------------------------------------------------------------
+    def open(self, script: Mapping[str, Sequence[str]] | None = None, **more: Any) -> str:
+        """A session's id."""
+        return self.post("/v1/sessions", {"command": fake_agent.command(script or {}), **more})["id"]
+
+    def ask(self, session: str, prompt: str, **more: Any) -> str:
+        """A turn's id."""
+        return self.post(f"/v1/sessions/{session}/turns", {"prompt": prompt, **more})["turn"]
+
+    def outcome(self, session: str, turn: str) -> Any:
+        """Waits for it."""
+        shown = self.get(f"/v1/sessions/{session}/turns/{turn}?wait=60")
+        assert shown["outcome"] is not None, shown
+        return shown["outcome"]
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def stream(
+        self, path: str, *, after: str | None = None, accept: str = "text/event-stream", host: str | None = None
+    ) -> Iterator[Stream]:
+        headers = {"Host": host or f"127.0.0.1:{self.port}", "Accept": accept, **AUTHORIZATION}
+        if after is not None:
+            headers["Last-Event-ID"] = after
+        with socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX) as peer:
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            peer.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+            yield Stream(peer)
+
+
+class Sent(NamedTuple):
+    """A message of a stream. `id` and `event` None: it has none."""
+
+    id: str | None
+    event: str | None
+    data: Any
+
+
+class Stream:
+    """The bytes of one answer, decoded by hand: head, chunks, messages."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self.peer = peer
+        self._file = peer.makefile("rb")
+        status = self._file.readline().split()
+        self.status = int(status[1]) if len(status) > 1 else 0
+        self.headers: dict[str, str] = {}
+        while (line := self._file.readline().rstrip()) != b"":
+            name, _, value = line.decode().partition(":")
+            self.headers[name.lower()] = value.strip()
+        self._rest = b""
+
+    def chunk(self) -> bytes:
+        """The next bytes; empty: the end, or the connection is lost."""
+        size = self._file.readline().strip()
+        if not size or int(size, 16) == 0:
+            return b""
+        data = self._file.read(int(size, 16))
+        self._file.readline()
+        return data
+
+    def messages(self) -> Iterator[Sent]:
+        """Each as it comes, until the end."""
+        while data := self.chunk():
+            self._rest += data
+            *blocks, self._rest = self._rest.split(b"\n\n")
+            for block in blocks:
+                fields = dict(line.split(b": ", 1) for line in block.split(b"\n"))
+                if b"data" in fields:
+                    id, event = (fields[name].decode() if name in fields else None for name in (b"id", b"event"))
+                    yield Sent(id, event, json.loads(fields[b"data"]))
+
+    def until_live(self) -> list[Sent]:
+        """What was there: the events of the log, to the mark that says that the rest is yet to come."""
+        found: list[Sent] = []
+        for message in self.messages():
+            if message.event == "stream.live":
+                return found
+            if message.id is not None:
+                found.append(message)
+        raise AssertionError(f"the stream has ended before it was live; it had {len(found)} events")

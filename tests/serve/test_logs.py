@@ -1,0 +1,305 @@
+"""What the server logs: a record a line, no secret, and nothing that could stop the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banksman.errors import UsageError
+from banksman.serve import logs
+
+SECRET = "tok-EN_of~mine"
+
+# What a program does with its log is seen from outside: a real stderr, a real end of the process.
+PROGRAM = """
+import logging, os, sys, threading
+from banksman.serve import logs
+log = logging.getLogger("banksman.test")
+"""
+
+
+def run(code: str, *, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """The program, which must end well."""
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM + code],
+        stderr=stderr,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 0, result
+    return result
+
+
+def record(message: Any, *args: Any, **extra: Any) -> logging.LogRecord:
+    return logging.getLogger("banksman.test").makeRecord(
+        "banksman.test", logging.WARNING, __file__, 1, message, args, extra.pop("exc_info", None), extra=extra
+    )
+
+
+def as_json(*args: Any, **extra: Any) -> dict[str, Any]:
+    line = logs.Json(logs.Redactor([SECRET])).line(record(*args, **extra))
+    assert line.endswith("\n")
+    assert len(line.splitlines()) == 1
+    return json.loads(line)
+
+
+def as_text(*args: Any, **extra: Any) -> str:
+    return logs.Text(logs.Redactor([SECRET])).line(record(*args, **extra))
+
+
+def raised(error: Exception) -> Any:
+    try:
+        raise error
+    except Exception:
+        return sys.exc_info()
+
+
+def test_a_line_of_json_says_when_how_bad_who_and_what() -> None:
+    found = as_json("turn %s of %d", "t-1", 3, session="s-1", seconds=1.5, is_open=True, missing=None, where=Path("/x"))
+    at = found.pop("at")
+    assert at[10:11] + at[19:20] + at[23:] == "T.Z"
+    assert found == {
+        "level": "warning",
+        "logger": "banksman.test",
+        "message": "turn t-1 of 3",
+        "session": "s-1",
+        "seconds": 1.5,
+        "is_open": True,
+        "missing": None,
+        "where": "/x",
+    }
+
+
+def test_what_is_given_as_extra_cannot_pass_for_the_record_itself() -> None:
+    found = as_json("true", level="debug", at="yesterday", logger="me")
+    assert (found["level"], found["logger"], found["message"]) == ("warning", "banksman.test", "true")
+    assert found["at"] != "yesterday"
+
+
+def test_an_exception_comes_with_it() -> None:
+    found = as_json("failed", exc_info=raised(ValueError("bad value")))
+    assert found["exception"].startswith("Traceback")
+    assert found["exception"].endswith("ValueError: bad value")
+
+
+def test_in_text_nobody_can_make_another_line_of_a_message() -> None:
+    line = as_text("a\nb\r\x1b[31m\u2028\x85\u202e\0%s", "\n2026 info banksman: forged", id="x\ny")
+    assert line.count("\n") == 1
+    assert line.endswith("\n")
+    expected = r"a\nb\r\x1b[31m\u2028\x85\u202e\x00\n2026 info banksman: forged id=x\ny"
+    assert line[:-1].endswith(f"warning banksman.test: {expected}")
+
+
+def test_in_text_the_lines_of_an_exception_are_set_in() -> None:
+    first, *rest = as_text("failed", exc_info=raised(ValueError("bad\n2026 info\x1b"))).splitlines()
+    assert first.endswith("banksman.test: failed")
+    assert rest[-2:] == ["    ValueError: bad", r"    2026 info\x1b"]
+    assert all(line.startswith("    ") for line in rest)
+
+
+class Hostile:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("message", "args", "extra"),
+    [
+        pytest.param("%d", ("x",), {}, id="wrong type"),
+        pytest.param("%s %s", ("x",), {}, id="too few"),
+        pytest.param("%s", (Hostile(),), {}, id="hostile argument"),
+        pytest.param(Hostile(), (), {}, id="hostile message"),
+        pytest.param("x", (), {"value": Hostile()}, id="hostile value"),
+        pytest.param("x", (), {"value": float("nan")}, id="no number"),
+        pytest.param("\ud800", (), {"value": "\udfff"}, id="half a character"),
+    ],
+)
+def test_whatever_is_logged_is_a_line(message: Any, args: tuple[Any, ...], extra: dict[str, Any]) -> None:
+    assert as_json(message, *args, **extra)["level"] == "warning"
+    assert as_text(message, *args, **extra).count("\n") == 1
+
+
+@pytest.mark.parametrize("form", [as_json, as_text])
+def test_no_secret_is_anywhere_in_a_line(form: Any) -> None:
+    half, other = SECRET[:5], SECRET[5:]
+    found = str(
+        form(
+            f"a {SECRET} %s %s%s %r",
+            SECRET,
+            half,
+            other,
+            {"token": SECRET.encode()},
+            header=f"Bearer {SECRET}",
+            headers=[SECRET],
+            exc_info=raised(ValueError(SECRET)),
+        )
+    )
+    assert SECRET not in found
+    assert found.count("[secret]") >= 6
+
+
+@pytest.mark.parametrize("secret", ['quo"te\\d', "ünïcode/%", "a\nb", "\ud800half"])
+def test_a_secret_is_known_in_every_dress(secret: str) -> None:
+    redactor = logs.Redactor([secret, ""])
+    for dressed in (secret, repr(secret), json.dumps(secret), repr([secret])):
+        found = redactor.clean(f"x {dressed} y")
+        assert "[secret]" in found
+        assert secret not in found
+
+
+def test_of_two_secrets_the_longer_one_goes_first_and_a_cut_leaves_no_half() -> None:
+    assert logs.Redactor(["abc", "abcdef"]).clean("abcdef abc") == "[secret] [secret]"
+    text = "x" * (logs.TEXT_CHARACTERS_MAX - 3) + SECRET
+    assert SECRET[:3] not in logs.Redactor([SECRET]).clean(text)
+
+
+def test_a_long_message_is_cut_and_says_so() -> None:
+    message = as_json("x" * (logs.TEXT_CHARACTERS_MAX + 7))["message"]
+    assert message == "x" * logs.TEXT_CHARACTERS_MAX + "… (7 characters more)"
+    assert as_json("x" * logs.TEXT_CHARACTERS_MAX)["message"] == "x" * logs.TEXT_CHARACTERS_MAX
+
+
+def test_all_that_is_logged_in_the_process_goes_to_stderr_once() -> None:
+    found = run(
+        f"""
+logging.basicConfig()
+logs.configure("text", "info")
+logs.configure("json", "warning", [{SECRET!r}])
+log.info("not this")
+log.warning("this, %s", {SECRET!r}, extra={{"session": "s-1"}})
+logging.getLogger("some.library").error("that")
+logs.write("a\\nb {SECRET}\\n")
+"""
+    ).stderr
+    lines = [json.loads(line) for line in found.splitlines()]
+    assert [line["message"] for line in lines] == ["this, [secret]", "that", "a\nb [secret]"]
+    assert lines[0]["session"] == "s-1"
+
+
+def test_lines_for_people_stay_lines_in_text_and_where_nothing_is_configured() -> None:
+    assert run('logs.write("a\\nb"); logs.configure("text", "info"); logs.write("c\\n d\\x1b\\n")').stderr == (
+        "a\nb\nc\n d\\x1b\n"
+    )
+
+
+@pytest.mark.parametrize("closes", ["logs.close()", ""], ids=["closed", "left to the exit"])
+def test_nothing_is_lost_at_the_end(closes: str) -> None:
+    code = f'logs.configure("text", "info")\nfor number in range(2000): log.info("line %d", number)\n{closes}'
+    assert [line.rpartition(" ")[2] for line in run(code).stderr.splitlines()] == [str(n) for n in range(2000)]
+
+
+def test_a_stderr_that_nobody_reads_stops_nobody() -> None:
+    """The pipe is full from the first moment on, and stays so; the program logs more than can wait, and ends."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x" * 4096)
+        os.set_blocking(writing, True)
+        code = """
+logs.configure("text", "info")
+for number in range(20000):
+    log.info("%d %s", number, "y" * 500)
+print("went on")
+"""
+        assert run(code, stderr=writing).stdout == "went on\n"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_when_it_is_read_again_it_says_how_much_was_lost() -> None:
+    code = """
+logs.configure("text", "info")
+for number in range(20000):
+    log.info("%d %s", number, "y" * 500)
+os.write(1, b"!")
+sys.stdin.read(1)
+logging.getLogger().handlers[0].flush()
+log.info("the last one")
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert program.stdout is not None
+    assert program.stdout.read(1) == b"!"
+    lines = program.communicate(b"x")[1].decode().splitlines()
+    assert program.returncode == 0
+    kept = len(lines) - 2
+    assert 1000 < kept < 19000
+    assert lines[-2].endswith(f"! {20000 - kept} log lines were lost: stderr was not read")
+    assert lines[-1].endswith("the last one")
+
+
+@pytest.mark.parametrize("kind", ["broken pipe", "full disk", "closed", "does not wait"])
+def test_a_stderr_that_cannot_be_written_stops_nobody(kind: str) -> None:
+    code = """
+for number in range(100):
+    log.info("%d", number)
+logs.write("block")
+logs.close()
+log.error("behind the close")
+print("went on")
+"""
+    reading, writing = os.pipe()
+    try:
+        match kind:
+            case "broken pipe":
+                os.close(reading)
+                result = run('logs.configure("text", "info")' + code, stderr=writing)
+                reading, _ = os.pipe()
+                os.close(_)
+            case "full disk":
+                with open("/dev/full", "wb") as full:
+                    result = run('logs.configure("json", "info")' + code, stderr=full.fileno())
+            case "closed":
+                result = run('os.close(2); sys.stderr = None; logs.configure("text", "info")' + code)
+            case _:
+                result = run('os.set_blocking(2, False); logs.configure("text", "info")' + code)
+                assert len(result.stderr.splitlines()) == 102
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert result.stdout == "went on\n"
+
+
+def test_one_that_does_not_wait_gets_every_line_all_the_same() -> None:
+    code = """
+os.set_blocking(2, False)
+logs.configure("text", "info")
+for number in range(2000): log.info("%d %s", number, "y" * 500)
+"""
+    lines = run(code).stderr.splitlines()
+    assert [line.split()[3] for line in lines] == [str(number) for number in range(2000)]
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield root
+    assert (root.handlers, root.level) == (handlers, level)
+
+
+@pytest.mark.parametrize(("form", "level"), [("xml", "info"), ("json", "loud"), ("json", "INFO")])
+def test_what_there_is_not_is_the_callers_to_change(root_logger: logging.Logger, form: str, level: str) -> None:
+    del root_logger  # Nothing was changed.
+    with pytest.raises(UsageError, match="there is no log"):
+        logs.configure(form, level)
