@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from banksman.run.commands.command import Command, Piece
     from banksman.run.commands.finished import Ended, Finished, Step
     from banksman.run.commands.output import Output
+    from banksman.run.commands.watching import Match
     from banksman.run.execute import execute
     from banksman.run.sessions.hooks import Hook
     from banksman.run.sessions.questions import Answer, Answered, Question
@@ -75,6 +76,7 @@ _HOMES = {
     ),
     "host": ("Host",),
     "run.commands.command": ("Command", "Piece"),
+    "run.commands.watching": ("Match",),
     "run.execute": ("execute",),
     "run.commands.finished": ("Ended", "Finished", "Step"),
     "run.sessions.hooks": ("Hook",),
@@ -111,6 +113,7 @@ __all__ = [
     "Host",
     "Kind",
     "MachineError",
+    "Match",
     "NameTaken",
     "NotFound",
     "NotOwner",

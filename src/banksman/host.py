@@ -122,7 +122,8 @@ def _engine(store: Any, address: str) -> tuple[Callable[[], Log], Settles]:
     runs commands is not to get one; nor to be kept from it by one that is there and cannot be opened, unless they have
     named it."""
     if store is None:
-        return lambda: _open_sqlite(str(default_path()), {"address": address}), _when(default_path, Settles.AT_START_IF_IT_CAN)
+        settles = _when(default_path, Settles.AT_START_IF_IT_CAN)
+        return lambda: _open_sqlite(str(default_path()), {"address": address}), settles
     if store == "memory:":
         return _open_memory, Settles.WHEN_NEEDED
     if isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
@@ -152,6 +153,8 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
             case _:
                 hint = "level=full or level=normal; keep_bytes= and keep_seconds= with a whole number"
                 raise UsageError(f"a store cannot have {name}={value}", hint=hint)
+    if not path:
+        return str(default_path()), settings  # As `sqlite:?keep_bytes=…` says.
     # Of the folder that it was named in, wherever the program goes.
     return os.path.abspath(os.path.expanduser(path)), settings
 

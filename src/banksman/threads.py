@@ -13,11 +13,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from banksman import host
 from banksman.run import threads
 from banksman.run.faces import Reader
 from banksman.run.threads import Command, Session, Turn, execute
+
+if TYPE_CHECKING:
+    from banksman.run.sessions.registry import Permit
 
 __all__ = ["Command", "Host", "Reader", "Session", "Turn", "execute"]
 
@@ -35,16 +39,22 @@ class Host(threads.Host):
         secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
+        address: str = "",
+        permit: Permit | None = None,
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
+        user_helper: Sequence[str] | None = None,
     ) -> None:
         inner = host.Host(
             store,
             secrets=secrets,
             processes_max=processes_max,
             starts_max=starts_max,
+            address=address,
+            permit=permit,
             finished_max=finished_max,
             finished_seconds_max=finished_seconds_max,
+            user_helper=user_helper,
         )
         super().__init__(inner)
         self._host = inner

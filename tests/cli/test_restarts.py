@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def test_a_follower_joins_exactly_across_restarts(served: Served, ends: str) -> 
     assert run(served, "open", "claude", "--name", "long", "--", *command).returncode == 0
     with begin(served, "log", "long", "--follow", "--json") as following:
         try:
+            assert following.stdout is not None
             seen: list[Any] = []
             for number in range(3):
                 asked = run(served, "ask", "long", f"@@stream 20 0\n@@say {number}", "--no-wait")
@@ -82,15 +84,14 @@ def test_a_follower_joins_exactly_across_restarts(served: Served, ends: str) -> 
                 seen += read_until(following.stdout, "turn.ended", asked.stdout.strip())
                 getattr(served, ends)()
                 served.start()
-            assert run(served, "open", "claude", "--name", "long", "--", *command).returncode == 0
-            assert run(served, "close", "long").returncode == 0
+            whole = [json.loads(line) for line in run(served, "log", "long", "--json").stdout.splitlines()]
+            seen += [json.loads(following.stdout.readline()) for _ in range(len(whole) - len(seen))]
+            following.send_signal(signal.SIGINT)
             rest, told = following.communicate(timeout=SECONDS_MAX)
-            assert (following.returncode, told) == (0, "")
+            assert (following.returncode, rest, told) == (130, "", "")
         finally:
             following.kill()
-    seen += [json.loads(line) for line in rest.splitlines()]
     assert [event["seq"] for event in seen] == list(range(1, len(seen) + 1))
-    whole = [json.loads(line) for line in run(served, "log", "long", "--json").stdout.splitlines()]
     assert seen == whole
 
 

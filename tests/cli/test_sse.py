@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,7 +81,7 @@ def test_a_message_is_heard_with_the_byte_that_ends_it() -> None:
         (b"retry: -1", None),
         (b"retry:  1", None),
         (b"retry: 1 ", None),
-        ("retry: ١".encode(), None),
+        ("retry: \u0661".encode(), None),
         (b"retry: " + b"9" * 5000, RETRY_MILLISECONDS_MAX),
         (b"retry: 99999999", RETRY_MILLISECONDS_MAX),
     ],
@@ -95,8 +97,7 @@ def test_retry_is_digits_or_nothing(line: bytes, retry: int | None) -> None:
 def test_a_message_without_end_is_refused_and_does_not_grow(sent: bytes) -> None:
     parser = Parser(message_bytes_max=1000)
     with pytest.raises(Oversize):
-        for _ in range(2000):
-            parser.feed(sent)
+        list(map(parser.feed, itertools.repeat(sent, 2000)))
 
 
 def test_the_bound_itself_is_let_through() -> None:

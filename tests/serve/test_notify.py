@@ -105,6 +105,7 @@ def test_nothing_is_told_where_nobody_watches(manager: socket.socket, monkeypatc
         "@nobody",
         pytest.param("/" + "x" * 500, id="long"),
         "/a\0b",
+        "/\ud800",
     ],
 )
 def test_nobody_there_is_no_error(address: str) -> None:

@@ -50,6 +50,15 @@ def test_what_another_has_put_there_stays(tmp_path: Path) -> None:
     assert (tmp_path / "server.json").read_text() == other
 
 
+def test_what_somebody_has_removed_already_is_not_worth_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whereabouts.announce(tmp_path, "http://one")
+    (tmp_path / "server.json").unlink()
+    whereabouts.withdraw(tmp_path)
+    assert caplog.records == []
+
+
 def test_what_this_process_never_said_is_not_taken_back(tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text("{}")
     whereabouts.withdraw(tmp_path)

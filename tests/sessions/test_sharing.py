@@ -66,7 +66,7 @@ async def test_what_a_live_host_has_can_be_read_and_not_be_had(shared: Shared, m
         waiting = await there.ask(id, "two", priority="background")
         await exists(tmp_path / "reached")
         question = await _until(session, kinds.QUESTION_ASKED)
-        await _is_refused(shared, here, session, there.pid)
+        await _is_refused(shared, here, session, there.pid, question.body["question"])
         status = await session.look()
         assert (status.phase, status.holder, status.seq) == ("elsewhere", running, question.seq)
         assert [each.turn for each in status.queue] == [waiting]
@@ -99,14 +99,14 @@ async def test_what_a_live_host_has_can_be_read_and_not_be_had(shared: Shared, m
         check(await read(session), shared.agents, [running, waiting])
 
 
-async def _is_refused(shared: Shared, here: Host, session: Session, pid: int) -> None:
+async def _is_refused(shared: Shared, here: Host, session: Session, pid: int, question: str) -> None:
     """Whatever would change it. Nothing of it is in the log."""
     before = session.status()
     changes: list[Callable[[], Awaitable[object]]] = [
         lambda: shared.open(here),
         lambda: session.ask("mine?"),
         session.interrupt,
-        lambda: session.answer("q", "allow"),
+        lambda: session.answer(question, "allow"),
         lambda: session.set_model("opus"),
         lambda: session.hold().__aenter__(),
         lambda: here.delete(session),

@@ -479,7 +479,11 @@ async def test_a_question_that_is_kept_is_answered_when_the_agent_asks_again(tmp
             [question] = session.questions()
             assert (question.tool, question.input) == ("Bash", {"command": "ls"})
             assert session.status().questions == (question.id,)
-            await session.answer(question.id, "allow")
+            # It has the name that it had, and one answer.
+            asked_then = bodies(await read(session), kinds.QUESTION_ASKED)
+            assert [body["question"] for body in asked_then] == [question.id]
+            told = await asyncio.gather(*(session.answer(question.id, word) for word in ("allow", "deny")))
+            assert [(each.answer, each.is_first) for each in told] == [("allow", True), ("allow", False)]
             assert session.questions() == []
             # Another one is asked about; the same is not.
             again = await session.ask('go on\n@@ask Bash {"command": "ls"}\n@@say it is done')

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.sim.scene import MOMENT, TERSE, Scene, explored
 
+from banksman.core import event as kinds
+from banksman.core.event import Event
 from banksman.core.outcome import Kind
+from banksman.errors import StoreError
 from banksman.run.sessions import tenure
-from banksman.run.sessions.questions import Answer, Question
+from banksman.run.sessions.questions import Answer, Answered, Question
+from banksman.run.sessions.turn import Turn
 from banksman.testing import sim
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog
 
@@ -561,13 +566,21 @@ async def a_question_an_answer_and_an_interrupt() -> None:
     await scene.get_ready()
     turn = scene.turns["a"] = await scene.session.ask("a")
 
-    async def answering() -> None:
-        await scene.session.answer("question-1", "allow")
+    told: list[Answered] = []
 
-    scene.start("answerer", answering())
+    async def answering(decision: str) -> None:
+        async with aclosing(scene.session.events(0, waits=True)) as events:
+            asked = [event.body["question"] async for event in _until_asked(events, turn)]
+        told.extend([await scene.session.answer(question, decision) for question in asked])
+
+    scene.start("answerer", answering("allow"))
+    scene.start("other", answering("deny"))
     scene.interrupt("interrupter", turn)
     scene.ask("b")
     await scene.end()
+    # Whoever answers hears the same, and it was one of them, or the interrupt.
+    assert len({(each.question, each.answer, each.by) for each in told}) <= 1
+    assert sum(each.is_first for each in told) == any(each.by == "answer" for each in told)
     assert (await turn.outcome()).kind in (Kind.DONE, Kind.INTERRUPTED)
     assert scene.outcomes["b"].kind is Kind.DONE
     _check_answered_once(scene)
@@ -602,6 +615,46 @@ async def closed_while_a_callback_thinks() -> None:
     scene.ask("a")
     scene.at_any_moment(scene.session.close_nowait)
     await scene.end(is_calm=False)
+
+
+async def _until_asked(events: AsyncIterable[Event], turn: Turn) -> AsyncGenerator[Event]:
+    """The question of this turn, if it comes to one."""
+    async for event in events:
+        if event.turn == turn.id and event.kind == kinds.QUESTION_ASKED:
+            yield event
+            return
+        if event.turn == turn.id and event.kind == kinds.TURN_ENDED:
+            return
+
+
+@case(moment=True)
+async def an_answer_and_a_log_that_fails() -> None:
+    """Who is told that it was answered finds it in the log, whenever that fails."""
+    scene = Scene({"a": Play(tool="Bash")})
+    await scene.get_ready()
+    turn = scene.turns["a"] = await scene.session.ask("a")
+    told: list[Answered] = []
+
+    async def answering() -> None:
+        async with aclosing(scene.session.events(0, waits=True)) as events:
+            asked = [event.body["question"] async for event in _until_asked(events, turn)]
+        told.extend([await scene.session.answer(question, "allow") for question in asked])
+
+    def fail() -> None:
+        scene.log.is_broken = True
+
+    scene.at_any_moment(fail)
+    scene.start("answerer", answering())
+    await turn.outcome()
+    await asyncio.sleep(2 * MOMENT)
+    scene.log.is_broken = False
+    await scene.end(is_calm=False)
+    assert [type(error) for error in scene.errors.values()] in ([], [StoreError])
+    logged = [event async for event in scene.session.events(0, waits=False) if event.kind == kinds.QUESTION_ANSWERED]
+    for each in told:
+        # One that its process could not be told any more was withdrawn with it.
+        assert (each.answer, each.by) == (("allow", "answer") if each.is_first else ("withdrawn", "store"))
+        assert [event.body["answer"] for event in logged] == ["allow"] * each.is_first
 
 
 def _check_answered_once(scene: Scene) -> None:

@@ -228,6 +228,7 @@ class Scene:
             assert not left, f"left in {name}: {left}"
         assert not driver.timers, f"timers left: {driver.timers}"
         assert not session.questions()
+        assert not session._here.questions._waiting  # pyright: ignore[reportPrivateUsage]
         assert self.world.is_over, self.world
         assert driver.state.turn is None
         assert driver.state.own is None

@@ -112,7 +112,8 @@ async def one_that_is_needed_is_never_taken() -> None:
     await asyncio.sleep(20)
     assert crowd.started == ["a", "b"]
     assert crowd["c"].session.status().waits_for_place
-    crowd["b"].start("answerer", crowd["b"].session.answer("question-1", "allow"))
+    (question,) = crowd["b"].session.questions()
+    crowd["b"].start("answerer", crowd["b"].session.answer(question.id, "allow"))
     await crowd["c"].callers()
     assert crowd.loop.time() < 30
     await crowd.end()

@@ -99,9 +99,10 @@ def test_an_answer_that_cannot_be_sent_is_the_callers_mistake_and_fails_no_sessi
         scene = Scene({"a": Play(tool="Bash")})
         turn = scene.turns["a"] = await scene.session.ask("a")
         await asyncio.sleep(1)
+        (question,) = scene.session.questions()
         with pytest.raises(UsageError):
-            await scene.session.answer("question-1", "allow", updated_input={"command": object()})
-        await scene.session.answer("question-1", "deny")
+            await scene.session.answer(question.id, "allow", updated_input={"command": object()})
+        await scene.session.answer(question.id, "deny")
         assert (await turn.outcome()).kind is Kind.DONE
         await scene.end()
 
@@ -176,7 +177,8 @@ def test_an_input_that_was_emptied_is_not_the_one_that_was_asked_for() -> None:
         scene = Scene({"a": Play(tool="Bash")})
         turn = scene.turns["a"] = await scene.session.ask("a")
         await asyncio.sleep(1)
-        await scene.session.answer("question-1", "allow", updated_input={})
+        (question,) = scene.session.questions()
+        await scene.session.answer(question.id, "allow", updated_input={})
         assert (await turn.outcome()).kind is Kind.DONE
         await scene.end()
         answer = scene.world.processes[0].agent.answers[0]

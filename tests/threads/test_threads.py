@@ -14,6 +14,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -25,6 +26,7 @@ from banksman import (
     BACKGROUND,
     INTERACTIVE,
     NORMAL,
+    Answered,
     Closed,
     Ended,
     Finished,
@@ -130,7 +132,12 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 
 # -- the same names --------------------------------------------------------------------------------------------------
 # What the shell awaits of its own objects, and callers do not.
-INNER = {"Host": {"run"}, "Session": {"events"}, "Turn": {"complete", "kept"}, "Command": {"wait_started"}}
+INNER = {
+    "Host": {"run", "wait_past"},
+    "Session": {"events", "wait_past"},
+    "Turn": {"complete", "kept"},
+    "Command": {"wait_started"},
+}
 # What callers may use without waiting. The rest of what is not async is the shell's own.
 LOOKED_AT = {
     "Host": {"__init__", "session", "sessions", "commands", "command", "take_ended"},
@@ -614,7 +621,9 @@ def test_a_question_is_answered_by_another_thread(host: threads.Host) -> None:
     (question,) = session.questions()
     assert question.tool == "Bash"
     assert asked.turn == turn.id
-    session.answer(question.id, "allow")
+    first = session.answer(question.id, "allow")
+    assert first == Answered(question.id, "allow", "answer", None, is_first=True)
+    assert session.answer(question.id, "deny") == replace(first, is_first=False)
     assert turn.outcome().text == "done"
 
 

@@ -20,8 +20,8 @@ def log(words: list[str]) -> int:
     parser = Parser(
         "log",
         "SESSION [--follow] [--raw] [--after CURSOR] [-n LIMIT]",
-        "Print the events of a session. With --follow, go on until it is closed; a server that is started anew in\n"
-        "between is waited for, and nothing is told twice or left out.",
+        "Print the events of a session. With --follow, go on until Ctrl-C; a server that is started anew in between\n"
+        "is waited for, and nothing is told twice or left out.",
         "banksman log fix-ci --follow --json | jq .kind",
         streams=True,
     )
@@ -39,10 +39,8 @@ def log(words: list[str]) -> int:
 def _log(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
     # By its id from here on: a name may be given to another session while we are away.
-    found = client.get(f"/v1/sessions/{segment(arguments.session)}")
-    session: str = found["id"]
-    # One that is closed has all its events; there is nothing to wait for.
-    if arguments.follow and found["phase"] != "closed":
+    session: str = client.get(f"/v1/sessions/{segment(arguments.session)}")["id"]
+    if arguments.follow:
         events = Follower(client, session, after=arguments.after, raw=arguments.raw).events()
     else:
         events = _pages(client, session, arguments)

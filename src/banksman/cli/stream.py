@@ -39,7 +39,7 @@ class StreamBroken(ClientError):
 
 
 class Follower:
-    """One reader of one session. `events` may be called again after it ended or raised: it goes on where it was."""
+    """One reader of one session. `events` may be called again after it raised or was left: it goes on where it was."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Follower:
         # The last event given, or told to be gone; None: the server must say what comes after that cursor.
         self._seq = 0 if after is None else seq_of(after)
         self._asks_pause: float | None = None
-        self._last_kind: object = None
-        self._is_over = False
         self._saw_hole = False
 
     def events(self) -> Generator[Event]:
-        """Stored events, and `stream.gap` for what retention took. Ends with a `session.closed` that nothing follows.
+        """Stored events, and `stream.gap` for what retention took. It does not end by itself: a session that is closed,
+        also by a server that goes, may be opened again.
 
-        Raises `Problem` if the server says no, and `NoServer` if it is not there at first, or stays away too long.
+        Raises `Problem` if the server says no (the session was deleted, perhaps), and `NoServer` if it is not there at
+        first, or stays away too long.
         """
         tries = 0
         gone_since: float | None = None
@@ -79,8 +79,6 @@ class Follower:
                         was_there, tries, gone_since = True, 0, None
                         if event is not None:
                             yield event
-                if self._is_over:
-                    return
             except (NoServer, Problem) as exc:
                 was_there = was_there or isinstance(exc, Lost)
                 gone_since = time.monotonic() if gone_since is None else gone_since
@@ -105,7 +103,6 @@ class Follower:
         if self.cursor is not None:
             headers["Last-Event-ID"] = self.cursor
         parser = Parser()
-        is_live = False
         with self._client.stream(
             self._path, query=query, headers=headers, silence_seconds_max=SILENCE_SECONDS_MAX
         ) as response:
@@ -118,14 +115,9 @@ class Follower:
                     if event.get("kind") == "stream.closing":
                         self._asks_pause = _seconds(event.get("retry_seconds"))
                         return
-                    is_live = is_live or event.get("kind") == "stream.live"
                     if self._is_too_early(event):
                         return
                     yield self._taken(event)
-                    # In the past a session may have been closed, and opened again.
-                    if is_live and self._last_kind == "session.closed":
-                        self._is_over = True
-                        return
                 if parser.retry is not None:
                     self._asks_pause = parser.retry / 1000
 
@@ -153,7 +145,7 @@ class Follower:
             raise StreamBroken("an event's cursor is not its place")
         if self._seq is not None and seq <= self._seq:
             return None
-        self._seq, self.cursor, self._saw_hole, self._last_kind = seq, cursor, False, event.get("kind")
+        self._seq, self.cursor, self._saw_hole = seq, cursor, False
         return event
 
     def _taken_gap(self, gap: Event) -> Event | None:

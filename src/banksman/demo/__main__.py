@@ -1,6 +1,6 @@
-"""`python -m banksman.demo`: the server with a scripted agent in it. `tour`: a guided look at what holds, in a terminal.
-`talk NAME`: a session with a real agent, which is started only for whoever names it, with their own settings and at
-their own cost."""
+"""`python -m banksman.demo`: the server with a scripted agent in it. `tour`: a guided look at what holds, in a
+terminal. `talk NAME`: a session with a real agent, which is started only for whoever names it, with their own settings
+and at their own cost."""
 
 from __future__ import annotations
 

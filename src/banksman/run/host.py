@@ -247,6 +247,12 @@ class Host:
         self._bind()
         await self._own_sessions().delete(self.session(session) if isinstance(session, str) else session)
 
+    async def take_up(self) -> None:
+        """Go on with the sessions in which an ask was accepted by a host that died, and that nobody has opened since.
+        For a host that serves its store to others: they do not know that they should ask again."""
+        self._bind()
+        await self._own_sessions().take_up()
+
     # -- reading many ------------------------------------------------------------------------------------------------
     async def read_many(
         self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
@@ -425,9 +431,10 @@ class Host:
     def _launch_aside(self, launch: Launch, options: Options) -> Command:
         """For what a command of ours needs itself. A host that drains lets what runs go on, and so with what that
         needs."""
-        self._bind()
         if self._is_closing:
             raise Closed("the host is closing; it watches nothing more", hint="open another Host")
+        self._bind()
+        self._shelf.check_room_aside()
         command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
         self._shelf.add_aside(command)
         return command

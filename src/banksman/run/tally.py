@@ -1,13 +1,13 @@
 """A host in numbers, at a moment: what is in its hands, and what went through them. Looking changes nothing.
 
-Sessions that are open here are looked at one by one; of the others only what the listing of the store says, so that a
-store with thousands of sessions costs one query.
+Sessions that are open here are looked at one by one. Of the others only who has how many: a store may have a hundred
+thousand of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from banksman.run.host import Host
 
 if TYPE_CHECKING:
     from banksman.run.sessions.registry import Sessions
-    from banksman.store.log import Known
+    from banksman.store.log import Owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def _with_sessions(tally: Tally, sessions: Sessions) -> Tally:
     here = {session.id: session.status() for session in sessions.ours() if not session.is_closed}
     phases = Counter(status.phase for status in here.values())
     try:
-        phases.update(_phase(known) for known in sessions.store.sessions() if known.id not in here)
+        _add_others(phases, sessions.store.owned())
         is_listed = True
     except StoreError:
         is_listed = False
@@ -89,9 +89,15 @@ def _with_sessions(tally: Tally, sessions: Sessions) -> Tally:
     )
 
 
-def _phase(known: Known) -> str:
-    """As `Session.status` says it of one that is not open here."""
-    owner = known.owner
-    if owner is None or owner.is_here:
-        return "asleep"
-    return "elsewhere" if owner.is_alive else "lost"
+def _add_others(phases: Counter[str], owned: Sequence[tuple[Owner | None, int]]) -> None:
+    """Those that are not open here, as `Session.status` says it of each."""
+    others: Counter[str] = Counter()
+    for owner, count in owned:
+        if owner is None or owner.is_here:
+            others["asleep"] += count
+        else:
+            others["elsewhere" if owner.is_alive else "lost"] += count
+    # What is open here is ours in the store, and so is what we have let go of a moment ago. One that is fenced off is
+    # another's there, and is counted as both.
+    others["asleep"] -= phases.total() - phases["fenced"]
+    phases.update(+others)

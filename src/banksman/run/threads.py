@@ -187,6 +187,8 @@ class Session(Face[AsyncSession]):
 
     status = looking(AsyncSession.status)
     look = blocking(AsyncSession.look, Manner.READS)
+    head = blocking(AsyncSession.head, Manner.READS)
+    page = blocking(AsyncSession.page, Manner.READS)
     rename = blocking(AsyncSession.rename)
     close = blocking(AsyncSession.close)
     close_nowait = looking(AsyncSession.close_nowait, Manner.ACTS)
@@ -305,6 +307,9 @@ class Host(Face[AsyncHost]):
         """Forget a session for good, with all its history; one that is open here is closed first."""
         id = session if isinstance(session, str) else session.id
         self._bridge.call(functools.partial(self._inner.delete, id))
+
+    read_many = blocking(AsyncHost.read_many, Manner.READS)
+    take_up = blocking(AsyncHost.take_up)
 
     # -- commands ----------------------------------------------------------------------------------------------------
     @overload

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from banksman.serve import token as tokens
@@ -60,9 +60,10 @@ class Door:
     def _admit(self, method: str, path: str, headers: Headers, scope: Scope) -> str:
         """Who it is, for counting; a Problem if it is not let in."""
         host = self._check_host(headers)
-        origin = headers.get("origin")
-        is_ours = origin == f"{scope['scheme']}://{host}" or origin == f"https://{host}"
-        if origin is not None and not is_ours:
+        origins = headers.getlist("origin")
+        # A proxy may have taken the TLS off: the page is then at https, and the request is not.
+        is_ours = origins in ([f"{scope['scheme']}://{host}"], [f"https://{host}"])
+        if origins and not is_ours:
             raise Problem(
                 403, "ForeignOrigin", "a page of another site has sent this", hint="use a program, or our page"
             )
@@ -94,11 +95,9 @@ class Door:
         return tokens.is_same(token, self._token)
 
     def _has_cookie(self, headers: Headers) -> bool:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
-        except CookieError:
-            return False
-        return cookie is not None and tokens.is_same(cookie.value, self._cookie)
+        # A browser sends what every port of this machine has set, however odd: theirs must not hide ours.
+        cookie = cookie_parser("; ".join(headers.getlist("cookie"))).get(self.cookie_name)
+        return cookie is not None and tokens.is_same(cookie, self._cookie)
 
     @staticmethod
     def _check_page(method: str, headers: Headers, *, is_ours: bool) -> None:

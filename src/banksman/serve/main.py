@@ -71,7 +71,9 @@ async def _run(settings: Settings, then: Then | None) -> int:
             port = int(listener.getsockname()[1])
             server = servers.Server(app.make(context, token=token, port=port), listener, settings, context.streams)
             await server.start()
-            whereabouts.announce(token_path.parent, url)
+            # Where clients look, wherever the token is.
+            folder = tokens.default_path().parent
+            whereabouts.announce(folder, url)
             try:
                 _tell(url, token)
                 notifier.ready(url)
@@ -81,7 +83,7 @@ async def _run(settings: Settings, then: Then | None) -> int:
                     notifier.stopping()
                     await ending.drain(host)
             finally:
-                whereabouts.withdraw(token_path.parent)
+                whereabouts.withdraw(folder)
                 await server.close()
     finally:
         listener.close()
@@ -107,9 +109,8 @@ def _store(settings: Settings) -> str | None:
     ]
     if not keeps:
         return settings.store
-    from banksman.host import default_path  # noqa: PLC0415
-
-    store = settings.store or f"sqlite:{default_path()}"
+    # Without a path it is the file in the state folder.
+    store = settings.store or "sqlite:"
     return f"{store}{'&' if '?level=' in store else '?'}{'&'.join(keeps)}"
 
 
@@ -130,17 +131,19 @@ def _is_journal() -> bool:
 
 
 async def _until_told(host: Host, url: str, ending: Ending, then: Then | None) -> None:
-    if then is None:
-        await asyncio.shield(ending.asked)
-        return
-    beside = asyncio.ensure_future(then(host, url))
+    # What an earlier server accepted and could not come to: nobody else knows that it is still to be done.
+    beside = [asyncio.ensure_future(host.take_up())]
+    if then is not None:
+        beside.append(asyncio.ensure_future(then(host, url)))
     try:
         await asyncio.shield(ending.asked)
     finally:
-        beside.cancel()
-        await asyncio.wait((beside,))
-        if not beside.cancelled() and (exc := beside.exception()) is not None:
-            log.error("! what was begun with the server has failed: %s", exc)
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
+        for task in beside:
+            if not task.cancelled() and (exc := task.exception()) is not None:
+                log.error("! what was begun with the server has failed: %s", exc)
 
 
 @asynccontextmanager

@@ -407,7 +407,8 @@ class Thread(Struct):
 class Stacks(Struct):
     tasks: list[Task]
     threads: list[Thread]
-    left_out: int = 0
+    # How many were too many to show, of each.
+    left_out: dict[str, int] = {}
 
 
 class Problem(Struct):

@@ -40,16 +40,14 @@ class Once:
         if key is None:
             return await do()
         fingerprint = hashlib.sha256(msgspec.json.encode(body)).digest()
-        entry = self._entries.get((place, key))
-        if entry is not None and entry.fingerprint != fingerprint:
-            hint = "another request needs another key"
-            raise Problem(422, "KeyUsed", "this Idempotency-Key came with another body before", hint=hint)
-        while entry is not None:
-            # Whoever did it may have failed, or have been cancelled: then it is our turn.
+        while (entry := self._entries.get((place, key))) is not None:
+            if entry.fingerprint != fingerprint:
+                hint = "another request needs another key"
+                raise Problem(422, "KeyUsed", "this Idempotency-Key came with another body before", hint=hint)
+            # Whoever did it may have failed, or have been cancelled: then it is our turn, or of who comes before us.
             await asyncio.wait((entry.answer,))
             if not entry.answer.cancelled() and entry.answer.exception() is None:
                 return entry.answer.result()
-            entry = self._entries.get((place, key))
         return await self._do(place, key, fingerprint, do)
 
     async def _do(self, place: str, key: str, fingerprint: bytes, do: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -111,14 +111,15 @@ def _success(route: Route) -> dict[str, Any]:
         content[route.media_type] = {"schema": {"type": "string"}}
     elif route.answer is not None:
         content[route.media_type] = {"schema": _reference(route.answer)}
-    for media_type in route.streams:
-        content[media_type] = {"schema": {"type": "string", "description": "Each event as #/components/schemas/Event."}}
-    answer: dict[str, Any] = {"description": "Done."}
+    # There is no schema of a stream as a whole: it has no end.
+    content |= dict.fromkeys(route.streams, {})
+    more = " A stream has each event as #/components/schemas/Event." if route.streams else ""
+    answer: dict[str, Any] = {"description": f"Done.{more}"}
     if content:
         answer["content"] = content
     # A session that is forgotten has nothing to show.
-    more = {"204": {"description": "Done."}} if route.method == "DELETE" else {}
-    return {str(route.status): answer, **more}
+    gone = {"204": {"description": "Done."}} if route.method == "DELETE" else {}
+    return {str(route.status): answer, **gone}
 
 
 def _statuses(route: Route) -> set[int]:

@@ -1,9 +1,9 @@
 """What callers may start over HTTP, if whoever runs the server has said so.
 
 A program is the path that it resolves to here, by this server's PATH, and that path is what is started: a caller's own
-PATH or folder must not make another of it. While programs are named a caller sets only the
-variables that are named too, because a variable (`LD_PRELOAD`, say) can make any program do anything. What an allowed
-program does then is its own affair.
+PATH or folder must not make another of it. While programs are named a caller sets only the variables that are named
+too, because a variable (`LD_PRELOAD`, say) can make any program do anything. What an allowed program does then is its
+own affair.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from banksman.errors import UsageError
 from banksman.serve.problems import Problem
 from banksman.serve.settings import Settings
 
@@ -54,17 +55,23 @@ class Policy:
 
     def reopen(self, record: Mapping[str, Any]) -> None:
         """A session that is found in the store is opened again only as it could be opened now."""
-        self.agent(record["command"], record["command"])
+        command: list[str] = record["command"]
+        self.command(command)
+        # It is started by these very words, and a path that is not absolute, or a name without our PATH, would be
+        # looked for elsewhere than it was here.
+        is_certain = os.path.isabs(command[0]) or ("/" not in command[0] and record["inherit_env"])
+        if self._allowed is not None and not is_certain:
+            raise _forbidden("the session was opened with a program of its folder", "open it by its name")
         self.folder(record["cwd"])
 
     def folder(self, cwd: str | None) -> str | None:
         """With links followed: what is started there must not be led elsewhere by one that is put there later."""
         if self._roots is None:
             return cwd
-        if cwd is None:
-            return self._roots[0] if self._roots else None
+        if cwd is None and self._roots:
+            return self._roots[0]
         try:
-            found = os.path.realpath(cwd)
+            found = os.path.realpath(cwd or ".")
         except (OSError, ValueError) as exc:
             raise _forbidden("this is no folder", "one that is in the roots") from exc
         if not any(found == root or found.startswith(root.rstrip("/") + "/") for root in self._roots):
@@ -78,8 +85,11 @@ class Policy:
     def _server(self, server: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._allowed is None:
             return server
-        words = [server["command"], *cast("list[Any]", server.get("args") or [])]
-        if server.get("env") or not all(isinstance(word, str) for word in words):
+        args: Any = server.get("args") or []
+        words: list[Any] = [server["command"], *(cast("list[Any]", args) if isinstance(args, list) else [None])]
+        if not all(isinstance(word, str) for word in words):
+            raise _forbidden("this is no MCP server", "a name, a command and its args, all of them text")
+        if server.get("env"):
             raise _forbidden("an MCP server cannot be given an environment here", "leave env out")
         resolved, *args = self.command(words)
         return {**server, "command": resolved, "args": args}
@@ -88,7 +98,10 @@ class Policy:
         """The command of a session; None: the profile's own, which must be allowed too."""
         if self._allowed is None:
             return command
-        words = usual if command is None else shlex.split(command) if isinstance(command, str) else command
+        try:
+            words = usual if command is None else shlex.split(command) if isinstance(command, str) else command
+        except ValueError as exc:
+            raise UsageError(f"this is no command: {exc}", hint="a list of words says it exactly") from exc
         return self.command(words)
 
 

@@ -19,9 +19,8 @@ from starlette.types import Receive, Scope, Send
 from banksman.errors import BanksmanError
 from banksman.serve.messages import Body, Query
 from banksman.serve.problems import Problem, problem_of
+from banksman.serve.wire import BODY_SECONDS_MAX
 
-# From the end of the head to the end of the body.
-BODY_SECONDS_MAX = 60.0
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -133,7 +132,7 @@ class Endpoint:
             raise Problem(415, "NotJson", "the body must be JSON", hint="Content-Type: application/json")
         try:
             return msgspec.json.decode(data or b"{}", type=kind)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise Problem(400, "BadRequest", f"the body is not as it must be: {exc}", hint="see /openapi.json") from exc
         except RecursionError as exc:
             raise Problem(400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json") from exc

@@ -1,8 +1,8 @@
 """The listening socket and its connections, in our own loop.
 
 uvicorn speaks the HTTP; its own server is not used, because it takes the signals, and looks ten times a second whether
-it is to end. To end here is a future that every stream waits on: each is told to come back, and the last one that does not
-take even that is cut off.
+it is to end. To end here is a future that every stream waits on: each is told to come back, and who does not take even
+that is cut off.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """One connection: what it may send before it is let go, and how long it may take to send and to be sent to.
 
 The HTTP itself is uvicorn's. What it leaves open is closed here, for every request alike: a head that never ends
-(slowloris), a head that is too large, a client that does not take what it is sent. The last is told by the socket: as
-long as its buffer shrinks somebody reads, however slowly; if it stands still for `stall_seconds` the connection is cut
-off. What the kernel has taken and nobody acknowledges (a laptop that was closed, a cable that was pulled) is cut off by
-the kernel, after the same time.
+(slowloris), a head that is too large, a body that goes on after its answer, requests that are sent ahead of all
+answers, a client that does not take what it is sent. The last is told by the socket: as long as its buffer shrinks
+somebody reads, however slowly; if it stands still for `stall_seconds` the connection is cut off. What the kernel has
+taken and nobody acknowledges (a laptop that was closed, a cable that was pulled) is cut off by the kernel, after the
+same time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import socket
 import sys
@@ -25,10 +27,20 @@ HEAD_BYTES_MAX = 64 << 10
 URL_BYTES_MAX = 8 << 10
 # From the first byte of a request to the end of its head.
 HEAD_SECONDS_MAX = 10.0
+# From the end of its head to the end of its body.
+BODY_SECONDS_MAX = 60.0
+# Requests that wait for the answers to those before them. Hardly anybody sends even one ahead.
+PIPELINED_MAX = 64
 # A connection that is kept for the next request.
 IDLE_SECONDS_MAX = 75
 # What the kernel is given beyond what is on its way: the rest waits here, where it is seen that nobody takes it.
 UNSENT_BYTES_MAX = 128 << 10
+
+
+class Part(enum.Enum):
+    """What of a request comes next."""
+
+    BEGIN, HEAD, BODY = range(3)
 
 
 class Connection(HttpToolsProtocol):
@@ -43,7 +55,9 @@ class Connection(HttpToolsProtocol):
         self._unsent = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        self._is_in_head = True
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._part = Part.BEGIN
+        self._has_said_something = False
         self._refusal: Problem | None = None
 
     # -- beginning and end -------------------------------------------------------------------------------------------
@@ -58,7 +72,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._head_timer, self._stall_timer, self.timeout_keep_alive_task):
+        for timer in (self._head_timer, self._body_timer, self._stall_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         if not self.lost.done():
@@ -72,18 +86,20 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return  # Refused already. What it still sends is nothing to us.
-        if self._is_in_head and self._head_timer is None:
+        self._has_said_something = True
+        was = self._part
+        if was is not Part.BODY and self._head_timer is None:
             self._start_head_timer()
         super().data_received(data)
-        # Of a head that has not ended nothing was handed to us yet that could have been counted.
-        if self._is_in_head and not self.transport.is_closing():
+        # Of a head that has not ended nothing may have been handed to us yet that could have been counted.
+        if was is Part.HEAD and self._part is Part.HEAD and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head = True
+        self._part = Part.HEAD
         self._head_bytes = 0
         self.scope["state"]["connection"] = self  # pyright: ignore[reportTypedDictNotRequiredAccess]
 
@@ -93,22 +109,31 @@ class Connection(HttpToolsProtocol):
             raise self._remember(Problem(414, "UrlTooLong", f"a URL has at most {URL_BYTES_MAX} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > HEAD_BYTES_MAX:
             raise self._remember(_too_large())
+        # What comes after the body must not pass for what stood before it: that was looked at already, here or by a
+        # proxy.
+        if self._part is Part.HEAD:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
         self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
+        self._part = Part.BODY
+        self._body_timer = self.loop.call_later(BODY_SECONDS_MAX, self._on_body_late)
+        if len(self.pipeline) > PIPELINED_MAX:
+            raise self._remember(Problem(429, "TooManyAhead", f"at most {PIPELINED_MAX} requests are sent ahead"))
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._is_in_head = True
+        self._part = Part.BEGIN
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not go on with: it is not HTTP, or we have stopped it."""
@@ -120,11 +145,15 @@ class Connection(HttpToolsProtocol):
         return problem
 
     def _refuse(self, problem: Problem) -> None:
-        """No request is there yet that could be answered, so the connection is."""
+        """The request could not be read to its end, so it is the connection that is answered."""
         cycle: Any = self.cycle  # None before the first request, whatever its type says.
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.abort()  # Into the middle of another answer nothing may be written.
-            return
+        if cycle is not None and not cycle.response_complete:
+            # Into the middle of another answer, or in its place, nothing may be written. But the last request that is
+            # not answered may be the very one that is refused: its body is what could not be read.
+            is_own = self._part is Part.BODY and not self.pipeline
+            if cycle.response_started or not is_own:
+                self.abort()
+                return
         body = problem.body()
         head = STATUS_LINE[problem.status] + b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (MEDIA_TYPE.encode(), len(body)) + body)
@@ -135,8 +164,16 @@ class Connection(HttpToolsProtocol):
 
     def _on_head_late(self) -> None:
         self._head_timer = None
-        if self._is_in_head and not self.transport.is_closing():
+        if not self._has_said_something:
+            self.transport.close()  # Browsers open connections that they may need later. It asked nothing.
+        elif self._part is not Part.BODY and not self.transport.is_closing():
             self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
+
+    def _on_body_late(self) -> None:
+        """Whoever reads the body has the same deadline, and answers. This is for a body that nobody reads any more."""
+        self._body_timer = None
+        if self.cycle.response_complete:
+            self.transport.close()
 
     # -- a client that does not read ---------------------------------------------------------------------------------
     def pause_writing(self) -> None:

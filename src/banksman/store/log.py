@@ -228,6 +228,10 @@ class Log(Protocol):
         """Every session of the store, oldest first."""
         ...
 
+    def owned(self) -> list[tuple[Owner | None, int]]:
+        """How many sessions of the store each owner has, and how many nobody: in one look, however many there are."""
+        ...
+
     def find(self, id_or_name: str) -> Known | None:
         """By its id, else by its name."""
         ...

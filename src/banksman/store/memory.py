@@ -306,6 +306,11 @@ class MemoryLog:
         self._check_open()
         return [state.known(self._owner) for state in self._sessions.values()]
 
+    def owned(self) -> list[tuple[Owner | None, int]]:
+        self._check_open()
+        count = sum(state.is_owned for state in self._sessions.values())
+        return [(self._owner, count), (None, len(self._sessions) - count)]
+
     def find(self, id_or_name: str) -> Known | None:
         self._check_open()
         state = self._sessions.get(id_or_name) or self._named(id_or_name)

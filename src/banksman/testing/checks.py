@@ -7,6 +7,8 @@ outcomes its callers got. Each raises AssertionError with the place where it is 
     checks.stdin(events, [process.stdin for process in Evidence(folder).processes])
 
 They know nothing of how it came about: any script, any schedule, any agent that speaks Claude's dialect may be checked.
+And what a client of a server saw, over however many connections (`joined`, `joined_many`, `views_agree`): nothing is
+known of how it reads, only what it got.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
 
 from banksman.core import event as kinds
 from banksman.core.event import Event
@@ -217,6 +219,133 @@ def _in_order(prompted: Sequence[str], granted: Sequence[str]) -> None:
 def _difference(whole: bytes, data: bytes) -> str:
     place = _common(whole, data)
     return f"at byte {place} {data[place : place + 60]!r} instead of {whole[place : place + 60]!r}"
+
+
+# -- what clients of a server saw ------------------------------------------------------------------------------------
+class Message(NamedTuple):
+    """What a client got of a stream, whole. `event`: what it is called, if it is called something. `data`: as it came.
+    NDJSON has no field for either: there the client takes them from what the line says."""
+
+    id: str | None
+    event: str | None
+    data: bytes
+
+
+class Visit(NamedTuple):
+    """One connection: the cursor or position that the client came with, and what it got until it was cut off."""
+
+    after: str | None
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one client has seen over all its connections: each event by session and seq, in the order in which they
+    came. `gaps`: by session, the ranges that it was told retention had taken. `is_many`: ids are positions."""
+
+    events: Mapping[tuple[str, int], Message]
+    gaps: Mapping[str, Sequence[tuple[int, int]]]
+    is_many: bool
+
+    def heads(self) -> dict[str, int]:
+        """The last seq of each session."""
+        return dict(self.events.keys())  # The later ones of a session replace the earlier.
+
+
+def joined(visits: Iterable[Visit]) -> View:
+    """The visits of one client to the stream of one session, in their order, are one view of it (G8): dense from the
+    first event, nothing twice, nothing left out but what it was told of. Each goes on right after the last id that came
+    whole; what was made for this one reader has no id; a stream is live once, where it has come to its end, and says
+    nothing more when it has said that it closes."""
+    return _Joining(is_many=False).join(visits)
+
+
+def joined_many(visits: Iterable[Visit]) -> View:
+    """The same of the stream of many sessions: dense in each session, and no position comes twice."""
+    return _Joining(is_many=True).join(visits)
+
+
+def views_agree(*views: View) -> None:
+    """Any two clients agree on what both have seen, byte for byte, whatever they saw it through, and on the order of
+    what both have seen of many sessions, wherever they were cut off (G8)."""
+    data: dict[tuple[str, int], bytes] = {}
+    ids: dict[tuple[bool, tuple[str, int]], str | None] = {}
+    for view in views:
+        for place, message in view.events.items():
+            assert data.setdefault(place, message.data) == message.data, f"two clients differ at {place}"
+            known = ids.setdefault((view.is_many, place), message.id)
+            assert known == message.id, f"two clients have {place} as {known} and {message.id}"
+    for one, other in combinations((view.events for view in views if view.is_many), 2):
+        both = zip((place for place in one if place in other), (place for place in other if place in one), strict=True)
+        for here, there in both:
+            assert here == there, f"where one client was given {here}, another was given {there}"
+
+
+class _Joining:
+    """Reads one client's visits, one message at a time."""
+
+    def __init__(self, *, is_many: bool) -> None:
+        self._is_many = is_many
+        self._events: dict[tuple[str, int], Message] = {}
+        self._gaps: dict[str, list[tuple[int, int]]] = {}
+        # Of each session the last seq, seen or told to be gone, and the last epoch.
+        self._seqs: dict[str, int] = {}
+        self._epochs: dict[str, int] = {}
+        self._ids: set[str] = set()
+        self._place: str | None = None
+
+    def join(self, visits: Iterable[Visit]) -> View:
+        for number, visit in enumerate(visits, 1):
+            where = f"visit {number} (after {visit.after})"
+            assert visit.after == self._place, f"{where}: the last one ended at {self._place}"
+            self._see_visit(visit, where)
+        return View(self._events, self._gaps, self._is_many)
+
+    def _see_visit(self, visit: Visit, where: str) -> None:
+        is_live = is_over = False
+        for message in visit.messages:
+            assert not is_over, f"{where}: {message.data[:80]!r} comes after stream.closing"
+            body: Frame = json.loads(message.data)
+            kind = str(body["kind"])
+            if not kind.startswith("stream."):
+                self._see_event(message, body, where)
+                continue
+            assert message.id is None, f"{where}: {kind}, which is for one reader, has the id {message.id}"
+            assert message.event == kind, f"{where}: {kind} is called {message.event}"
+            is_over = kind == "stream.closing"
+            if kind == "stream.gap":
+                self._see_gap(body["session"], body["first"], body["last"], where)
+            if kind == "stream.live":
+                assert not is_live, f"{where}: it is live twice"
+                assert self._is_many or body["head"] == self._place, f"{where}: live at {body['head']}: {self._place}"
+                is_live = True
+
+    def _see_event(self, message: Message, body: Frame, where: str) -> None:
+        session, epoch, seq = str(body["session"]), int(body["epoch"]), int(body["seq"])
+        expected = self._seqs.get(session, 0) + 1
+        assert message.event is None, f"{where}: {body['cursor']} is called {message.event}"
+        assert message.id is not None, f"{where}: {body['cursor']} has no id"
+        assert seq >= expected, f"{where}: {seq} of {session} comes twice"
+        assert seq == expected, f"{where}: {expected} of {session} is left out, {seq} came"
+        assert epoch >= self._epochs.get(session, 0), f"{where}: the epoch falls at {body['cursor']}"
+        assert body["cursor"] == f"{epoch}.{seq}", f"{where}: {body['cursor']} is the cursor of {epoch}.{seq}"
+        if not self._is_many:
+            assert message.id == body["cursor"], f"{where}: {body['cursor']} has the id {message.id}"
+            assert not self._seqs or session in self._seqs, f"{where}: of another session, {session}"
+        assert message.id not in self._ids, f"{where}: the id {message.id} comes twice"
+        self._ids.add(message.id)
+        self._seqs[session], self._epochs[session] = seq, epoch
+        self._events[session, seq] = message
+        self._place = message.id
+
+    def _see_gap(self, session: str, first: int, last: int, where: str) -> None:
+        seen = self._seqs.get(session, 0)
+        assert first <= last, f"{where}: a gap from {first} to {last}"
+        # Of many sessions it is told what is gone, which may be more than what this client has not seen.
+        is_next = first <= seen + 1 if self._is_many else first == seen + 1
+        assert is_next, f"{where}: a gap from {first} where {seen + 1} of {session} comes next"
+        self._seqs[session] = max(seen, last)
+        self._gaps.setdefault(session, []).append((first, last))
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------

@@ -167,6 +167,11 @@ class Spawner:
         with self.fork_lock, self._lock:
             return self._current(fingerprint)
 
+    def pids(self) -> frozenset[int]:
+        """The zygotes: children of this program, also those that are on their way out."""
+        with self._lock:
+            return frozenset(zygote.pid for zygote in (*self._retired, *([self._zygote] if self._zygote else [])))
+
     def release(self, child: Child, zygote: Zygote | None) -> None:
         with self._lock:
             self._children.discard(child)

@@ -4,8 +4,8 @@ Whether a match begins in what has come cannot always be told before more comes,
 searched again with the next piece. A match that spans more than that may be missed. In all each byte is searched about
 twice when pieces are as long as that, so that a flood costs linear time.
 
-`^` and `$` are the ends of a line (MULTILINE), `\\A` is the place where the search began, and `$` is also the end of
-what has come so far: who wants a whole line says `\\n`.
+`^` and `$` are the ends of a line (MULTILINE), and `\\A` is the place where the search began. What asks for an end
+(`$`, `\\b`, "as many as there are") takes the end of what has come so far for one: who wants a line says `\\n`.
 
 A text pattern is matched against text, UTF-8, and bytes that are none stand for themselves (`surrogateescape`). What is
 told is in bytes all the same.
@@ -40,7 +40,7 @@ class Search:
         # A character is four bytes at most.
         self._span_max = 4 * len(pattern) + 4 if is_plain(pattern) else MATCH_BYTES_MAX
         self._window = b""
-        self._window_begin = 0
+        self._window_begin: int = 0
         # Where in the window a match may begin; what is before it is context.
         self._from = 0
 

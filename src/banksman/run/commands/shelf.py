@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter, deque
 
-from banksman.errors import NotFound
+from banksman.errors import NotFound, Refused
 from banksman.run.commands.command import Command
 from banksman.run.commands.output import Output
 from banksman.run.waiters import Waiters
@@ -16,6 +16,8 @@ log = logging.getLogger("banksman")
 
 # Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
 UNREPORTED_MAX = 10_000
+# Commands of our own at once: each is a small Python, for a search that might take long.
+ASIDES_MAX = 64
 
 
 class Shelf:
@@ -42,6 +44,11 @@ class Shelf:
 
     def add(self, command: Command) -> None:
         self._running[command.id] = command
+
+    def check_room_aside(self) -> None:
+        if len(self._asides) >= ASIDES_MAX:
+            hint = "wait for some of them; a pattern without repeats, alternatives and groups is not counted"
+            raise Refused(f"{ASIDES_MAX} searches for patterns are under way", hint=hint)
 
     def add_aside(self, command: Command) -> None:
         self._asides[command.id] = command

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from banksman.core import event as kinds
 from banksman.core.event import Event, Project
-from banksman.errors import HistoryLost, UsageError
+from banksman.errors import HistoryLost, StoreError, UsageError
 from banksman.run.waiters import Waiters
 from banksman.store.log import Log, Page
 
@@ -110,6 +110,9 @@ class Readers:
     async def wait_past(self, seq: int) -> None:
         """Until there is an event after this one. `StoreError`: there never will be one, for the log was closed or the
         session deleted."""
+        # An engine lets one wait for a session that is yet to come, and this one was there.
+        if self._store.head(self._session).epoch == 0:
+            raise StoreError("the session was deleted", session=self._session)
         # Not counted among those who read: closing the log is what ends it.
         await self._store.wait_past(self._session, seq)
 

@@ -35,6 +35,7 @@ from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.recorded import opening_of
 from banksman.run.sessions.session import Session
 from banksman.run.sessions.totals import Totals
+from banksman.run.sessions.waking import is_waited_in
 from banksman.store.log import Known, Log, ManyPage
 
 log = logging.getLogger("banksman")
@@ -105,8 +106,8 @@ class Sessions:
     async def open(
         self, opening: Opening, *, name: str | None, on_question: OnQuestion | None, id: str | None = None
     ) -> Session:
-        """A new one, under the `id` if one is given; or, under the name of one that is known, that one: as it is, if it is open here, which from its
-        next turn on is as asked for; else it is claimed, and goes on where it was."""
+        """A new one, under the `id` if one is given; or, under the name of one that is known, that one: as it is, if it
+        is open here, which from its next turn on is as asked for; else it is claimed, and goes on where it was."""
         checked_name(name, self.redactor)
         async with self._gate.at_work():
             self._cleaning.begin()
@@ -349,6 +350,17 @@ class Sessions:
             except BaseException:
                 opening.close()
                 raise
+
+    async def take_up(self) -> None:
+        """Go on with every session that nobody has, and in which somebody waits: see waking.py."""
+        await self.settle()
+        for known in self.store.sessions():
+            try:
+                if await is_waited_in(self.store, known):
+                    await self._claim(self._handle(known))
+            except BanksmanError as exc:
+                # Who opens it is told the same. Those who wait there are still kept.
+                log.warning("! session %s: somebody waits in it, and it cannot be gone on with: %s", known.id, exc)
 
     # -- forgetting --------------------------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:

@@ -47,6 +47,15 @@ def stored(form: Form, id: str, data: bytes) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is Form.SSE else data + b"\n"
 
 
+def placed(form: Form, position: str, data: bytes) -> bytes:
+    """An event among those of many sessions. NDJSON has no `id:`, and a cursor is of one session, so that the position
+    is a member there: without it nobody could come back."""
+    if form is Form.NDJSON:
+        assert data.startswith(b'{"')
+        return b'{"position":"%b",%b\n' % (position.encode(), data[1:])
+    return stored(form, position, data)
+
+
 def made(form: Form, kind: str, **more: object) -> bytes:
     """What is made for one reader. It has no place, so that nobody comes back to it."""
     data = _encoder.encode({"kind": kind, **more})

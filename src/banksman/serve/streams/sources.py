@@ -13,7 +13,7 @@ from banksman.errors import HistoryLost
 from banksman.run.host import Host
 from banksman.run.sessions.following import place_of
 from banksman.run.sessions.session import Session
-from banksman.serve.streams.encoding import Form, encode, stored
+from banksman.serve.streams.encoding import Form, encode, placed, stored
 from banksman.serve.streams.pages import Page
 
 # Encoded in one go: the loop is everybody's, and this is a millisecond or two of it.
@@ -108,7 +108,7 @@ class ManySessions:
             page = await self._host.read_many(page.position, limit=PAGE_EVENTS_MAX, sessions=self._sessions)
         # All up to the last one are gone, whether this reader has seen some of them or not.
         gaps = {session: (1, last) for session, last in page.gaps.items()}
-        lines = [stored(form, placed.position, encode(placed.event, raw=self._raw)) for placed in page.events]
+        lines = [placed(form, one.position, encode(one.event, raw=self._raw)) for one in page.events]
         return Page(_pieces(lines), len(lines), page.position, gaps)
 
     def shown(self, place: str | None) -> str | None:

@@ -36,6 +36,7 @@ from banksman.store.log import (
     Head,
     Known,
     ManyPage,
+    Owner,
     Page,
     Placed,
     ProjectOf,
@@ -285,6 +286,10 @@ class SqliteLog:
     def sessions(self) -> list[Known]:
         self._check_open()
         return self._look.sessions(self._bridge.host)
+
+    def owned(self) -> list[tuple[Owner | None, int]]:
+        self._check_open()
+        return self._look.owned(self._bridge.host)
 
     def find(self, id_or_name: str) -> Known | None:
         self._check_open()

@@ -8,6 +8,7 @@ Each look is read to its end, so that it holds no place in the log.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from banksman.errors import StoreReadOnly
@@ -18,6 +19,10 @@ from banksman.store.sqlite.owners import Hosts, Process, is_there
 _KNOWN = (
     "SELECT s.id, s.name, s.agent, s.epoch, s.seq, s.first, s.created, s.changed, s.owner, h.address, "
     "h.boot, h.pid, h.started FROM sessions s LEFT JOIN hosts h ON h.id = s.owner"
+)
+_OWNED = (
+    "SELECT s.count, s.owner, h.address, h.boot, h.pid, h.started FROM "
+    "(SELECT owner, count(*) AS count FROM sessions GROUP BY owner) s LEFT JOIN hosts h ON h.id = s.owner"
 )
 
 
@@ -70,6 +75,10 @@ class Look:
         alive: dict[int, bool] = {}
         return [self._known(row, host, alive) for row in self._rows(f"{_KNOWN} ORDER BY s.number")]
 
+    def owned(self, host: int | None) -> list[tuple[Owner | None, int]]:
+        rows = self._rows(_OWNED)
+        return [(self._owner(owner, process, host, {}), count) for count, owner, *process in rows]
+
     def find(self, id_or_name: str, host: int | None) -> Known | None:
         rows = self._rows(f"{_KNOWN} WHERE s.id = ?", id_or_name) or self._rows(
             f"{_KNOWN} WHERE s.name = ?", id_or_name
@@ -86,14 +95,19 @@ class Look:
             self._hosts.close()
 
     def _known(self, row: Any, host: int | None, alive: dict[int, bool]) -> Known:
-        id, name, agent, epoch, seq, first, created, changed, owner, address, boot, pid, started = row
-        whose: Owner | None = None
+        id, name, agent, epoch, seq, first, created, changed, owner, *process = row
+        return Known(id, name, agent, epoch, seq, first, self._owner(owner, process, host, alive), created, changed)
+
+    def _owner(
+        self, owner: int | None, process: Sequence[Any], host: int | None, alive: dict[int, bool]
+    ) -> Owner | None:
+        address, boot, pid, started = process
         # An owner without a row has closed in good order, and could not say so here.
-        if owner is not None and pid is not None:
-            if owner not in alive:
-                alive[owner] = owner == host or self._is_alive(owner, Process(boot, pid, started))
-            whose = Owner(pid, address, is_here=owner == host, is_alive=alive[owner])
-        return Known(id, name, agent, epoch, seq, first, whose, created, changed)
+        if owner is None or pid is None:
+            return None
+        if owner not in alive:
+            alive[owner] = owner == host or self._is_alive(owner, Process(boot, pid, started))
+        return Owner(pid, address, is_here=owner == host, is_alive=alive[owner])
 
     def _is_alive(self, owner: int, process: Process) -> bool:
         if self._hosts is None:

@@ -1,0 +1,230 @@
+"""Where the server is, who is told the token, and what a client makes of answers that are no good ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.player import Player, answer
+
+from banksman.cli import client as clients
+from banksman.cli.client import Client, Lost, NoServer, NotLetIn, Problem, segment
+from banksman.cli.finding import find, state_folder
+from banksman.errors import UsageError
+
+SECRET = "s3cret-of-this-machine"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BANKSMAN_URL", "BANKSMAN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(clients, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+
+
+def leave(**files: str) -> None:
+    """In the state folder, as a server does."""
+    folder = state_folder()
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+
+
+def client(player: Player) -> Client:
+    return Client(lambda: find(player.url))
+
+
+def test_the_places_to_look_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find().url == "http://127.0.0.1:4380"
+    leave(server_json='{"url": "http://127.0.0.1:5000", "pid": 1, "started": 0}', token=f"{SECRET}\n")
+    assert (find().url, find().token) == ("http://127.0.0.1:5000", SECRET)
+    monkeypatch.setenv("BANKSMAN_URL", "http://localhost:6000")
+    assert find().url == "http://localhost:6000"
+    assert find("https://[::1]:7000/under/").url == "https://[::1]:7000/under"
+    assert (find("https://[::1]").port, find("http://h").port, find("http://h/a/").prefix) == (443, 80, "/a")
+    monkeypatch.setenv("BANKSMAN_TOKEN", "another")
+    assert find().token == "another"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"url": 3}', '{"url": ""}', "\x00"])
+def test_a_file_that_says_nothing_is_as_none(text: str) -> None:
+    leave(server_json=text)
+    assert find().url == "http://127.0.0.1:4380"
+
+
+def test_a_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "somewhere")
+    assert state_folder() == Path.home() / ".local/state/banksman"
+
+
+def test_the_token_of_this_machine_is_not_told_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(server_json='{"url": "http://10.0.0.1:5000"}', token=SECRET)
+    assert find("http://10.0.0.2:5000").token is None
+    # But the one that our own server names is ours; and what was set for it is meant for it.
+    assert find().token == SECRET
+    monkeypatch.setenv("BANKSMAN_TOKEN", "theirs")
+    assert find("http://10.0.0.2:5000").token == "theirs"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:4380",
+        "ftp://h",
+        "http://",
+        "http://h:port",
+        "http://h:99999",
+        "http://[::1",
+        "http://h/\n",
+        "http://h é",
+    ],
+)
+def test_what_is_no_url_is_said_so(url: str) -> None:
+    with pytest.raises(UsageError):
+        find(url)
+
+
+def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
+    for url in ("http://me:pass@h", "http://127.0.0.1:4380/#token=pass", "http://h/?token=pass"):
+        with pytest.raises(UsageError) as caught:
+            find(url)
+        assert "pass" not in str(caught.value).replace("password", "")
+
+
+def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bad in (f"{SECRET}\r\nX: y", f"{SECRET}é", f"a {SECRET}"):
+        monkeypatch.setenv("BANKSMAN_TOKEN", bad)
+        with pytest.raises(UsageError) as caught:
+            find()
+        assert SECRET not in str(caught.value)
+    monkeypatch.setenv("BANKSMAN_TOKEN", SECRET)
+    assert find().token == SECRET
+    assert SECRET not in repr(find())
+
+
+def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"title": "QueueFull", "detail": "64 wait", "hint": "later", "status": 429, "ids": {"session": "s"}}
+    said = answer(429, body, kind="application/problem+json", headers="Retry-After: 7\r\n")
+    with Player(lambda request: said) as player, pytest.raises(Problem) as caught:
+        client(player).post("/v1/x")
+    problem = caught.value
+    assert (problem.title, problem.detail, problem.hint, problem.status) == ("QueueFull", "64 wait", "later", 429)
+    assert (problem.ids, problem.retry_seconds, str(problem)) == ({"session": "s"}, 7.0, "64 wait (later)")
+    # Not tried again: it was refused, and by whom is known.
+    assert len(player.requests) == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'{"title": null, "ids": 3}', b"\xff"])
+def test_a_refusal_of_somebody_else_is_one_too(body: bytes) -> None:
+    with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(Problem) as caught:
+        client(player).get("/v1/x")
+    assert caught.value.status == 502
+    assert "502 Bad Gateway" in str(caught.value)
+
+
+def test_who_is_not_let_in_is_told_what_to_do_and_no_token() -> None:
+    leave(token=SECRET)
+    with (
+        Player(lambda request: answer(401, {"title": "X", "detail": "no"})) as player,
+        pytest.raises(NotLetIn) as caught,
+    ):
+        client(player).get("/v1/x")
+    assert f"Authorization: Bearer {SECRET}" in player.requests[0]
+    assert "BANKSMAN_TOKEN" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_nobody_there_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(NoServer, match=rf"^no server at http://127.0.0.1:{port}: start one with banksman serve$"):
+        Client(lambda: find(f"http://127.0.0.1:{port}")).get("/v1/x")
+    # No name can be that long: it is not even looked up.
+    with pytest.raises(NoServer, match="^no server at http://aaa"):
+        Client(lambda: find(f"http://{'a' * 64}.example")).get("/v1/x")
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n", b"\r\n\r\n", answer(200, b"<html>"), answer(200, b"{")])
+def test_what_is_not_our_server_is_said_so(said: bytes) -> None:
+    with Player(lambda request: said) as player, pytest.raises(NoServer):
+        client(player).post("/v1/x")
+    assert len(player.requests) == 1
+
+
+def test_what_may_be_repeated_is_and_what_may_not_is_not() -> None:
+    whole = answer(200, {"a": 1})
+    # Reset, cut in the middle of its head, of its body; then whole.
+    cuts: list[bytes | None] = [None, whole[:9], whole[:-3]]
+    for method, key in (("GET", None), ("POST", "k")):
+        answers = iter(cuts)
+        with Player(lambda request, answers=answers: next(answers, whole)) as player:
+            assert client(player).request(method, "/v1/x", body={}, key=key) == {"a": 1}
+        assert len(player.requests) == 4
+        assert all(("Idempotency-Key: k" in request) == (key is not None) for request in player.requests)
+    for cut in cuts:
+        with Player(lambda request, cut=cut: cut) as player, pytest.raises(Lost):
+            client(player).post("/v1/x")
+        assert len(player.requests) == 1
+
+
+def test_an_answer_that_is_cut_at_any_byte_is_never_taken_for_a_whole_one() -> None:
+    whole = answer(200, {"a": [1, 2, 3]})
+    for cut in range(len(whole)):
+        with Player(lambda request, cut=cut: whole[:cut]) as player, pytest.raises(NoServer):
+            client(player).post("/v1/x")
+
+
+def test_names_are_one_segment_and_queries_are_quoted() -> None:
+    with Player(lambda request: answer(200, {})) as player:
+        client(player).get(f"/v1/sessions/{segment('a/../b?c#d é')}", {"after": "x&y=1\r\n", "limit": 3, "raw": None})
+    assert player.requests[0].startswith(
+        "GET /v1/sessions/a%2F..%2Fb%3Fc%23d%20%C3%A9?after=x%26y%3D1%0D%0A&limit=3 HTTP/1.1\r\n"
+    )
+
+
+def test_an_answer_without_a_body_is_none() -> None:
+    with Player(lambda request: b"HTTP/1.1 204 No Content\r\n\r\n") as player:
+        assert client(player).request("DELETE", "/v1/x") is None
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "banksman", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+def test_the_exit_codes_of_no_server_and_of_a_bad_url() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    gone = run("ps", "--url", url, "--json")
+    assert (gone.returncode, gone.stderr) == (3, f"banksman: no server at {url}: start one with banksman serve\n")
+    assert json.loads(gone.stdout)["error"] == "NoServer"
+    assert run("ps", "--url", "nonsense").returncode == 2
+    assert run("log", "x", "--follow", BANKSMAN_URL=url).returncode == 3
+    bad = run("ps", BANKSMAN_TOKEN=f"{SECRET} x")
+    assert (bad.returncode, SECRET in bad.stderr) == (2, False)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[serve]\nprot = 3\n")
+    misspelt = run("serve", "--config", str(config))
+    assert (misspelt.returncode, "port" in misspelt.stderr) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        busy = run("serve", "--port", port, "--store", f"sqlite:{tmp_path / 'store.db'}")
+    assert (busy.returncode, port in busy.stderr) == (2, True)
+    remote = run("serve", "--bind", "0.0.0.0", "--store", "memory:")
+    assert (remote.returncode, "allow-remote" in remote.stderr) == (2, True)
+    for failed in (misspelt, busy, remote):
+        assert "Traceback" not in failed.stderr

@@ -1,0 +1,69 @@
+"""What reaches a terminal: letters, and never what it would obey."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banksman.cli.terminal import as_line, as_text, say_json, table
+from banksman.cli.wording import line_of
+
+# Whatever may be in a string, halves of a pair too.
+ANY = st.text(st.characters(exclude_categories=[]), max_size=50)
+
+
+@given(ANY)
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    for character in as_text(text):
+        assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        assert unicodedata.bidirectional(character) not in (
+            "LRE",
+            "RLE",
+            "LRO",
+            "RLO",
+            "PDF",
+            "LRI",
+            "RLI",
+            "FSI",
+            "PDI",
+        )
+    assert "\n" not in as_line(text)
+    assert "\t" not in as_line(text)
+    as_text(text).encode()
+
+
+def test_what_is_harmless_is_as_it_was() -> None:
+    text = "ñ … 🙂 \\x1b é\n\tindented"
+    assert as_text(text) == text
+
+
+def test_a_line_is_cut_with_a_mark() -> None:
+    assert as_line("abcdef", characters_max=4) == "abc…"
+    assert as_line("abcd", characters_max=4) == "abcd"
+
+
+def test_json_is_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    say_json({"text": "a\nb\x1b\x7f\u2028é\ud800"})
+    said = capsys.readouterr().out
+    assert said == '{"text":"a\\nb\\u001b\\u007f\\u2028\\u00e9\\ud800"}\n'
+
+
+def test_a_table_holds_its_columns_and_leaves_no_room_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("A", "BBB", "C"), [("x", None, ""), ("long", 3, "y\n")])
+    assert capsys.readouterr().out == "A     BBB  C\nx     -    -\nlong  3    y\\n\n"
+
+
+def test_a_gap_and_an_update_of_a_kind_nobody_knows_have_words() -> None:
+    assert "events 3 to 9 are no longer kept" in str(line_of({"kind": "stream.gap", "first": 3, "last": 9}))
+    event = {
+        "cursor": "1.2",
+        "at": 0.0,
+        "turn": "t",
+        "kind": "update",
+        "body": {"updates": [{"sessionUpdate": "new_kind"}]},
+    }
+    assert str(line_of(event)).endswith("update t  new_kind")
+    assert line_of({**event, "body": {"updates": []}}) is None

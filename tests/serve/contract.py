@@ -1,0 +1,160 @@
+"""The server against its own description: schemathesis makes requests from /openapi.json, and looks at each answer.
+
+By themselves made-up requests name sessions that are not there, and programs that may not be started: nearly all of
+them end at 403 and 404. So what is well-formed is often given something that exists: a session with the scripted agent,
+a turn in it, a command. What is ill-formed is left as it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import schemathesis
+from schemathesis import hooks
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.engine import events, from_schema
+
+from banksman.testing import fake_agent
+from tests.serve.kit import AUTHORIZATION, Served
+
+SEED = 6
+# What the policy of the server under test allows, and no more.
+PROGRAMS: list[Any] = [fake_agent.command()[:-1], "true"]
+# Short, so that whoever reads a stream has soon read enough of it; and a stream that stalls is found out.
+SETTINGS: dict[str, Any] = {"programs": PROGRAMS, "heartbeat_seconds": 0.02, "log_level": "debug"}
+WAIT_SECONDS = 0.01
+
+
+@dataclass
+class Found:
+    """What came of it. `failures`: in words, each once."""
+
+    statuses: Counter[int] = field(default_factory=Counter[int])
+    successes: Counter[str] = field(default_factory=Counter[str])
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    phases: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def check(
+    served: Served,
+    *,
+    is_meant: Callable[[str, str], bool],
+    examples: int,
+    is_stateful: bool = False,
+    has_coverage: bool = True,
+    seconds_max: int | None = None,
+    seed: int = SEED,
+) -> Found:
+    """Everything of the description for which `is_meant(method, path)`, with every check there is."""
+    config: Any = schemathesis.Config.from_dict(
+        {
+            "seed": seed,
+            "headers": dict(AUTHORIZATION),
+            "request-timeout": 30,
+            "max-stream-events": 3,
+            **({} if seconds_max is None else {"max-time": seconds_max}),
+            "generation": {"max-examples": examples, "database": "none"},
+            "phases": {
+                "examples": {"enabled": False},
+                "coverage": {"enabled": has_coverage},
+                "stateful": {"enabled": is_stateful},
+            },
+            # What is well-formed may still be impossible: there is no such agent, the folder is missing. That is 422.
+            "checks": {"positive_data_acceptance": {"enabled": False}},
+        }
+    )
+    schema: Any = schemathesis.openapi.from_url(f"{served.url}/openapi.json", config=config, headers=AUTHORIZATION)
+    schema = schema.include(lambda context: is_meant(context.operation.method.upper(), context.operation.path))
+    found = Found()
+    with _Life(served).given():
+        for event in from_schema(schema).execute():
+            _look(event, found)
+    return found
+
+
+def _look(event: Any, found: Found) -> None:
+    if isinstance(event, events.NonFatalError | events.FatalError):
+        error = event.value if isinstance(event, events.NonFatalError) else event.exception
+        found.failures[f"error {getattr(event, 'label', '')}"] = repr(error)
+    elif isinstance(event, events.PhaseFinished):
+        found.phases[event.phase.name.value] = str(event.status)
+    elif isinstance(event, events.ScenarioFinished | events.FuzzScenarioFinished):
+        recorder = event.recorder
+        for interaction in recorder.interactions.values():
+            if interaction.response is not None:
+                found.statuses[interaction.response.status_code] += 1
+                if interaction.response.status_code < 300:
+                    found.successes[recorder.label] += 1
+        for node in itertools.chain.from_iterable(recorder.checks.values()):
+            if node.failure_info is not None:
+                failure = node.failure_info.failure
+                what = f"{failure.message:.1500}\n{node.failure_info.code_sample:.1500}"
+                found.failures.setdefault(f"{node.name}: {recorder.label}: {failure.title}", what)
+
+
+class _Life:
+    """Puts what exists into what was made up, every other time."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._turns = itertools.count()
+        self._session = ""
+        self._turn = ""
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+            del context, kwargs
+            self._enliven(case)
+
+        hooks.register(before_call)
+        try:
+            yield
+        finally:
+            hooks.unregister(before_call)
+
+    def _enliven(self, case: Any) -> None:
+        query: Any = case.query or {}
+        if isinstance(query.get("wait"), int | float):
+            query["wait"] = min(query["wait"], WAIT_SECONDS)
+        elif case.operation.path.endswith("/watch"):
+            query["wait"] = WAIT_SECONDS  # It would wait by itself.
+        if next(self._turns) % 2:
+            return
+        if case.path_parameters and _is_positive(case, ParameterLocation.PATH):
+            case.path_parameters = {**case.path_parameters, **self._existing(case.operation.path)}
+        if isinstance(case.body, dict) and _is_positive(case, ParameterLocation.BODY):
+            self._make_possible(case.operation.path, case.body)
+
+    def _existing(self, path: str) -> dict[str, str]:
+        served = self._served
+        if path.startswith("/v1/commands/"):
+            # One that lives until it is told otherwise: it waits for what it is sent.
+            argv = fake_agent.command()
+            return {"id": served.post("/v1/commands", {"argv": argv, "stdin": "pipe", "pty": "resize" in path})["id"]}
+        if not self._session or path == "/v1/sessions/{id}":
+            self._session = served.open({"prompt": ["say hello"]})
+            self._turn = served.ask(self._session, "hello")
+            served.outcome(self._session, self._turn)
+        return {"id": self._session, **({"turn": self._turn} if "{turn}" in path else {})}
+
+    def _make_possible(self, path: str, body: dict[str, Any]) -> None:
+        for name in ("cwd", "env", "user", "mcp_servers", "options", "rules", "resume", "fork", "schema", "agent"):
+            body.pop(name, None)
+        if path == "/v1/commands":
+            body["argv"] = ["true", *body["argv"][1:3]]
+        elif path == "/v1/sessions":
+            body["command"] = fake_agent.command()
+            body["args"] = []
+        elif path.endswith("/turns") and body.get("on_busy") not in (None, "reject"):
+            body.pop("on_busy")
+
+
+def _is_positive(case: Any, location: ParameterLocation) -> bool:
+    component = None if case.meta is None else case.meta.components.get(location)
+    return component is not None and component.mode.is_positive
