@@ -182,4 +182,3 @@ def _running(argv: list[str], **more: Any) -> Generator[subprocess.Popen[str]]:
                     break
             else:
                 process.kill()
-

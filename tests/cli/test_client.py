@@ -145,7 +145,7 @@ def test_nobody_there_is_said_at_once() -> None:
     with pytest.raises(NoServer, match=rf"^no server at http://127.0.0.1:{port}: start one with banksman serve$"):
         Client(lambda: find(f"http://127.0.0.1:{port}")).get("/v1/x")
     # No name can be that long: it is not even looked up.
-    with pytest.raises(NoServer, match="^no server at http://aaa"):
+    with pytest.raises(NoServer, match=r"^no server at http://aaa"):
         Client(lambda: find(f"http://{'a' * 64}.example")).get("/v1/x")
 
 

@@ -134,9 +134,11 @@ def test_a_gap_is_told_once_and_goes_on_after_it() -> None:
     ]
 
 
-def test_it_begins_after_the_cursor_it_was_given() -> None:
-    with Player(lambda request: SSE + from_place(request, 5)) as player:
+def test_it_begins_after_the_cursor_it_was_given_and_comes_back_after_the_one_it_has() -> None:
+    answers = iter([SSE + stored(4)])
+    with Player(lambda request: next(answers, SSE + from_place(request, 5))) as player:
         assert seqs(follower(player, after="2.3"), 2) == [4, 5]
+        assert [place_of(request) for request in player.requests] == [3, 4]
 
 
 def test_a_reader_that_stops_in_the_middle_goes_on_where_it_was() -> None:

@@ -169,7 +169,8 @@ def test_ctrl_c_twice_leaves_at_once(served: Served) -> None:
         wait_line(asking.stderr, "once more")
         asking.send_signal(signal.SIGINT)
         _, told = asking.communicate(timeout=SECONDS_MAX)
-        assert (asking.returncode, "Traceback" in told) == (130, False)
+        # Neither the receipt nor the outcome was waited for.
+        assert (asking.returncode, told) == (130, "")
 
 
 def test_interrupt_stops_what_runs_and_withdraws_what_waits(served: Served) -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import schemathesis
 from schemathesis import hooks
 from schemathesis.core.parameters import ParameterLocation
@@ -40,36 +44,59 @@ class Found:
     phases: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def check(
-    served: Served,
-    *,
-    is_meant: Callable[[str, str], bool],
-    examples: int,
-    is_stateful: bool = False,
-    has_coverage: bool = True,
-    seconds_max: int | None = None,
-    seed: int = SEED,
-) -> Found:
-    """Everything of the description for which `is_meant(method, path)`, with every check there is."""
+@dataclass(frozen=True)
+class Wanted:
+    """`group`: the routes that are meant. `seconds_max`: of each run, if it is to be bounded by time, too."""
+
+    group: str
+    examples: int
+    is_stateful: bool = False
+    has_coverage: bool = True
+    seconds_max: int | None = None
+    seed: int = SEED
+
+
+# By path. What is not here is left out: to end the server has a test of its own.
+GROUPS: dict[str, Callable[[str], bool]] = {
+    "sessions": lambda path: path in ("/v1/sessions", "/v1/sessions/{id}", "/v1/sessions/{id}/why"),
+    "turns": lambda path: path.startswith("/v1/sessions/{id}/") and not path.endswith("/why"),
+    "commands": lambda path: path.startswith("/v1/commands"),
+    "server": lambda path: not path.startswith(("/v1/sessions", "/v1/commands")) and path != "/v1/drain",
+    "all": lambda path: path != "/v1/drain",
+}
+
+
+def check(served: Served, wanted: Wanted) -> Found:
+    """Every route of the group, with every check there is. In a process of its own: what makes the requests keeps
+    connections open, and much in memory."""
+    said = subprocess.run(
+        [sys.executable, "-m", __name__, str(served.folder), str(served.port), msgspec.json.encode(wanted).decode()],
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    return msgspec.json.decode(said, type=Found)
+
+
+def _check(served: Served, wanted: Wanted) -> Found:
     config: Any = schemathesis.Config.from_dict(
         {
-            "seed": seed,
+            "seed": wanted.seed,
             "headers": dict(AUTHORIZATION),
             "request-timeout": 30,
             "max-stream-events": 3,
-            **({} if seconds_max is None else {"max-time": seconds_max}),
-            "generation": {"max-examples": examples, "database": "none"},
+            **({} if wanted.seconds_max is None else {"max-time": wanted.seconds_max}),
+            "generation": {"max-examples": wanted.examples, "database": "none"},
             "phases": {
                 "examples": {"enabled": False},
-                "coverage": {"enabled": has_coverage},
-                "stateful": {"enabled": is_stateful},
+                "coverage": {"enabled": wanted.has_coverage},
+                "stateful": {"enabled": wanted.is_stateful},
             },
             # What is well-formed may still be impossible: there is no such agent, the folder is missing. That is 422.
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }
     )
     schema: Any = schemathesis.openapi.from_url(f"{served.url}/openapi.json", config=config, headers=AUTHORIZATION)
-    schema = schema.include(lambda context: is_meant(context.operation.method.upper(), context.operation.path))
+    schema = schema.include(lambda context: GROUPS[wanted.group](context.operation.path))
     found = Found()
     with _Life(served).given():
         for event in from_schema(schema).execute():
@@ -112,7 +139,7 @@ class _Life:
             del context, kwargs
             self._enliven(case)
 
-        hooks.register(before_call)
+        schemathesis.hook(before_call)
         try:
             yield
         finally:
@@ -136,7 +163,7 @@ class _Life:
         if path.startswith("/v1/commands/"):
             # One that lives until it is told otherwise: it waits for what it is sent.
             argv = fake_agent.command()
-            return {"id": served.post("/v1/commands", {"argv": argv, "stdin": "pipe", "pty": "resize" in path})["id"]}
+            return {"id": served.post("/v1/commands", {"argv": argv, **({"pty": True} if "resize" in path else {"stdin": "pipe"})})["id"]}
         if not self._session or path == "/v1/sessions/{id}":
             self._session = served.open({"prompt": ["say hello"]})
             self._turn = served.ask(self._session, "hello")
@@ -158,3 +185,14 @@ class _Life:
 def _is_positive(case: Any, location: ParameterLocation) -> bool:
     component = None if case.meta is None else case.meta.components.get(location)
     return component is not None and component.mode.is_positive
+
+
+def main(folder: str, port: str, wanted: str) -> None:
+    served = Served(Path(folder))
+    served.port = int(port)
+    found = _check(served, msgspec.json.decode(wanted, type=Wanted))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

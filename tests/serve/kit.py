@@ -233,3 +233,35 @@ class Stream:
             if message.id is not None:
                 found.append(message)
         raise AssertionError(f"the stream has ended before it was live; it had {len(found)} events")
+
+
+# -- bytes as they are -------------------------------------------------------------------------------------------------
+def talk(port: int, *pieces: bytes, is_ended: bool = False) -> bytes:
+    """All that the server says to these bytes, until it closes the connection. It must: ask it to, or be refused."""
+    with socket.create_connection(("127.0.0.1", port), SECONDS_MAX) as peer:
+        try:
+            for piece in pieces:
+                peer.sendall(piece)
+            if is_ended:
+                peer.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # It has closed before it had all of it. What it said is there to be read.
+        said = b""
+        try:
+            while data := peer.recv(1 << 16):
+                said += data
+        except ConnectionResetError:
+            pass
+        return said
+
+
+def statuses(said: bytes) -> list[int]:
+    """Of the answers in these bytes, in order."""
+    return [int(line[9:12]) for line in said.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+
+
+def head(line: str, *headers: str, port: int, host: str | None = None, token: bool = True) -> bytes:
+    """The head of a request that is the last of its connection."""
+    lines = [line, f"Host: {host or f'127.0.0.1:{port}'}", "Connection: close"]
+    lines += [f"Authorization: Bearer {TOKEN}"] if token else []
+    return "\r\n".join([*lines, *headers, "", ""]).encode()

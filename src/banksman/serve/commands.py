@@ -32,9 +32,6 @@ async def start(call: Call) -> Answer:
 
     async def do() -> Answer:
         policy = context.policy
-        more: dict[str, Any] = {}
-        if body.pty is not False:
-            more["pty"] = body.pty if isinstance(body.pty, bool) else tuple(body.pty)
         command = await context.host.start(
             policy.command(body.argv),
             cwd=policy.folder(body.cwd),
@@ -46,7 +43,7 @@ async def start(call: Call) -> Answer:
             stdin=_stdin(body.stdin),
             user=policy.user(body.user),
             output_bytes_max=body.output_bytes_max,
-            **more,
+            pty=body.pty if isinstance(body.pty, bool) else (body.pty[0], body.pty[1]),
         )
         return Answer(shown(command), 201, {"Location": f"/v1/commands/{command.id}"})
 
@@ -99,8 +96,7 @@ async def watch(call: Call) -> Answer:
     found = await command.watch(query.pattern, after=query.after, stream=query.stream, timeout=timeout)
     if found is None:
         return Answer(messages.Matched(False, None, None, None, [], command.is_over))
-    groups = [None if group is None else group.decode(errors="replace") for group in found.groups]
-    return Answer(messages.Matched(True, found.begin, found.next, found.text, groups, command.is_over))
+    return Answer(messages.Matched(True, found.begin, found.next, found.text, list(found.groups), command.is_over))
 
 
 async def write(call: Call) -> Answer:

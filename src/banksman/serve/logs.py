@@ -209,6 +209,7 @@ class StderrHandler(logging.Handler):
     def close(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
+            self._queue.put(None)
             thread.join(FLUSH_SECONDS_MAX)
         super().close()
 

@@ -23,6 +23,7 @@ from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.encoding import RETRY_MILLISECONDS, Form, made, preamble
 from banksman.serve.streams.pages import Page, Pages
 from banksman.serve.streams.sources import PAGE_EVENTS_MAX, Source
+from banksman.serve.streams.waking import Waking
 from banksman.serve.wire import Connection
 
 Place = TypeVar("Place", bound=Hashable)
@@ -87,13 +88,15 @@ class Follower(Generic[Place]):
         await send({"type": "http.response.start", "status": 200, "headers": [content_type, *_HEADERS]})
         if has_body:
             await self._write(send, preamble(self._form))
-            reason = await self._follow(connection, send)
+            closing, seconds = self._streams.closing, self._streams.heartbeat_seconds
+            with Waking(lost=connection.lost, closing=closing, quiet_seconds=seconds) as waking:
+                reason = await self._follow(connection, waking, send)
             if reason is not None:
                 seconds = RETRY_MILLISECONDS / 1000
                 await self._write(send, made(self._form, "stream.closing", reason=reason, retry_seconds=seconds))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _follow(self, connection: Connection, send: Send) -> str | None:
+    async def _follow(self, connection: Connection, waking: Waking, send: Send) -> str | None:
         """Until the client is gone (None), or for a reason of ours."""
         is_live = False
         is_near_end = True
@@ -103,7 +106,7 @@ class Follower(Generic[Place]):
                     is_live = True
                     head = self._source.shown(self._place)
                     await self._write(send, made(self._form, "stream.live", head=head))
-                page = await self._next(connection, send)
+                page = await self._next(waking, send)
             except StoreError as exc:
                 # The session was deleted, or the log is closed or cannot be read: who comes back is told which.
                 return "closing" if self._streams.closing.done() else exc.args[0]
@@ -113,23 +116,15 @@ class Follower(Generic[Place]):
             self._place = page.place
             is_near_end = page.events < PAGE_EVENTS_MAX
 
-    async def _next(self, connection: Connection, send: Send) -> Page[Place] | None:
+    async def _next(self, waking: Waking, send: Send) -> Page[Place] | None:
         """None: there will be none for this client. Heartbeats until there is one."""
         key = (self._source.key, self._form, self._place)
-        ends = (connection.lost, self._streams.closing)
         make = functools.partial(self._source.next, self._place, self._form)
         with self._streams.pages.at(key, make) as making:
-            while True:
-                if any(end.done() for end in ends):
-                    return None
-                if making.done():
-                    return making.result()
-                await asyncio.wait(
-                    (making, *ends), timeout=self._streams.heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not making.done() and not any(end.done() for end in ends):
-                    head = self._source.shown(self._place)
-                    await self._write(send, made(self._form, "stream.heartbeat", head=head))
+            while not await waking.wait(making):
+                head = self._source.shown(self._place)
+                await self._write(send, made(self._form, "stream.heartbeat", head=head))
+            return None if waking.is_over else making.result()
 
     async def _send_page(self, page: Page[Place], send: Send) -> None:
         counts = self._streams.counts

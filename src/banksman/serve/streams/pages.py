@@ -9,9 +9,9 @@ nobody waits for any more is not made to its end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -37,10 +37,25 @@ class Page(Generic[Place]):
         return sum(map(len, self.pieces))
 
 
-@dataclass(slots=True)
-class _Making(Generic[Place]):
-    task: asyncio.Task[Page[Place]]
-    waiting: int = 0
+class Making(Generic[Place]):
+    """A page that is being made, or was. Entered by everybody for as long as it is waited for; gives the task."""
+
+    __slots__ = ("_forsake", "_waiting", "task")
+
+    def __init__(self, task: asyncio.Task[Page[Place]], forsake: Callable[[Making[Place]], None]) -> None:
+        self.task = task
+        self._forsake = forsake
+        self._waiting = 0
+
+    def __enter__(self) -> asyncio.Task[Page[Place]]:
+        self._waiting += 1
+        return self.task
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting -= 1
+        if not self._waiting and not self.task.done():
+            self.task.cancel()
+            self._forsake(self)
 
 
 class Pages(Generic[Place]):
@@ -48,43 +63,34 @@ class Pages(Generic[Place]):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._making: dict[Hashable, _Making[Place]] = {}
-        self._made: OrderedDict[Hashable, tuple[float, asyncio.Task[Page[Place]]]] = OrderedDict()
+        self._making: dict[Hashable, Making[Place]] = {}
+        # Oldest first.
+        self._made: OrderedDict[Hashable, tuple[float, Making[Place]]] = OrderedDict()
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    @contextlib.contextmanager
-    def at(
-        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Page[Place]]]
-    ) -> Generator[asyncio.Task[Page[Place]]]:
-        """The task that makes the page of this key, or has made it; for as long as it is waited for."""
+    def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Page[Place]]]) -> Making[Place]:
+        """The page of this key: `with pages.at(key, make) as task`."""
         made = self._made.get(key)
         if made is not None and self._loop.time() - made[0] < PAGE_SECONDS_MAX:
-            yield made[1]
-            return
+            return made[1]
         making = self._making.get(key)
         if making is None:
-            making = self._making[key] = _Making(self._loop.create_task(make()))
-            making.task.add_done_callback(lambda task: self._keep(key, task))
-        making.waiting += 1
-        try:
-            yield making.task
-        finally:
-            making.waiting -= 1
-            if not making.waiting and not making.task.done():
-                making.task.cancel()
-                # Who comes next begins anew: this one will never be made.
-                if self._making.get(key) is making:
-                    del self._making[key]
+            making = self._making[key] = Making(self._loop.create_task(make()), functools.partial(self._forsake, key))
+            making.task.add_done_callback(functools.partial(self._keep, key, making))
+        return making
 
-    def _keep(self, key: Hashable, task: asyncio.Task[Page[Place]]) -> None:
-        making = self._making.get(key)
-        if making is not None and making.task is task:
+    def _forsake(self, key: Hashable, making: Making[Place]) -> None:
+        """Who comes next begins anew: this one will never be made."""
+        if self._making.get(key) is making:
             del self._making[key]
+
+    def _keep(self, key: Hashable, making: Making[Place], task: asyncio.Task[Page[Place]]) -> None:
+        self._forsake(key, making)
         if task.cancelled() or task.exception() is not None:
             return
         self._drop(key)
-        self._made[key] = self._loop.time(), task
+        self._made[key] = self._loop.time(), making
         self._bytes += task.result().bytes
         while self._made and self._bytes > PAGES_BYTES_MAX:
             self._drop(next(iter(self._made)))
@@ -94,15 +100,17 @@ class Pages(Generic[Place]):
     def _drop(self, key: Hashable) -> None:
         found = self._made.pop(key, None)
         if found is not None:
-            self._bytes -= found[1].result().bytes
+            self._bytes -= found[1].task.result().bytes
 
     def _forget_old(self) -> None:
         """Of a session that is quiet nobody would else take the last page away."""
         self._timer = None
         oldest = self._loop.time() - PAGE_SECONDS_MAX
-        for key, (at, _) in list(self._made.items()):
+        while self._made:
+            key, (at, _) = next(iter(self._made.items()))
             if at > oldest:
-                self._timer = self._loop.call_at(at + PAGE_SECONDS_MAX, self._forget_old)
+                # Not at the moment of each: where thousands are made in a second, that would be a timer for each.
+                self._timer = self._loop.call_at(at + 1.25 * PAGE_SECONDS_MAX, self._forget_old)
                 break
             self._drop(key)
 

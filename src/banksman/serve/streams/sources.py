@@ -71,10 +71,11 @@ class OneSession:
         return not page.events
 
     async def next(self, place: Cursor, form: Form) -> Page[Cursor]:
-        page = await self._session.page(place.seq, limit=PAGE_EVENTS_MAX)
-        while not page.events:
+        # First this: where there is something it costs nothing, and where there is nothing it spares a look at the disk
+        # by another thread, which nearly everybody who is live would take before each event.
+        await self._session.wait_past(place.seq)
+        while not (page := await self._session.page(place.seq, limit=PAGE_EVENTS_MAX)).events:
             await self._session.wait_past(place.seq)
-            page = await self._session.page(place.seq, limit=PAGE_EVENTS_MAX)
         lines = [stored(form, event.cursor, encode(event, raw=self._raw)) for event in page.events]
         end = page.events[-1]
         gaps = {} if page.gap is None else {self._session.id: page.gap}
