@@ -14,10 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -87,7 +86,7 @@ class Served:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "http://" in line, (line, self.log.read_text(encoding="utf-8"))
-        self.port = urlsplit(line[line.index("http://") :]).port or 0
+        self.port = port_of(line)
         self.settings["port"] = self.port
 
     def kill(self) -> None:
@@ -172,14 +171,23 @@ class Served:
     @contextlib.contextmanager
     def stream(
         self, path: str, *, after: str | None = None, accept: str = "text/event-stream", host: str | None = None
-    ) -> Iterator[Stream]:
+    ) -> Generator[Stream]:
         headers = {"Host": host or f"127.0.0.1:{self.port}", "Accept": accept, **AUTHORIZATION}
         if after is not None:
             headers["Last-Event-ID"] = after
         with socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX) as peer:
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             peer.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
-            yield Stream(peer)
+            stream = Stream(peer)
+            try:
+                yield stream
+            finally:
+                stream.close()
+
+
+def port_of(line: str) -> int:
+    """Of the address that a server prints."""
+    return int(line[line.index("http://") :].split(":")[2].partition("/")[0])
 
 
 class Sent(NamedTuple):
@@ -203,6 +211,11 @@ class Stream:
             name, _, value = line.decode().partition(":")
             self.headers[name.lower()] = value.strip()
         self._rest = b""
+
+    def close(self) -> None:
+        """The connection is open for as long as one of the two is."""
+        self._file.close()
+        self.peer.close()
 
     def chunk(self) -> bytes:
         """The next bytes; empty: the end, or the connection is lost."""

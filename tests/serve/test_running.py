@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import TOKEN, Served, port_of
 from tests.serve.test_talking import wait_for
 
 from banksman.serve import server as servers
@@ -224,7 +224,7 @@ def test_it_can_be_the_first_process_of_a_container(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        served.port = urlsplit(line[line.index("http://") :].strip()).port or 0
+        served.port = port_of(line)
         assert served.get("/v1/server")["pid"] == 1
         # It leaves an orphan behind that nobody in the tree waits for.
         command = served.post("/v1/commands", {"argv": ["sh", "-c", "setsid sh -c 'exit 3' & exit 0"]})

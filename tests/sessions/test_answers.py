@@ -154,8 +154,11 @@ async def test_a_late_answer_does_not_reach_a_question_of_the_same_name_in_the_n
         os.kill(case.processes[0].pid, signal.SIGKILL)
         await over(case, first)
         turn = await case.ask(f"{SAME}\n@@hang")
-        second = (await case.wait_kind(kinds.QUESTION_ASKED, turn)).body
+        event = await case.wait_kind(kinds.QUESTION_ASKED, turn)
+        second = event.body
         assert (second["request"], second["question"] != first) == ("same", True)
+        # The place where it was asked, under the epoch of its process.
+        assert second["question"] == f"q-{event.cursor}"
         # Whoever still has the page of the first open.
         told = await case.session.answer(first, "allow")
         assert (told.question, told.answer, told.by, told.is_first) == (first, "withdrawn", "exit", False)

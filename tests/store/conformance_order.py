@@ -10,7 +10,7 @@ import pytest
 from tests.store.kit import AT, Opens, Writer, data, everything, everything_placed, follow_all
 
 from banksman.core.event import Event, Project
-from banksman.errors import StoreError, UsageError
+from banksman.errors import HistoryLost, StoreError, UsageError
 from banksman.store.log import READ_EVENTS_MAX
 
 
@@ -162,9 +162,9 @@ class OrderConformance(Opens):
                 await writer.commit(b"x", b"y")
             await (await Writer.claim(short)).commit(b"x")
             end = (await everything_placed(long))[-1].position
-            with pytest.raises(UsageError):
+            with pytest.raises(HistoryLost):
                 await short.read_many(end)
-            with pytest.raises(UsageError):
+            with pytest.raises(HistoryLost):
                 await short.wait_past_position(end)
 
     async def test_a_page_of_many_holds_an_event_or_more(self) -> None:

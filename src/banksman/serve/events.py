@@ -79,6 +79,6 @@ ROUTES = (
         query=messages.FollowMany,
         answer=None,
         streams=STREAMS,
-        problems=(404, 422, 429),
+        problems=(404, 410, 422, 429),
     ),
 )

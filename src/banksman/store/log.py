@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from banksman.core.event import Entry, Event, Project
-from banksman.errors import NotOwner, StoreError
+from banksman.errors import HistoryLost, NotOwner, StoreError
 
 Done = Callable[[StoreError | NotOwner | None], None]
 # How the frames of a session are shown: one dialect for each.
@@ -119,6 +119,11 @@ class ManyPage(NamedTuple):
     events: Sequence[Placed]
     position: str
     gaps: Mapping[str, int]
+
+
+def history_lost(position: str) -> HistoryLost:
+    """Whoever was there has read from a store that was longer than this one is."""
+    return HistoryLost(f"the store does not go as far as {position}", hint="begin again (after=None)", position=position)
 
 
 class Log(Protocol):
@@ -216,7 +221,8 @@ class Log(Protocol):
         project_of: ProjectOf | None = None,
     ) -> ManyPage:
         """The committed events after a position, in the order of the commits, at most `limit`; after None: from the
-        beginning. `sessions`: of these only. `UsageError` for what is no position of this store."""
+        beginning. `sessions`: of these only. `UsageError` for what can be no position of this store, `HistoryLost` for
+        one of a history that it does not have any more."""
         ...
 
     async def wait_past_position(self, position: str) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from banksman.core.event import Entry, Event, Project
 from banksman.errors import UsageError
-from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot
+from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot, history_lost
 
 # What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
 # allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
@@ -239,14 +239,16 @@ def placed_after(
 
 
 def place_of(position: str | None, end: Place) -> Place:
-    """What a position stands for. `UsageError` if it was never given; `end` is the last that was."""
+    """What a position stands for. `UsageError` if it cannot have been given; `end` is the last that was here."""
     if position is None:
         return BEGINNING
     number, _, count = position.partition(".")
     if number.isdecimal() and count.isdecimal():
         place = int(number), int(count)
         # Only the one way to write it, "07.1" was never given; and but for the beginning each is behind an event.
-        if place <= end and position == position_of(place) and (place == BEGINNING or (place[0] and place[1])):
+        if position == position_of(place) and (place == BEGINNING or (place[0] and place[1])):
+            if place > end:
+                raise history_lost(position)
             return place
     raise UsageError("there is no such position in this store", hint="take one that it gave", position=position)
 

@@ -22,7 +22,7 @@ from banksman.serve.problems import Problem
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.encoding import RETRY_MILLISECONDS, Form, made, preamble
 from banksman.serve.streams.pages import Page, Pages
-from banksman.serve.streams.sources import PAGE_EVENTS_MAX, Source
+from banksman.serve.streams.sources import Source
 from banksman.serve.streams.waking import Waking
 from banksman.serve.wire import Connection
 
@@ -99,10 +99,10 @@ class Follower(Generic[Place]):
     async def _follow(self, connection: Connection, waking: Waking, send: Send) -> str | None:
         """Until the client is gone (None), or for a reason of ours."""
         is_live = False
-        is_near_end = True
         while True:
             try:
-                if not is_live and is_near_end and await self._source.is_at_end(self._place):
+                # Asked after each page: a full one may be the last.
+                if not is_live and await self._source.is_at_end(self._place):
                     is_live = True
                     head = self._source.shown(self._place)
                     await self._write(send, made(self._form, "stream.live", head=head))
@@ -114,7 +114,6 @@ class Follower(Generic[Place]):
                 return None if connection.lost.done() else "closing"
             await self._send_page(page, send)
             self._place = page.place
-            is_near_end = page.events < PAGE_EVENTS_MAX
 
     async def _next(self, waking: Waking, send: Send) -> Page[Place] | None:
         """None: there will be none for this client. Heartbeats until there is one."""

@@ -41,13 +41,14 @@ from banksman.store.log import (
     Placed,
     ProjectOf,
     Snapshot,
+    history_lost,
 )
 from banksman.store.sqlite import opening, ownership, pages, rests, upkeep
 from banksman.store.sqlite.appending import Append
 from banksman.store.sqlite.bridge import Bridge
 from banksman.store.sqlite.chunks import events_of
 from banksman.store.sqlite.ownership import Held, Release
-from banksman.store.sqlite.positions import Position, no_such
+from banksman.store.sqlite.positions import Position
 from banksman.store.sqlite.recent import Recent
 from banksman.store.sqlite.spool import Spool
 from banksman.store.sqlite.upkeep import Deleted, Retention
@@ -279,7 +280,7 @@ class SqliteLog:
         place = Position.of(position)
         self._check_open()
         if place.chunk > self._look.newest_chunk():
-            raise no_such(position)
+            raise history_lost(position)
         await self._waiting.wait_past_chunk(place.whole)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from banksman.core.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
-from banksman.store.log import Page, Snapshot
+from banksman.store.log import Page, Snapshot, history_lost
 from banksman.store.sqlite.chunks import checksum, events_of, unpacked
-from banksman.store.sqlite.positions import Position, no_such
+from banksman.store.sqlite.positions import Position
 
 # A page ends with the chunk that exceeds it.
 PAGE_BYTES_MAX = 4 << 20
@@ -77,7 +77,7 @@ def read_many(connection: sqlite3.Connection, after: Position, limit: int, sessi
     try:
         ((newest,),) = connection.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchall()
         if after.chunk > newest:
-            raise no_such(after.text)
+            raise history_lost(after.text)
         gaps = {
             session: first - 1
             for session, first in connection.execute(

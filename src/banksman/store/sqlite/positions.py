@@ -25,7 +25,8 @@ class Position(NamedTuple):
             return BEGINNING
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise no_such(text)
+            hint = "take one that it gave"
+            raise UsageError("there is no such position in this store", hint=hint, position=text)
         return cls(int(match[1], 16), int(match[2] or 0))
 
     @property
@@ -39,7 +40,3 @@ class Position(NamedTuple):
 
 
 BEGINNING = Position(0)
-
-
-def no_such(text: str) -> UsageError:
-    return UsageError("there is no such position in this store", hint="take one that it gave", position=text)
