@@ -134,7 +134,7 @@ async def test_what_is_typed_is_read_and_echoed() -> None:
 
 
 async def test_stderr_has_ended_from_the_start() -> None:
-    async with terminal(["sleep", "60"]) as command:
+    async with terminal(["sleep", "60"]) as command, asyncio.timeout(20):
         assert (await command.read(stream="stderr")).is_end
 
 

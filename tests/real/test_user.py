@@ -160,16 +160,16 @@ stay()
 """
 ENDS = """
 import json
-ENV, IS_OWN, HELPER, *ARGV = WORDS
+ENV, HOW, HELPER, *ARGV = WORDS
 
 async def main():
     helper = json.loads(HELPER)
     async with banksman.Host("memory:", user_helper=helper) as host:
-        how = {"user": "root"} if IS_OWN == "no" else {}
+        how = {} if "is_own" in HOW else {"user": "root"}
         command = await host.start(([] if how else [ENV]) + ARGV, grace=0.5, **how)
         said = await wait_said(command, "up as 0")
         began = time.monotonic()
-        done = await command.stop()
+        done = await command.stop(at_once="at_once" in HOW)
         print(json.dumps({
             "uid": os.getuid(), "code": done.code, "said": done.stdout.text, "rungs": rungs(done),
             "swept": [swept.pid for swept in done.swept],
@@ -183,12 +183,10 @@ asyncio.run(main())
 
 
 @contextlib.contextmanager
-def ended_as_nobody(
-    marker: str, env: Path, *, user_helper: list[str] | None, is_own: bool
-) -> Generator[dict[str, Any]]:
-    """Nobody starts what becomes root, by `user=` or (`is_own`) as a setuid program of its own, and stops it. What is
-    left is killed in the end, by us who can; the host is still there until then, and leaves after it."""
-    words = (env, "yes" if is_own else "no", json.dumps(user_helper), *child(BECOMES_ROOT, marker))
+def ended_as_nobody(marker: str, env: Path, *how: str, user_helper: list[str] | None) -> Generator[dict[str, Any]]:
+    """Nobody starts what becomes root, by `user=` or ("is_own") as a setuid program of its own, and stops it, perhaps
+    "at_once". What is left is killed in the end, by us who can; the host is still there until then."""
+    words = (env, ",".join(how), json.dumps(user_helper), *child(BECOMES_ROOT, marker))
     argv = as_nobody(program(ENDS, "no-marker", *words))
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as process:
@@ -208,9 +206,9 @@ def left_alive(marker: str) -> list[int]:
     return sorted(pid for pid in alive(marker) if "no-marker" not in Path(f"/proc/{pid}/cmdline").read_text())
 
 
-@pytest.mark.parametrize("is_own", [False, True])
-def test_a_helper_ends_what_is_not_ours_to_signal(helper: Path, marker: str, is_own: bool) -> None:
-    with ended_as_nobody(marker, helper, user_helper=[str(helper)], is_own=is_own) as seen:
+@pytest.mark.parametrize("whose", ["ordered", "is_own"])
+def test_a_helper_ends_what_is_not_ours_to_signal(helper: Path, marker: str, whose: str) -> None:
+    with ended_as_nobody(marker, helper, whose, user_helper=[str(helper)]) as seen:
         assert seen["uid"] == NOBODY
         assert (seen["code"], seen["said"].split()) == (7, ["up", "as", "0", "termed"])
         assert seen["rungs"] == ["term", "rest", "kill"]
@@ -221,17 +219,18 @@ def test_a_helper_ends_what_is_not_ours_to_signal(helper: Path, marker: str, is_
 
 @pytest.mark.parametrize("user_helper", [None, ["false"]])
 def test_without_a_helper_that_can_they_are_survivors(helper: Path, marker: str, user_helper: list[str] | None) -> None:
-    with ended_as_nobody(marker, helper, user_helper=user_helper, is_own=True) as seen:
+    with ended_as_nobody(marker, helper, "is_own", user_helper=user_helper) as seen:
         assert {why for _pid, why in seen["survivors"]} == {"not ours to signal"}
         assert sorted(pid for pid, _why in seen["survivors"]) == left_alive(marker)
         assert len(seen["survivors"]) == 2
 
 
-def test_a_helper_that_hangs_holds_nobody_up(helper: Path, folder: Path, marker: str) -> None:
+@pytest.mark.parametrize("how", ["by the ladder", "at_once"])
+def test_a_helper_that_hangs_holds_nobody_up(helper: Path, folder: Path, marker: str, how: str) -> None:
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    with ended_as_nobody(marker, helper, user_helper=[str(slow)], is_own=True) as seen:
+    with ended_as_nobody(marker, helper, "is_own", how, user_helper=[str(slow)]) as seen:
         assert seen["seconds"] < 7
         assert sorted(pid for pid, _why in seen["survivors"]) == left_alive(marker)
 

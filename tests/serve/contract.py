@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +37,8 @@ WAIT_SECONDS = 0.01
 class Found:
     """What came of it. `failures`: in words, each once."""
 
-    statuses: Counter[int] = field(default_factory=Counter[int])
-    successes: Counter[str] = field(default_factory=Counter[str])
+    statuses: dict[int, int] = field(default_factory=dict[int, int])
+    successes: dict[str, int] = field(default_factory=dict[str, int])
     failures: dict[str, str] = field(default_factory=dict[str, str])
     phases: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -114,9 +113,10 @@ def _look(event: Any, found: Found) -> None:
         recorder = event.recorder
         for interaction in recorder.interactions.values():
             if interaction.response is not None:
-                found.statuses[interaction.response.status_code] += 1
-                if interaction.response.status_code < 300:
-                    found.successes[recorder.label] += 1
+                status: int = interaction.response.status_code
+                found.statuses[status] = found.statuses.get(status, 0) + 1
+                if status < 300:
+                    found.successes[recorder.label] = found.successes.get(recorder.label, 0) + 1
         for node in itertools.chain.from_iterable(recorder.checks.values()):
             if node.failure_info is not None:
                 failure = node.failure_info.failure

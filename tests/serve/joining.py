@@ -124,6 +124,8 @@ class Client:
         self.is_many = path.startswith("/v1/events")
         self.place = after
         self.visits: list[Visit] = []
+        # By session, the last seq that came whole.
+        self.seqs: dict[str, int] = {}
 
     def request(self) -> bytes:
         headers = {"Host": f"127.0.0.1:{self.port}", "Accept": self.accept, **AUTHORIZATION}
@@ -154,7 +156,7 @@ class Client:
             finally:
                 if resets:
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                self._see(after, received)
+                self.visits.append(Visit(after, received.messages))
         return received
 
     def _read(
@@ -176,17 +178,18 @@ class Client:
                 return
             received.feed(data)
             for number, message in enumerate(received.messages[looked_at:], looked_at):
+                self._see(message)
                 if until is not None and until(message):
                     # It drops the connection here: what came behind it is not seen.
                     del received.messages[number + 1 :]
                     return
             looked_at = len(received.messages)
 
-    def _see(self, after: str | None, received: Received) -> None:
-        self.visits.append(Visit(after, received.messages))
-        for message in received.messages:
-            if message.id is not None:
-                self.place = message.id
+    def _see(self, message: Message) -> None:
+        if message.id is not None:
+            shown = body(message)
+            self.place = message.id
+            self.seqs[shown["session"]] = shown["seq"]
 
     def view(self) -> View:
         return checks.joined_many(self.visits) if self.is_many else checks.joined(self.visits)

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -270,7 +271,7 @@ def talk(port: int, *pieces: bytes, is_ended: bool = False) -> bytes:
 
 def statuses(said: bytes) -> list[int]:
     """Of the answers in these bytes, in order."""
-    return [int(line[9:12]) for line in said.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 ([0-9]{3}) ", said)]
 
 
 def head(line: str, *headers: str, port: int, host: str | None = None, token: bool = True) -> bytes:

@@ -87,6 +87,15 @@ async def popen(reaper, early):
     assert codes == list(range(8)), codes
     await is_now(early, None)
 
+async def late(reaper, early):
+    # Somebody has not come to it yet, and is given a moment: it is not taken at first sight.
+    child = subprocess.Popen(["sh", "-c", "exit 5"])
+    await is_now(child.pid, "Z")
+    reaper._look()
+    assert state(child.pid) == "Z"
+    assert child.wait() == 5
+    await is_now(early, None)
+
 async def host(reaper, early):
     # The real thing: commands run, and what a command leaves is its keeper's and not ours.
     from banksman import Host
@@ -100,7 +109,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("case", ["orphans", "zygote", "popen", "host"])
+@pytest.mark.parametrize("case", ["orphans", "zygote", "popen", "late", "host"])
 def test_as_process_1(case: str) -> None:
     if os.geteuid():
         pytest.skip("a pid namespace needs root")

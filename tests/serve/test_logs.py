@@ -51,7 +51,7 @@ def as_json(*args: Any, **extra: Any) -> dict[str, Any]:
     line = logs.Json(logs.Redactor([SECRET])).line(record(*args, **extra))
     assert line.endswith("\n")
     assert len(line.splitlines()) == 1
-    return json.loads(line)
+    return json.loads(line, parse_constant=pytest.fail)
 
 
 def as_text(*args: Any, **extra: Any) -> str:
@@ -154,6 +154,7 @@ def test_no_secret_is_anywhere_in_a_line(form: Any) -> None:
 @pytest.mark.parametrize("secret", ['quo"te\\d', "ünïcode/%", "a\nb", "\ud800half"])
 def test_a_secret_is_known_in_every_dress(secret: str) -> None:
     redactor = logs.Redactor([secret, ""])
+    assert redactor.clean("nothing to hide") == "nothing to hide"
     for dressed in (secret, repr(secret), json.dumps(secret), repr([secret])):
         found = redactor.clean(f"x {dressed} y")
         assert "[secret]" in found
@@ -256,7 +257,7 @@ for number in range(100):
 logs.write("block")
 logs.close()
 log.error("behind the close")
-print("went on")
+print("went on" if threading.active_count() == 1 else threading.enumerate())
 """
     reading, writing = os.pipe()
     try:
@@ -278,6 +279,43 @@ print("went on")
         os.close(reading)
         os.close(writing)
     assert result.stdout == "went on\n"
+
+
+def test_a_reader_that_comes_back_is_told_what_it_missed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stderr")
+    reading = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)
+    writing = os.open(tmp_path / "stderr", os.O_WRONLY)
+    code = """
+logs.configure("text", "info")
+for word in sys.stdin:
+    log.info(word.strip())
+    logging.getLogger().handlers[0].flush()
+    print("said", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        text=True,
+    ) as program:
+        os.close(writing)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        for word in ("heard", "missed", "heard again"):
+            if word == "missed":
+                os.close(reading)
+            elif word == "heard again":
+                reading = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)
+            program.stdin.write(f"{word}\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "said\n"
+            if word == "heard":
+                assert os.read(reading, 4096).endswith(b"heard\n")
+        lost, again = os.read(reading, 4096).decode().splitlines()
+        os.close(reading)
+    assert lost.endswith("! 1 log lines were lost: stderr was not read")
+    assert again.endswith("heard again")
 
 
 def test_one_that_does_not_wait_gets_every_line_all_the_same() -> None:

@@ -191,7 +191,7 @@ def test_a_cursor_of_another_history_is_gone(tmp_path: Path) -> None:
             assert (answer.status, answer.json["title"]) == (410, "HistoryLost")
             assert answer.json["hint"]
         # And what was never a cursor of anything is the caller's to mend.
-        for path in (f"{of(session)}?after=x", f"{MANY}?after=x", f"{MANY}?after=ffffff"):
+        for path in (f"{of(session)}?after=x", f"{MANY}?after=x"):
             with served.stream(path) as stream:
                 assert stream.status == 422, path
 

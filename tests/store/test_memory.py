@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from banksman.core.event import UPDATE
-from banksman.errors import NotOwner, UsageError
+from banksman.errors import HistoryLost, NotOwner, UsageError
 from banksman.store.log import Head, Log, Owner
 from banksman.store.memory import MemoryLog
 from banksman.store.memory_session import CHUNK_BYTES, ENTRY_BYTES
@@ -119,9 +119,12 @@ async def test_a_position_is_a_chunks_number_in_the_log_and_how_many_of_its_even
     # Who wants only the first session's first events is still past all that was looked through.
     assert (await log.read_many("0.0", 2, sessions=["one"])).position == "1.2"
     assert (await log.read_many("0.0", 9, sessions=["two"])).position == "3.1"
-    for never_given in ("0.1", "3.2", "4.0", "01.1"):
+    for never_given in ("0.1", "4.0", "01.1"):
         with pytest.raises(UsageError):
             await log.read_many(never_given)
+    for given_elsewhere in ("3.2", "4.1"):
+        with pytest.raises(HistoryLost):
+            await log.read_many(given_elsewhere)
     await log.close()
 
 

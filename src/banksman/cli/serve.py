@@ -45,13 +45,13 @@ def serve(words: list[str]) -> int:
     add("--port", type=int, metavar="PORT", help="the port (4380); 0: any that is free")
     add("--store", metavar="STORE", help="sqlite:PATH or memory: (a file in the user's state folder)")
     add("--token-file", metavar="PATH", help="where the token is; made at the first start, mode 0600")
+    add("--token", metavar="TOKEN", help="the token itself; everybody on this machine can read it there")
     add("--config", metavar="PATH", help="the TOML file to read instead of the user's")
     add("--allow-remote", action="store_true", default=None, help="allow an address that other machines can reach")
-    add("--demo", action="store_true", help="with a scripted agent and a session to look at")
     add("--log-format", choices=("text", "json"), help="how log lines are written (text)")
+    add("--log-level", choices=("debug", "info", "warning", "error"), help="what is worth one (info)")
     arguments = vars(parser.parse_args(words))
     path: str | None = arguments.pop("config")
-    is_demo: bool = arguments.pop("demo")
     try:
         from banksman.serve.main import run  # noqa: PLC0415
         from banksman.serve.settings import load  # noqa: PLC0415
@@ -60,12 +60,9 @@ def serve(words: list[str]) -> int:
             raise
         say_aside(f"banksman: the server needs {exc.name}, which is not installed (pip install 'banksman[server]')")
         return USAGE
-    then = None
-    if is_demo:
-        from banksman.cli.showing import show as then  # noqa: PLC0415
     try:
         settings = load(path, arguments)
     except UsageError as exc:
         say_aside(f"banksman: {as_line(exc)}")
         return USAGE
-    return run(settings, then)
+    return run(settings)

@@ -141,7 +141,6 @@ class Endpoint:
         too_large = Problem(
             *(413, "BodyTooLarge", f"a body has at most {self._body_bytes_max} bytes"),
             hint="send less, or raise body_bytes_max in the settings",
-            headers={"Connection": "close"},
         )
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._body_bytes_max:
@@ -156,8 +155,7 @@ class Endpoint:
                         raise too_large
                     pieces.append(piece)
         except TimeoutError as exc:
-            detail = f"a body takes at most {BODY_SECONDS_MAX:g} s"
-            raise Problem(408, "TooSlow", detail, headers={"Connection": "close"}) from exc
+            raise Problem(408, "TooSlow", f"a body takes at most {BODY_SECONDS_MAX:g} s") from exc
         return b"".join(pieces)
 
 

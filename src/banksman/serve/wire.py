@@ -29,6 +29,9 @@ URL_BYTES_MAX = 8 << 10
 HEAD_SECONDS_MAX = 10.0
 # From the end of its head to the end of its body.
 BODY_SECONDS_MAX = 60.0
+# A body that is not read, since its answer is known already, may run out for so long: who is cut off while it sends may
+# never read what it was told.
+LINGER_SECONDS_MAX = 5.0
 # Requests that wait for the answers to those before them. Hardly anybody sends even one ahead.
 PIPELINED_MAX = 64
 # A connection that is kept for the next request.
@@ -55,8 +58,10 @@ class Connection(HttpToolsProtocol):
         self._unsent = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        self._body_timer: asyncio.TimerHandle | None = None
+        self._fields_bytes = 0
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._part = Part.BEGIN
+        self._requests = 0
         self._has_said_something = False
         self._refusal: Problem | None = None
 
@@ -72,7 +77,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._head_timer, self._body_timer, self._stall_timer, self.timeout_keep_alive_task):
+        for timer in (self._head_timer, self._linger_timer, self._stall_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         if not self.lost.done():
@@ -87,12 +92,13 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return  # Refused already. What it still sends is nothing to us.
         self._has_said_something = True
-        was = self._part
-        if was is not Part.BODY and self._head_timer is None:
+        before = self._requests
+        if self._part is not Part.BODY and self._head_timer is None:
             self._start_head_timer()
         super().data_received(data)
-        # Of a head that has not ended nothing may have been handed to us yet that could have been counted.
-        if was is Part.HEAD and self._part is Part.HEAD and not self.transport.is_closing():
+        # Of a head that has not ended nothing may have been handed to us yet that could have been counted. If another
+        # request ended in the same piece, it is counted from the next one on.
+        if self._part is Part.HEAD and self._requests == before and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_too_large())
@@ -100,7 +106,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._part = Part.HEAD
-        self._head_bytes = 0
+        self._head_bytes = self._fields_bytes = 0
         self.scope["state"]["connection"] = self  # pyright: ignore[reportTypedDictNotRequiredAccess]
 
     def on_url(self, url: bytes) -> None:
@@ -109,8 +115,8 @@ class Connection(HttpToolsProtocol):
             raise self._remember(Problem(414, "UrlTooLong", f"a URL has at most {URL_BYTES_MAX} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > HEAD_BYTES_MAX:
+        self._fields_bytes += len(name) + len(value)
+        if self._fields_bytes > HEAD_BYTES_MAX:
             raise self._remember(_too_large())
         # What comes after the body must not pass for what stood before it: that was looked at already, here or by a
         # proxy.
@@ -118,22 +124,27 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
+        self._fields_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
         self._part = Part.BODY
-        self._body_timer = self.loop.call_later(BODY_SECONDS_MAX, self._on_body_late)
         if len(self.pipeline) > PIPELINED_MAX:
             raise self._remember(Problem(429, "TooManyAhead", f"at most {PIPELINED_MAX} requests are sent ahead"))
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._part = Part.BEGIN
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
+        self._requests += 1
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._part is Part.BODY and not self.pipeline and not self.transport.is_closing():
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS_MAX, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not go on with: it is not HTTP, or we have stopped it."""
@@ -154,6 +165,9 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started or not is_own:
                 self.abort()
                 return
+        elif self._part is Part.BODY and cycle is not None:
+            self.transport.close()  # It was answered already, and the rest of it is of no interest.
+            return
         body = problem.body()
         head = STATUS_LINE[problem.status] + b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (MEDIA_TYPE.encode(), len(body)) + body)
@@ -168,12 +182,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()  # Browsers open connections that they may need later. It asked nothing.
         elif self._part is not Part.BODY and not self.transport.is_closing():
             self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
-
-    def _on_body_late(self) -> None:
-        """Whoever reads the body has the same deadline, and answers. This is for a body that nobody reads any more."""
-        self._body_timer = None
-        if self.cycle.response_complete:
-            self.transport.close()
 
     # -- a client that does not read ---------------------------------------------------------------------------------
     def pause_writing(self) -> None:

@@ -123,7 +123,8 @@ class ManyPage(NamedTuple):
 
 def history_lost(position: str) -> HistoryLost:
     """Whoever was there has read from a store that was longer than this one is."""
-    return HistoryLost(f"the store does not go as far as {position}", hint="begin again (after=None)", position=position)
+    hint = "begin again (after=None)"
+    return HistoryLost(f"the store does not go as far as {position}", hint=hint, position=position)
 
 
 class Log(Protocol):
