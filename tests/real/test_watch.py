@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.real.helpers import alive, child, start, wait_none, wait_pass, wait_said, wait_until
+from tests.real.helpers import alive, child, frozen, parent_of, start, wait_pass, wait_said, wait_until
 
 from banksman import Closed, Command, Ended, Host, MachineError, Refused, UsageError
 from banksman.core.facts import Stream
@@ -337,15 +337,19 @@ def test_what_is_plain() -> None:
 async def test_a_search_ends_with_its_host(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child("say('up')\nstay()", marker), grace=0.1)
-        await wait_said(command, "up")
         watch = asyncio.ensure_future(command.watch("(never)"))
         await wait_pass(lambda: any(each.pid for each in searches(command)))
         (search,) = searches(command)
-        pid = search.pid
-        watch.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await watch
-    assert pid is not None
-    assert search.finished is not None
-    wait_until(lambda: pid not in alive("matcher.py"), "the end of the search")
-    wait_none(marker)
+        assert search.pid is not None
+        with frozen(parent_of(search.pid)):
+            watch.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await watch
+            await command.stop(at_once=True)
+            closing = asyncio.ensure_future(host.close())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not closing.done()
+        await closing
+        assert search.finished is not None
+    wait_until(lambda: search.pid not in alive("matcher.py"), "the end of the search")

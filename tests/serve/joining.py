@@ -42,6 +42,8 @@ class Received:
         self.body = b""
         self.messages: list[Message] = []
         self.is_ended = False
+        # Whether it was the client that went.
+        self.is_left = False
 
     def feed(self, data: bytes) -> None:
         self.bytes += len(data)
@@ -173,6 +175,7 @@ class Client:
             try:
                 data = peer.recv(1 << 16 if bytes_max is None else min(1 << 16, bytes_max - received.bytes))
             except TimeoutError:
+                received.is_left = True
                 return
             if not data:
                 return
@@ -182,8 +185,10 @@ class Client:
                 if until is not None and until(message):
                     # It drops the connection here: what came behind it is not seen.
                     del received.messages[number + 1 :]
+                    received.is_left = True
                     return
             looked_at = len(received.messages)
+        received.is_left = not received.is_ended
 
     def _see(self, message: Message) -> None:
         if message.id is not None:

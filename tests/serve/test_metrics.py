@@ -124,10 +124,17 @@ async def test_of_several_clocks_of_a_name_the_lowest_is_shown(tmp_path: Path) -
 
 
 async def test_questions_are_counted_until_they_are_answered(tmp_path: Path) -> None:
-    async with opened(tmp_path) as case:
+    async with opened(tmp_path, options={"clocks": {"overall": 500.0, "progress": 100.0, "human": 50.0}}) as case:
         turn = await case.ask('@@ask Bash {"command":"ls"}\n@@say went on')
         event = await case.wait_kind("question.asked")
-        assert read(case.host)["banksman_questions", ""] == 1
+        page = read(case.host)
+        assert page["banksman_questions", ""] == 1
+        # A clock that stands still while a human thinks has nothing to run out of.
+        clocks = {clock.name: clock.is_running for clock in case.session.status().clocks}
+        assert set(clocks.values()) == {True, False}
+        assert {name for name, is_running in clocks.items() if is_running} == {
+            label for name, label in page if name == "banksman_clock_seconds_left"
+        }
         await case.session.answer(event.body["question"], "allow")
         assert (await case.outcome(turn)).kind is Kind.DONE
         assert read(case.host)["banksman_questions", ""] == 0

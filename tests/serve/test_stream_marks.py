@@ -66,7 +66,7 @@ def test_live_comes_once_also_while_more_is_written(tmp_path: Path) -> None:
                 return not wanted
 
             client = Client(served.port, path)
-            client.visit(until=is_all)
+            assert client.visit(until=is_all).is_left
             return client
 
         with ThreadPoolExecutor(2) as threads:

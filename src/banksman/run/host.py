@@ -422,9 +422,7 @@ class Host:
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(
-            launch, options, id=os.urandom(6).hex(), on_end=self._on_end, start_aside=self._launch_aside
-        )
+        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end, start_aside=self._launch_aside)
         self._shelf.add(command)
         return command
 

@@ -87,7 +87,7 @@ def _zombies() -> set[_Zombie]:
             return set()
     except ChildProcessError:
         return set()
-    known = _known()
+    known = spawner.pids()
     found = {_read(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal() and int(entry) not in known}
     return {zombie for zombie in found if zombie is not None}
 
@@ -101,8 +101,3 @@ def _read(pid: int) -> _Zombie | None:
         return None  # It is gone.
     is_ours = fields[0] == b"Z" and int(fields[1]) == os.getpid()
     return (pid, int(fields[19])) if is_ours else None
-
-
-def _known() -> set[int]:
-    zygotes = (*spawner._retired, *([spawner._zygote] if spawner._zygote else ()))  # pyright: ignore[reportPrivateUsage]
-    return {zygote.pid for zygote in zygotes}

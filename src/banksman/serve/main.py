@@ -47,16 +47,17 @@ def run(settings: Settings, then: Then | None = None) -> int:
 
 
 async def _run(settings: Settings, then: Then | None) -> int:
+    loop = asyncio.get_running_loop()
     notifier = notify.take()
     token_path = tokens.default_path() if settings.token_file is None else Path(settings.token_file)
     listener = servers.bind(settings)
     try:
         token = tokens.load_or_make(token_path) if settings.token is None else settings.token
-        logs.configure(settings.log_format, settings.log_level, [token])
+        logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
         raise_fd_limit()
         ending = Ending(settings.drain_seconds)
-        stacks.install(asyncio.get_running_loop())
-        adopted.install(asyncio.get_running_loop())
+        stacks.install(loop)
+        adopted.install(loop)
         policy = Policy(settings)
         url = servers.url_of(listener)
         async with Host(
@@ -86,6 +87,7 @@ async def _run(settings: Settings, then: Then | None) -> int:
                 whereabouts.withdraw(folder)
                 await server.close()
     finally:
+        stacks.uninstall(loop)
         listener.close()
     return 0
 

@@ -46,11 +46,16 @@ class Waking:
         for it."""
         if task.done() or self.is_over:
             return True
-        self._waiter = self._loop.create_future()
         self._since = self._loop.time()
         task.add_done_callback(self._wake)
         try:
-            return await self._waiter
+            while not (task.done() or self.is_over):
+                self._waiter = self._loop.create_future()
+                if not await self._waiter:
+                    return False
+                # Else look again: a page that was done in the moment in which the timer fired has its word to us still
+                # on its way when we wait for the next one.
+            return True
         finally:
             self._since = None
             task.remove_done_callback(self._wake)

@@ -1,0 +1,221 @@
+"""What clients cost that wait, or that do not read: counted, in a server in this process.
+
+A client that does not read holds what fits into its connection and the page in its hand. It makes no pages, so what
+there is of those is the same with and without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from banksman import Host, Kind
+from banksman.serve import app, server
+from banksman.serve.context import Context
+from banksman.serve.policy import Policy
+from banksman.serve.settings import Settings
+from banksman.serve.streams.counts import Counts
+from banksman.serve.streams.encoding import Form
+from banksman.serve.streams.follower import Streams
+from banksman.serve.streams.pages import PAGES_BYTES_MAX, Page, Pages
+from banksman.serve.streams.sources import PAGE_EVENTS_MAX, PIECE_BYTES_MAX, Cursor, OneSession
+from banksman.serve.streams.waking import Waking
+from banksman.testing import fake_agent
+
+TOKEN = "a-token-of-the-tests"
+STOPPED = 10
+# Together twice what pages may take, and many times what connections may. The agent says all of a turn once more at its
+# end, and no event should be more than a piece.
+TURNS = 60
+PROMPT = f"@@stream 20 0 {'x' * 4_000}"
+# asyncio's own: a connection that holds more takes nothing until it holds less.
+HIGH_WATER_BYTES = 64 << 10
+# The size of a chunk, in HTTP, and what is around an event.
+AROUND_BYTES = 1 << 10
+
+
+@dataclass
+class Served:
+    host: Host
+    streams: Streams
+    server: server.Server
+    port: int
+
+    def connections(self) -> list[Any]:
+        return list(self.server._state.connections)  # pyright: ignore[reportPrivateUsage]
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[Served]:
+    """A server as `main.py` makes it. It does not cut off who does not read: they are to stay for the whole test."""
+    settings = Settings(port=0, token=TOKEN, stall_seconds=600.0)
+    listener = server.bind(settings)
+    port = int(listener.getsockname()[1])
+    async with Host("memory:") as host:
+        streams = Streams(
+            closing=asyncio.get_running_loop().create_future(),
+            counts=Counts(),
+            pages=Pages(),
+            heartbeat_seconds=settings.heartbeat_seconds,
+            streams_max=settings.streams_max,
+        )
+        context = Context(host, settings, Policy(settings), streams, drain=lambda _: None, store="")
+        one = server.Server(app.make(context, token=TOKEN, port=port), listener, settings, streams)
+        await one.start()
+        try:
+            yield Served(host, streams, one, port)
+        finally:
+            await one.close()
+            listener.close()
+
+
+class Client:
+    """Follows a session, and reads when it is told to."""
+
+    def __init__(self, port: int, path: str, *, is_reading: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.peer = socket.socket()
+        self.peer.setblocking(False)
+        if not is_reading:
+            # Before it connects, for it is told to the other side then: what the kernel takes for it is not much.
+            self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+        head = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\nAccept: text/event-stream\r\n"
+        self._address = ("127.0.0.1", port)
+        self._request = f"GET {path} HTTP/1.1\r\n{head}\r\n".encode()
+
+    async def begin(self) -> None:
+        await self._loop.sock_connect(self.peer, self._address)
+        await self._loop.sock_sendall(self.peer, self._request)
+        await self.read_until(b"event: stream.live")
+
+    async def read_until(self, word: bytes) -> None:
+        end = b""
+        while word not in end:
+            data = await self._loop.sock_recv(self.peer, 1 << 20)
+            assert data, end
+            end = end[-len(word) :] + data
+
+
+@asynccontextmanager
+async def following(served: Served, path: str, *, stopped: int) -> AsyncGenerator[Client]:
+    """One that reads when it is told to, and so many that will not read once they are live."""
+    reader = Client(served.port, path, is_reading=True)
+    clients = [reader, *(Client(served.port, path, is_reading=False) for _ in range(stopped))]
+    try:
+        for client in clients:
+            await client.begin()
+        yield reader
+    finally:
+        for client in clients:
+            client.peer.close()
+
+
+def pages_in_memory() -> list[Page[Any]]:
+    """All that anybody holds."""
+    return [each for each in gc.get_objects() if isinstance(each, Page)]
+
+
+async def test_clients_that_do_not_read_hold_a_page_and_a_piece_and_no_more() -> None:
+    async with serving() as served:
+        session = await served.host.open("claude", command=fake_agent.command())
+        async with following(served, f"/v1/sessions/{session.id}/events?raw=1", stopped=STOPPED) as reader:
+            tasks = len(asyncio.all_tasks())
+            for _ in range(TURNS):
+                turn = await session.ask(PROMPT)
+                # Who reads gets everything, to the last word of each turn.
+                await reader.read_until(b'"kind":"turn.ended"')
+                assert (await turn.outcome()).kind is Kind.DONE
+            counts = served.streams.counts
+            assert counts.bytes > 2 * PAGES_BYTES_MAX
+            unread = sorted(each.transport.get_write_buffer_size() for each in served.connections())
+            assert len(unread) == STOPPED + 1
+            # They have stopped, all but the one that reads, and what each holds is bounded.
+            assert unread[1] > HIGH_WATER_BYTES
+            assert unread[-1] <= HIGH_WATER_BYTES + PIECE_BYTES_MAX + AROUND_BYTES
+            # So is what is kept for who comes a moment later, and what is in somebody's hand besides it.
+            kept = served.streams.pages._bytes  # pyright: ignore[reportPrivateUsage]
+            assert kept <= PAGES_BYTES_MAX
+            held = {id(page): page.bytes for page in pages_in_memory()}
+            assert sum(held.values()) <= PAGES_BYTES_MAX + STOPPED * max(held.values())
+            # They have taken the first turn or two, and were asked to take no more.
+            assert counts.events <= session.status().seq + STOPPED * PAGE_EVENTS_MAX
+            assert len(asyncio.all_tasks()) <= tasks
+        await session.close()
+
+
+async def test_pages_are_made_once_whoever_waits_and_whoever_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, Cursor]] = []
+    makes = OneSession.next
+
+    async def counted(self: OneSession, place: Cursor, form: Form) -> Page[Cursor]:
+        page = await makes(self, place, form)
+        made.append((self.key[0], place))
+        return page
+
+    monkeypatch.setattr(OneSession, "next", counted)
+    async with serving() as served:
+        quiet = await served.host.open("claude", command=fake_agent.command())
+        session = await served.host.open("claude", command=fake_agent.command())
+        async with (
+            following(served, f"/v1/sessions/{quiet.id}/events", stopped=STOPPED),
+            following(served, f"/v1/sessions/{session.id}/events?raw=1", stopped=STOPPED) as reader,
+        ):
+            made.clear()
+            for _ in range(TURNS):
+                turn = await session.ask(PROMPT)
+                await reader.read_until(b'"kind":"turn.ended"')
+                assert (await turn.outcome()).kind is Kind.DONE
+            # One for each place, and none for those who wait for a session that says nothing.
+            assert TURNS <= len(made) <= session.status().seq
+            assert len(set(made)) == len(made)
+            assert {key for key, _ in made} == {session.id}
+        await session.close()
+        await quiet.close()
+
+
+async def test_a_follower_hangs_on_the_end_of_the_server_once() -> None:
+    """Not once for each page: a thousand would have to be taken off again at each event."""
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[None] = loop.create_future()
+    closing: asyncio.Future[None] = loop.create_future()
+    with Waking(lost=lost, closing=closing, quiet_seconds=60.0) as waking:
+        for _ in range(10):
+            assert await waking.wait(asyncio.create_task(asyncio.sleep(0)))
+            assert [hanging(end) for end in (lost, closing)] == [1, 1]
+    assert [hanging(end) for end in (lost, closing)] == [0, 0]
+
+
+async def test_who_waits_is_told_of_the_end_and_of_silence_and_leaves_the_page_to_others() -> None:
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[None] = loop.create_future()
+    never = loop.create_task(asyncio.Event().wait())
+    with Waking(lost=lost, closing=loop.create_future(), quiet_seconds=0.02) as waking:
+        began = loop.time()
+        for count in range(1, 4):
+            assert not await waking.wait(never)
+            assert loop.time() - began >= count * 0.02
+        assert not waking.is_over
+        waiting = asyncio.ensure_future(waking.wait(never))
+        loop.call_soon(waiting.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        loop.call_soon(lost.set_result, None)
+        while not await waking.wait(never):
+            pass  # On a slow machine, silence may come first.
+        assert waking.is_over
+    assert not never.done()
+    assert hanging(never) == 0
+    never.cancel()
+    await asyncio.wait((never,))
+
+
+def hanging(future: asyncio.Future[Any]) -> int:
+    """How many are to be called when it is done."""
+    return len(getattr(future, "_callbacks") or ())  # noqa: B009

@@ -1,0 +1,117 @@
+"""What a server is set to: what is misspelt or impossible is told before anything is begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banksman.errors import UsageError
+from banksman.serve.settings import Settings, is_loopback, load
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(folder: Path, text: str, **flags: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(written(folder, text), flags)
+    return str(caught.value)
+
+
+def test_without_a_file_it_is_what_it_is_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert load() == Settings()
+    assert (Settings().bind, Settings().port, Settings().body_bytes_max) == ("127.0.0.1", 4380, 32 << 20)
+    assert Settings().programs is None
+    # The user's own file is read without being named.
+    (tmp_path / "banksman").mkdir()
+    written(tmp_path / "banksman", "[serve]\nport = 5000\n")
+    assert load().port == 5000
+
+
+def test_flags_come_before_the_file_and_what_is_not_given_does_not(tmp_path: Path) -> None:
+    path = written(tmp_path, '[serve]\nport = 5000\nstore = "memory:"\nprograms = ["claude", ["python3", "-m", "agent"]]\n')
+    settings = load(path, {"port": 6000, "store": None, "bind": None})
+    assert (settings.port, settings.store, settings.bind) == (6000, "memory:", "127.0.0.1")
+    assert settings.programs == ["claude", ["python3", "-m", "agent"]]
+
+
+def test_a_name_that_is_not_known_is_told_with_the_nearest_one(tmp_path: Path) -> None:
+    assert "do you mean 'programs'?" in refusal(tmp_path, "[serve]\nprogram = []\n")
+    assert "do you mean 'body_bytes_max'?" in refusal(tmp_path, "[serve]\nbody_byte_max = 1\n")
+    assert "do you mean 'roots'?" in refusal(tmp_path, "[serve]\nroot = []\n")
+    assert "[server]" in refusal(tmp_path, "[server]\nport = 1\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('port = "80"', "port = 1.5", "port = true", "port = -1", "port = 65536", "bind = 1", 'allow_remote = "yes"'),
+        *('programs = "claude"', "programs = [1]", 'programs = [["a", 1]]', 'roots = "/"', "env = [1]", "hosts = {}"),
+        *("body_bytes_max = 0", "body_bytes_max = -1", "streams_max = 0", "heartbeat_seconds = 0", "stall_seconds = -1.0"),
+        *("drain_seconds = nan", "heartbeat_seconds = inf", "keep_bytes = 0", "keep_seconds = -1", "body_bytes_max = 1e3"),
+        *('log_format = "xml"', 'log_level = "loud"', 'token = "short"', 'token = "with a\\nline"', 'token = "ünïcödé-token"'),
+        *('bind = "0.0.0.0"', 'bind = "::"', 'bind = "192.168.1.1"', 'bind = "example.com"', 'bind = ""', 'bind = "localhost."'),
+    ],
+)
+def test_what_is_impossible_is_refused(tmp_path: Path, line: str) -> None:
+    told = refusal(tmp_path, f"[serve]\n{line}\n")
+    assert line.split()[0] in told or "reached from other machines" in told or "token" in told or "port" in told
+
+
+def test_a_secret_is_neither_shown_nor_told(tmp_path: Path) -> None:
+    settings = load(written(tmp_path, '[serve]\ntoken = "visible-secret"\nsecrets = ["other-secret"]\n'))
+    assert "secret" not in repr(settings.shown())
+    assert "hunter2" not in refusal(tmp_path, '[serve]\ntoken = "hunter2"\n')
+
+
+def test_a_file_that_is_no_file_of_ours_is_told_by_its_name(tmp_path: Path) -> None:
+    assert str(tmp_path) in refusal(tmp_path, "not toml")
+    assert "serve cannot be" in refusal(tmp_path, "serve = 1\n")
+    with pytest.raises(UsageError, match="there is no file"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match="cannot read"):
+        load(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="is not TOML"):
+        load(tmp_path / "bytes.toml")
+
+
+def test_what_is_loopback() -> None:
+    for bind in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert is_loopback(bind), bind
+    for bind in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "LOCALHOST.", "", "127.1", "*", "fe80::1"):
+        assert not is_loopback(bind), bind
+
+
+# -- as it is started -------------------------------------------------------------------------------------------------
+def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:", *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")},
+    )
+
+
+def test_an_address_that_others_can_reach_needs_a_word(tmp_path: Path) -> None:
+    for bind in ("0.0.0.0", "::", "example.com"):
+        out, err = (process := start(tmp_path, "--bind", bind)).communicate(timeout=60)
+        assert (process.returncode, out) == (2, "")
+        assert "--allow-remote" in err
+    with start(tmp_path, "--bind", "0.0.0.0", "--allow-remote") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Banksman is at http://0.0.0.0:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
