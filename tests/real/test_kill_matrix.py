@@ -33,7 +33,7 @@ import banksman
 from banksman import Command, Ended, Finished
 from banksman.run.child import inherited
 from banksman.run.child.spawner import spawner
-from banksman.run.commands.command import State
+from banksman.run.commands.running import State
 from banksman.run.host import Host, default_host
 
 if TYPE_CHECKING:

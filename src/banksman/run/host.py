@@ -1,8 +1,8 @@
 """The host: the owner of every command and every session of one loop.
 
 It promises that nothing it started outlives it: closing it, leaving its `async with`, or the end of its loop ends every
-session and every command by the ladder. It keeps finished commands for a while, by count and by age, so that their end
-can still be asked for; and it reports the end of each background command exactly once.
+session and every command by the ladder. Its commands are in commands/starting.py; here are its sessions, and its own
+life from the loop that it is bound to, to the last close.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ import enum
 import logging
 import os
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from banksman.errors import Closed, StoreError, UsageError
 from banksman.run import bound
-from banksman.run.child.launch import Argv, Launch, prepare
-from banksman.run.child.users import check_helper
-from banksman.run.commands.command import Command
-from banksman.run.commands.finished import Ended, Finished
-from banksman.run.commands.options import OnOutput, Options, Pty, Stdin, check_seconds, endless_beyond
-from banksman.run.commands.output import OUTPUT_BYTES_MAX
-from banksman.run.commands.shelf import Shelf
+from banksman.run.commands.finished import Ended
+from banksman.run.commands.options import check_seconds, endless_beyond
+from banksman.run.commands.starting import Starter
 
 if TYPE_CHECKING:
     from banksman.run.sessions.questions import OnQuestion
@@ -37,28 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("banksman")
 
 
-class How(TypedDict, total=False):
-    """The keywords of `start`, for type checkers: what it returns depends on `yield_after` alone."""
-
-    timeout: float | None
-    idle_timeout: float | None
-    grace: float
-    linger: float
-    drain: float
-    stdin: Stdin
-    pty: Pty
-    user: str | int | None
-    cwd: str | os.PathLike[str] | None
-    env: Mapping[str, str] | None
-    inherit_env: bool
-    scrub: Iterable[str]
-    limits: Mapping[Any, Any] | None
-    pass_fds: Sequence[int]
-    output_bytes_max: int
-    output_total_max: int | None
-    on_output: OnOutput | None
-
-
 class Settles(enum.Enum):
     """When what dead hosts have left in the store is settled: as the host is entered, or with its first session."""
 
@@ -68,7 +42,7 @@ class Settles(enum.Enum):
     WHEN_NEEDED = enum.auto()
 
 
-class Host:
+class Host(Starter):
     """Owns sessions and commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first
     used in."""
 
@@ -97,21 +71,18 @@ class Host:
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
                 raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint="a whole number, 1 or more, or None")
+        super().__init__(finished_max=finished_max, finished_seconds_max=finished_seconds_max, user_helper=user_helper)
         self._open_store = store
         self._settles = settles
         self._secrets = secrets
         self._limits = processes_max, starts_max
         self._permit = permit
         self._sessions: Sessions | None = None
-        self._user_helper = check_helper(user_helper)
-        self._shelf = Shelf(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
         # Weak, because the default host of a loop is found by it and must not keep it.
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
-        self._is_draining = False
         self._draining: asyncio.Task[None] | None = None
         self._deadlines: list[asyncio.TimerHandle] = []
-        self._is_closing = False
 
     async def __aenter__(self) -> Self:
         self._bind()
@@ -331,132 +302,6 @@ class Host:
             session.close_nowait()
         for command in self._shelf.running():
             command.stop_nowait(Ended.HOST_CLOSED)
-
-    # -- starting ----------------------------------------------------------------------------------------------------
-    @overload
-    async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
-    @overload
-    async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
-    async def start(
-        self,
-        argv: Argv,
-        *,
-        yield_after: float | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
-        grace: float = 5.0,
-        linger: float = 0.3,
-        drain: float = 2.0,
-        stdin: Stdin = None,
-        pty: Pty = False,
-        user: str | int | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        inherit_env: bool = True,
-        scrub: Iterable[str] = (),
-        limits: Mapping[Any, Any] | None = None,
-        pass_fds: Sequence[int] = (),
-        output_bytes_max: int = OUTPUT_BYTES_MAX,
-        output_total_max: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> Command | Finished:
-        """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
-        closes.
-
-        With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
-        that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
-
-        `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. `user`: it runs as
-        another user, by name or number; that takes root, or the host's `user_helper`.
-        """
-        if yield_after is not None:
-            check_seconds("yield_after", yield_after)
-        options = Options(
-            timeout=timeout,
-            idle_timeout=idle_timeout,
-            grace=grace,
-            linger=linger,
-            drain=drain,
-            stdin=stdin,
-            pty=pty,
-            output_bytes_max=output_bytes_max,
-            output_total_max=output_total_max,
-            on_output=on_output,
-        )
-        launch = prepare(
-            argv,
-            cwd=cwd,
-            env=env,
-            inherit_env=inherit_env,
-            scrub=scrub,
-            limits_wanted=limits,
-            pass_fds=pass_fds,
-            has_terminal=options.terminal is not None,
-            user=user,
-            helper=self._user_helper,
-        )
-        command = self.launch(launch, options)
-        try:
-            await command.wait_started()
-            if yield_after is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(endless_beyond(yield_after)):
-                        return await command.wait()
-        except asyncio.CancelledError:
-            command.stop_nowait(Ended.CANCELLED)
-            self._shelf.owe_report(command)
-            raise
-        self._shelf.owe_report(command)
-        return command
-
-    async def run(self, launch: Launch, options: Options) -> Finished:
-        """Run to the end; what `execute` does. Cancelling goes through at once and the teardown goes on, owned here."""
-        command = self.launch(launch, options)
-        try:
-            return await command.wait()
-        except asyncio.CancelledError:
-            command.stop_nowait(Ended.CANCELLED)
-            raise
-
-    def launch(self, launch: Launch, options: Options) -> Command:
-        self._bind()
-        if self._is_closing or self._is_draining:
-            raise Closed("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end, start_aside=self._launch_aside)
-        self._shelf.add(command)
-        return command
-
-    def _launch_aside(self, launch: Launch, options: Options) -> Command:
-        """For what a command of ours needs itself. A host that drains lets what runs go on, and so with what that
-        needs."""
-        if self._is_closing:
-            raise Closed("the host is closing; it watches nothing more", hint="open another Host")
-        self._bind()
-        self._shelf.check_room_aside()
-        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
-        self._shelf.add_aside(command)
-        return command
-
-    def _on_end(self, command: Command) -> None:
-        # Ours, and not the shelf's: a host that was dropped lives as long as its commands, for it is the one that knows
-        # of the end of its loop.
-        self._shelf.end(command)
-
-    # -- listing and endings -----------------------------------------------------------------------------------------
-    def commands(self) -> list[Command]:
-        """Every command that runs, and those that have ended and are still kept, oldest first."""
-        return self._shelf.all()
-
-    def command(self, id: str) -> Command:
-        return self._shelf.find(id)
-
-    def take_ended(self) -> list[Command]:
-        """The background commands that have ended and were not reported before: each is reported once."""
-        return self._shelf.take_ended()
-
-    async def wait_ended(self) -> list[Command]:
-        """Like `take_ended`, but waits until there is one."""
-        return await self._shelf.wait_ended()
 
     # -- closing -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from banksman.errors import StoreError
-from banksman.run.commands.command import State
+from banksman.run.commands.running import State
 from banksman.run.host import Host
 
 if TYPE_CHECKING:

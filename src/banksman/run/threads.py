@@ -29,12 +29,12 @@ from banksman.errors import UsageError
 from banksman.run.bridge import Bridge, Manner, close_all, is_in_a_loop_thread
 from banksman.run.child.launch import Argv
 from banksman.run.commands.command import Command as AsyncCommand
-from banksman.run.commands.command import State
 from banksman.run.commands.finished import Ended, Finished
+from banksman.run.commands.running import State
+from banksman.run.commands.starting import How
 from banksman.run.execute import execute as async_execute
 from banksman.run.faces import Face, Holding, Reader, blocking, blocking_as, looking
 from banksman.run.host import Host as AsyncHost
-from banksman.run.host import How
 from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.session import Prompt
 from banksman.run.sessions.session import Session as AsyncSession

@@ -20,7 +20,6 @@ from typing import Any
 from banksman.core.arbiter import BACKGROUND, NORMAL
 from banksman.core.config import Config
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.event import Event
 from banksman.core.outcome import By, Receipt
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import (
@@ -38,25 +37,26 @@ from banksman.core.state import Mode, Store
 from banksman.errors import NotFound, UsageError
 from banksman.run.sessions import holding, status
 from banksman.run.sessions.driver import Driver
-from banksman.run.sessions.following import Readers, place_of
+from banksman.run.sessions.following import Readers
 from banksman.run.sessions.hooks import Hooks
 from banksman.run.sessions.life import Life
 from banksman.run.sessions.names import check_no_secret, checked_name
 from banksman.run.sessions.opening import Opening
 from banksman.run.sessions.promises import Promises, ignore
 from banksman.run.sessions.questions import Answer, Answered, OnQuestion, Question, checked, find_answer
+from banksman.run.sessions.readable import Readable
 from banksman.run.sessions.recovery import load
 from banksman.run.sessions.status import Status
 from banksman.run.sessions.tools import ToolServer
 from banksman.run.sessions.turn import Turn, Watch
 from banksman.run.sessions.wishes import Wishes, priority_of
-from banksman.store.log import READ_EVENTS_MAX, Log, Page
+from banksman.store.log import Log
 
 Prompt = str | Sequence[Mapping[str, Any]]
 Claim = Callable[["Session"], Awaitable[None]]
 
 
-class Session:
+class Session(Readable):
     """One conversation with one agent. Made by `Host.open`; all methods are for the loop it was made in."""
 
     def __init__(
@@ -75,24 +75,13 @@ class Session:
     ) -> None:
         """`ends`: the host closes, and waits for `readers`. `capabilities`: what the agent can; None: everything.
         `claim` makes it ours. `redactor`: what must not be written to the store."""
-        self.id = id
-        self.name = name
-        self.agent = agent
-        self.dialect = dialect
-        self._store = store
+        super().__init__(id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers)
         self._claim = claim
         self._redactor = redactor
         self._wishes = Wishes(agent, dialect, capabilities)
         self._life: Life | None = None
         # How often it was opened here.
         self.openings = 0
-        self._all_readers: MutableSet[Readers] = set() if readers is None else readers
-        self._readers = self._reading(ends)
-
-    def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> Readers:
-        readers = Readers(self._store, self.id, finished, self.dialect.project, since=since)
-        self._all_readers.add(readers)
-        return readers
 
     def live(self, life: Life) -> None:
         """It is ours from here on."""
@@ -263,38 +252,6 @@ class Session:
         life = await self._own()
         async with holding.held(self.id, life.promises, priority_of(priority), self._tell, self._raise_if_failed):
             yield
-
-    # -- following ---------------------------------------------------------------------------------------------------
-    def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
-        """Every event of the log after a cursor, then each as it is committed, until the session is closed.
-
-        A range that retention took is told by one `stream.gap` event. `HistoryLost`: the cursor is of a history that
-        the store does not have any more. Once the host is closed, the log is too, and reading raises `StoreError`.
-        """
-        epoch, seq = place_of(after)
-        return self._readers.events(seq, waits=True, epoch=epoch)
-
-    def events(
-        self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
-    ) -> AsyncGenerator[Event]:
-        """The events after a seq that are there now; `waits`: and those to come, as `follow`, or until `until`."""
-        return self._readers.events(after, waits=waits, until=until)
-
-    async def page(self, after: str | int | None = None, *, limit: int = READ_EVENTS_MAX) -> Page:
-        """The events after a cursor that are there now, at most `limit`, and the range that retention took before them,
-        if it did. `HistoryLost` as in `follow`."""
-        epoch, seq = place_of(after)
-        return await self._readers.page(seq, limit, epoch=epoch)
-
-    async def head(self) -> str | None:
-        """The cursor of the last event that is committed."""
-        last = self._store.head(self.id).seq
-        page = await self._readers.page(max(0, last - 1), 1)
-        return page.events[0].cursor if page.events else None
-
-    async def wait_past(self, seq: int) -> None:
-        """Until an event after this one is committed. `StoreError`: there never will be one."""
-        await self._readers.wait_past(seq)
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def questions(self) -> list[Question]:
