@@ -20,7 +20,7 @@ BIN := .venv/bin
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test check bench explore test-agents test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test check check-deep bench explore chaos test-agents test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,18 @@ EXPLORE ?= 2000
 explore: venv ## slower proofs: more schedules of the driver (EXPLORE=2000 each), larger worlds of the core
 	BANKSMAN_EXPLORE=$(EXPLORE) BANKSMAN_EXPLORE_LARGE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o timeout=7200 -o faulthandler_timeout=0 $(ARGS) tests/sim/test_driver_explored.py tests/core/test_session.py
+
+# The same storm as in `make test`, with another seed each time, for so many minutes. A seed that failed is printed:
+# BANKSMAN_CHAOS_SEED=… make chaos begins with it.
+CHAOS ?= 10
+chaos: venv ## clients cut off, the server killed, again and again (CHAOS=10 minutes): everybody sees everything once
+	BANKSMAN_CHAOS=$(CHAOS) $(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 $(ARGS) tests/chaos
+
+# What `make test` does for a moment, for DEEP seconds each, and from another beginning each time.
+DEEP ?= 60
+check-deep: venv ## made-up bytes at framing, dialects, streams and the server, and its whole API (DEEP=60 seconds each)
+	BANKSMAN_DEEP=$(DEEP) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+		-o timeout=7200 -o faulthandler_timeout=0 -o python_files="test_*.py deep_*.py" $(ARGS) tests/fuzz
 
 # Not part of `make test`: they need npm once, and namespaces always. tools/agents.py says what it does and what it needs.
 test-agents: venv ## the real Claude Code against a fake model, in a namespace without a network; ends with a table

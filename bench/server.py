@@ -21,11 +21,11 @@ ROUNDS = 3
 CLIENTS = 100
 
 IDLE = 1_000
-IDLE_SECONDS = 5.0
+IDLE_SECONDS = 3.0
 IDLE_CPU_MAX = 0.01
 
 STOPPED = 10
-TICKS = 300
+TICKS = 200
 RATE = 100
 # Beyond what the noise of a machine makes of the same work done twice.
 STOPPED_RATIO_MAX = 1.15

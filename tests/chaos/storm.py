@@ -139,9 +139,7 @@ class Storm:
             count = dice.choice((dice.randrange(600), dice.randrange(6_000), dice.randrange(30_000)))
             bytes_max = count if dice.random() < 0.7 else None
             seconds_max = dice.random() * 0.8
-            received = self._visit(
-                client, bytes_max=bytes_max, seconds_max=seconds_max, resets=dice.random() < 0.5
-            )
+            received = self._visit(client, bytes_max=bytes_max, seconds_max=seconds_max, resets=dice.random() < 0.5)
             # What a dying server has cut is not counted.
             if received is not None and received.is_left:
                 self._count_cut()

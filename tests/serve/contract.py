@@ -11,19 +11,19 @@ import contextlib
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import schemathesis
 from schemathesis import hooks
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.engine import events, from_schema
+from tests.serve.kit import AUTHORIZATION, Served
 
 from banksman.testing import fake_agent
-from tests.serve.kit import AUTHORIZATION, Served
 
 SEED = 6
 # What the policy of the server under test allows, and no more.
@@ -51,6 +51,7 @@ class Wanted:
     examples: int
     is_stateful: bool = False
     has_coverage: bool = True
+    has_fuzzing: bool = True
     seconds_max: int | None = None
     seed: int = SEED
 
@@ -77,7 +78,7 @@ def check(served: Served, wanted: Wanted) -> Found:
 
 
 def _check(served: Served, wanted: Wanted) -> Found:
-    config: Any = schemathesis.Config.from_dict(
+    config: Any = cast("Any", schemathesis.Config).from_dict(
         {
             "seed": wanted.seed,
             "headers": dict(AUTHORIZATION),
@@ -88,6 +89,7 @@ def _check(served: Served, wanted: Wanted) -> Found:
             "phases": {
                 "examples": {"enabled": False},
                 "coverage": {"enabled": wanted.has_coverage},
+                "fuzzing": {"enabled": wanted.has_fuzzing},
                 "stateful": {"enabled": wanted.is_stateful},
             },
             # What is well-formed may still be impossible: there is no such agent, the folder is missing. That is 422.
@@ -95,7 +97,11 @@ def _check(served: Served, wanted: Wanted) -> Found:
         }
     )
     schema: Any = schemathesis.openapi.from_url(f"{served.url}/openapi.json", config=config, headers=AUTHORIZATION)
-    schema = schema.include(lambda context: GROUPS[wanted.group](context.operation.path))
+
+    def is_meant(context: Any) -> bool:
+        return GROUPS[wanted.group](context.operation.path)
+
+    schema = schema.include(is_meant)
     found = Found()
     with _Life(served).given():
         for event in from_schema(schema).execute():
@@ -134,16 +140,16 @@ class _Life:
         self._turn = ""
 
     @contextlib.contextmanager
-    def given(self) -> Iterator[None]:
+    def given(self) -> Generator[None]:
         def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
             del context, kwargs
             self._enliven(case)
 
-        schemathesis.hook(before_call)
+        cast("Any", schemathesis).hook(before_call)
         try:
             yield
         finally:
-            hooks.unregister(before_call)
+            cast("Any", hooks).unregister(before_call)
 
     def _enliven(self, case: Any) -> None:
         query: Any = case.query or {}
@@ -155,15 +161,20 @@ class _Life:
             return
         if case.path_parameters and _is_positive(case, ParameterLocation.PATH):
             case.path_parameters = {**case.path_parameters, **self._existing(case.operation.path)}
-        if isinstance(case.body, dict) and _is_positive(case, ParameterLocation.BODY):
-            self._make_possible(case.operation.path, case.body)
+        body: Any = case.body
+        if isinstance(body, dict) and _is_positive(case, ParameterLocation.BODY):
+            self._make_possible(case.operation.path, cast("dict[str, Any]", body))
 
     def _existing(self, path: str) -> dict[str, str]:
         served = self._served
         if path.startswith("/v1/commands/"):
             # One that lives until it is told otherwise: it waits for what it is sent.
             argv = fake_agent.command()
-            return {"id": served.post("/v1/commands", {"argv": argv, **({"pty": True} if "resize" in path else {"stdin": "pipe"})})["id"]}
+            return {
+                "id": served.post(
+                    "/v1/commands", {"argv": argv, **({"pty": True} if "resize" in path else {"stdin": "pipe"})}
+                )["id"]
+            }
         if not self._session or path == "/v1/sessions/{id}":
             self._session = served.open({"prompt": ["say hello"]})
             self._turn = served.ask(self._session, "hello")

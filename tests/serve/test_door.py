@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.serve.kit import TOKEN, Served, head, statuses, talk
 
 from banksman.serve import token as tokens
-from tests.serve.kit import TOKEN, Served, head, statuses, talk
 
 
 @pytest.fixture
@@ -39,8 +41,23 @@ def test_only_the_token_opens_and_only_as_a_whole(served: Served) -> None:
     assert ask_with(f"Bearer {TOKEN}") == 200
     assert ask_with(f"bearer {TOKEN}") == 200
     for wrong in (
-        *("Bearer", "Bearer ", "Bearer x", f"Bearer {TOKEN}x", f"Bearer {TOKEN} x", f"Bearer x{TOKEN}", f"Bearer{TOKEN}"),
-        *(f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN.upper()}", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN},", "Bearer \xff"),
+        *(
+            "Bearer",
+            "Bearer ",
+            "Bearer x",
+            f"Bearer {TOKEN}x",
+            f"Bearer {TOKEN} x",
+            f"Bearer x{TOKEN}",
+            f"Bearer{TOKEN}",
+        ),
+        *(
+            f"Bearer {TOKEN[:-1]}",
+            f"Bearer {TOKEN.upper()}",
+            f"Basic {TOKEN}",
+            TOKEN,
+            f"Bearer {TOKEN},",
+            "Bearer \xff",
+        ),
         *(f'Bearer "{TOKEN}"', f"Bearer {TOKEN}\x7f"),
     ):
         assert ask_with(wrong) in (400, 401), wrong
@@ -64,8 +81,8 @@ def test_what_is_open_is_the_page_and_healthz_and_nothing_else(served: Served) -
     for path in ("/", "/page.js", "/page.css", "/healthz"):
         assert served.request("GET", path, token=False).status == 200, path
     assert served.request("GET", "/healthz", token=False).json == {"status": "ok"}
-    described = served.get("/openapi.json")
-    for path, methods in {**described["paths"], "/openapi.json": {"get": {}}}.items():
+    paths: dict[str, Any] = {**served.get("/openapi.json")["paths"], "/openapi.json": {"get": {}}}
+    for path, methods in paths.items():
         for method in methods:
             if (method, path) not in (("get", "/healthz"), ("post", "/v1/login")):
                 filled = re.sub(r"\{\w+\}", "x", path)
@@ -77,7 +94,17 @@ def test_what_is_open_is_the_page_and_healthz_and_nothing_else(served: Served) -
 # -- the address ------------------------------------------------------------------------------------------------------
 FOREIGN_HOSTS = (
     *("evil.example", "evil.example:4380", "127.0.0.1.evil.example", "localhost.evil.example", "evil-localhost"),
-    *("localhost.", "127.0.0.1.", "127.0.0.2", "127.1", "0.0.0.0", "2130706433", "0x7f.1", "[::]", "[::ffff:127.0.0.1]"),
+    *(
+        "localhost.",
+        "127.0.0.1.",
+        "127.0.0.2",
+        "127.1",
+        "0.0.0.0",
+        "2130706433",
+        "0x7f.1",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+    ),
     *("127.0.0.1@evil.example", "evil.example@127.0.0.1", "user:pass@localhost", "localhost:", "localhost:x"),
     *("localhost:123456", "localhost/", "localhost#", "localhost\tevil", "http://localhost", "localhost,evil.example"),
     *("::1", "[::1", "[localhost]", "\xff", "%6cocalhost", "localhost%00.evil.example", " "),
@@ -90,7 +117,13 @@ def test_a_name_that_is_not_ours_is_refused(served: Served) -> None:
         for path in ("/v1/server", "/", "/healthz"):
             assert ask(served, f"GET {path}", host=host, token=True) in (400, 403), (host, path)
         assert ask(served, "GET /", f"Origin: http://{host}", host=host) in (400, 403), host
-    for host in (f"127.0.0.1:{served.port}", "127.0.0.1", f"localhost:{served.port}", "LOCALHOST", f"[::1]:{served.port}"):
+    for host in (
+        f"127.0.0.1:{served.port}",
+        "127.0.0.1",
+        f"localhost:{served.port}",
+        "LOCALHOST",
+        f"[::1]:{served.port}",
+    ):
         assert ask(served, "GET /v1/server", host=host, token=True) == 200, host
 
 
@@ -203,13 +236,16 @@ def test_an_event_source_of_our_page_needs_the_cookie_only(served: Served) -> No
     session = served.open()
     request = head(
         f"GET /v1/sessions/{session}/events HTTP/1.1",
-        *("Accept: text/event-stream", "Cache-Control: no-cache", "Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: cors"),
+        *(
+            "Accept: text/event-stream",
+            "Cache-Control: no-cache",
+            "Sec-Fetch-Site: same-origin",
+            "Sec-Fetch-Mode: cors",
+        ),
         *("Sec-Fetch-Dest: empty", f"Cookie: {cookie(served)}"),
         port=served.port,
         token=False,
     )
-    import socket
-
     with socket.create_connection(("127.0.0.1", served.port), 30) as peer:
         peer.sendall(request)
         said = b""
@@ -265,14 +301,15 @@ def test_no_secret_is_in_a_line_of_the_log_or_an_answer(tmp_path: Path) -> None:
             *(f"GET /{TOKEN}", f"GET /v1/server?token={TOKEN}", f"GET /v1/sessions/{TOKEN}", f"POST /v1/{TOKEN}"),
             *(f"GET /v1/sessions?limit={TOKEN}", f"GET /%61{TOKEN[1:]}", f"GET /v1/commands/{TOKEN}/output"),
         ):
-            for headers in ((), (f"X-Token: {TOKEN}", f"Referer: http://127.0.0.1/{TOKEN}"), (f"Cookie: {good}x",)):
-                said.append(talk(served.port, head(f"{line} HTTP/1.1", *headers, port=served.port, token=False)))
+            odd = ((), (f"X-Token: {TOKEN}", f"Referer: http://127.0.0.1/{TOKEN}"), (f"Cookie: {good}x",))
+            requests = [head(f"{line} HTTP/1.1", *headers, port=served.port, token=False) for headers in odd]
+            said += [talk(served.port, request) for request in requests]
             # To who is let in it is no news: it may be told that there is no session by the name that it gave.
             talk(served.port, head(f"{line} HTTP/1.1", f"Cookie: {good}", port=served.port, token=True))
         said.append(talk(served.port, f"garbage {TOKEN}\r\n\r\n".encode()))
         said.append(talk(served.port, head("GET / HTTP/1.1", port=served.port, host=TOKEN)))
-        for path in ("/v1/server", "/v1/agents", "/v1/stacks", "/metrics", "/openapi.json", "/v1/sessions", "/"):
-            said.append(served.request("GET", path).body)
+        paths = ("/v1/server", "/v1/agents", "/v1/stacks", "/metrics", "/openapi.json", "/v1/sessions", "/")
+        said += [served.request("GET", path).body for path in paths]
         assert served.process is not None
         assert served.process.stdout is not None
         served.process.terminate()

@@ -216,6 +216,28 @@ async def test_who_waits_is_told_of_the_end_and_of_silence_and_leaves_the_page_t
     await asyncio.wait((never,))
 
 
+async def test_a_page_that_is_done_as_the_silence_is_told_does_not_wake_for_the_next() -> None:
+    loop = asyncio.get_running_loop()
+    said: asyncio.Future[None] = loop.create_future()
+
+    async def say() -> None:
+        await said
+
+    first = asyncio.create_task(say())
+    never = asyncio.create_task(asyncio.Event().wait())
+    await asyncio.sleep(0)  # It waits for the word.
+    with Waking(lost=loop.create_future(), closing=loop.create_future(), quiet_seconds=0.0) as waking:
+        # In one turn of the loop: the silence is told, and behind it the page is done. Its word to us is then behind
+        # ours, by which we wait for the next one already.
+        loop.call_soon(waking._on_time)  # pyright: ignore[reportPrivateUsage]
+        said.set_result(None)
+        assert not await waking.wait(first)
+        assert await waking.wait(first)
+        assert not await waking.wait(never)
+    never.cancel()
+    await asyncio.wait((never,))
+
+
 def hanging(future: asyncio.Future[Any]) -> int:
     """How many are to be called when it is done."""
     return len(getattr(future, "_callbacks") or ())  # noqa: B009

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, statuses, talk
 
 from banksman import Host
 from banksman.serve import app, routes, wire
@@ -21,7 +22,6 @@ from banksman.serve.settings import Settings
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.follower import Streams
 from banksman.serve.streams.pages import Pages
-from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, statuses, talk
 
 JSON = {"Content-Type": "application/json"}
 
@@ -46,7 +46,9 @@ def test_a_body_has_32_mib_and_not_a_byte_more(served: Served) -> None:
     for size in (limit + 1, 1 << 40, 10**30):
         # Refused by what it says of itself: not a byte of it was sent.
         length = f"Content-Length: {size}"
-        said = talk(served.port, head("POST /v1/login HTTP/1.1", length, "Content-Type: application/json", port=served.port))
+        said = talk(
+            served.port, head("POST /v1/login HTTP/1.1", length, "Content-Type: application/json", port=served.port)
+        )
         assert statuses(said) in ([413], [400]), size
 
 
@@ -62,9 +64,9 @@ async def test_a_body_that_does_not_say_its_length_is_refused_at_the_limit(monke
         writer.write(chunk)
         answer = await reader.readuntil(b"}")
         assert statuses(answer) == [413]
-        with pytest.raises(OSError):  # noqa: PT011
-            while True:
-                writer.write(chunk)
+        while not reader.at_eof() and reader.exception() is None:
+            writer.write(chunk)
+            with suppress(OSError):
                 await writer.drain()
         writer.close()
         # Who ends it in time has lost nothing, the connection included.
@@ -101,9 +103,8 @@ def test_a_head_has_a_size(served: Served) -> None:
     # One that never ends is not waited for.
     with socket.create_connection(("127.0.0.1", port), SECONDS_MAX) as peer:
         peer.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
-        with pytest.raises(OSError):  # noqa: PT011
-            for _ in range(1 << 14):
-                peer.sendall(b"x" * (1 << 16))
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            peer.sendall(b"x" * (1 << 30))
     # And what comes after a body counts the same, and is no head.
     trailer = b"5\r\nhello\r\n0\r\nX: %s\r\n\r\n" % long.encode()
     request = head("POST /v1/login HTTP/1.1", "Transfer-Encoding: chunked", JSON_LINE, port=port)
@@ -128,10 +129,42 @@ def test_what_stands_after_a_body_is_not_heard_as_a_header(served: Served) -> No
 # -- shapes -----------------------------------------------------------------------------------------------------------
 def test_paths_lead_nowhere_else(served: Served) -> None:
     for path in (
-        *("/../", "/../../etc/passwd", "/page.js/../../main.py", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd"),
-        *("/%2e%2e%2f", "/page/index.html", "/index.html", "/main.py", "/__init__.py", "/page.js%00", "/%00", "//", "/."),
-        *("//etc/passwd", "/page.css/", "/healthz/", "/v1/sessions/", "/v1//sessions", "/V1/sessions", "/v1/sessions/../server"),
-        *("/v1/sessions/%2e%2e", "/v1/sessions/..%2fserver", "/v1/sessions/%00", "/v1/sessions/a%2fb", "/%", "/%zz", "/\\"),
+        *(
+            "/../",
+            "/../../etc/passwd",
+            "/page.js/../../main.py",
+            "/%2e%2e/%2e%2e/etc/passwd",
+            "/..%2f..%2fetc%2fpasswd",
+        ),
+        *(
+            "/%2e%2e%2f",
+            "/page/index.html",
+            "/index.html",
+            "/main.py",
+            "/__init__.py",
+            "/page.js%00",
+            "/%00",
+            "//",
+            "/.",
+        ),
+        *(
+            "//etc/passwd",
+            "/page.css/",
+            "/healthz/",
+            "/v1/sessions/",
+            "/v1//sessions",
+            "/V1/sessions",
+            "/v1/sessions/../server",
+        ),
+        *(
+            "/v1/sessions/%2e%2e",
+            "/v1/sessions/..%2fserver",
+            "/v1/sessions/%00",
+            "/v1/sessions/a%2fb",
+            "/%",
+            "/%zz",
+            "/\\",
+        ),
         *("/v1/commands/%2e%2e%2fx/output", "/v1/sessions/x/turns/..%2f..", "/%ff%fe", "/v1/sessions/%ed%a0%80"),
     ):
         said = talk(served.port, head(f"GET {path} HTTP/1.1", port=served.port))
@@ -192,7 +225,12 @@ def test_methods_and_versions(served: Served) -> None:
         said = talk(port, head(f"{method} /v1/server HTTP/1.1", port=port))
         assert statuses(said) == [405], method
         assert b"allow: GET, HEAD" in said
-    for line in ("CONNECT evil.example:443 HTTP/1.1", "OPTIONS * HTTP/1.1", "CONNECT / HTTP/1.1", "FROBNICATE / HTTP/1.1"):
+    for line in (
+        "CONNECT evil.example:443 HTTP/1.1",
+        "OPTIONS * HTTP/1.1",
+        "CONNECT / HTTP/1.1",
+        "FROBNICATE / HTTP/1.1",
+    ):
         assert statuses(talk(port, head(line, port=port), is_ended=True))[0] in (400, 403, 404, 405), line
     said = talk(port, head("GET /v1/server HTTP/1.0", port=port))
     assert statuses(said) == [200]
@@ -206,7 +244,9 @@ def test_methods_and_versions(served: Served) -> None:
     upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: eA==", "Sec-WebSocket-Version: 13")
     said = talk(port, head("GET /v1/server HTTP/1.1", *upgrade, port=port), is_ended=True)
     assert statuses(said)[0] in (200, 400)
-    said = talk(port, head("GET /v1/server HTTP/1.1", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk", port=port), is_ended=True)
+    said = talk(
+        port, head("GET /v1/server HTTP/1.1", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk", port=port), is_ended=True
+    )
     assert statuses(said)[0] in (200, 400)
 
 
@@ -223,8 +263,14 @@ def test_requests_that_are_sent_ahead_are_answered_in_order_and_not_without_end(
 def test_what_follows_a_request_that_is_not_answered_yet_takes_nobodys_place(served: Served) -> None:
     """An error in the second must not be read as the answer to the first."""
     command = served.post("/v1/commands", {"argv": ["sleep", "60"]})["id"]
-    waits = head(f"GET /v1/commands/{command}?wait=60 HTTP/1.1", port=served.port).replace(b"Connection: close\r\n", b"")
-    for second in (b"garbage\r\n\r\n", b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 9000), b"GET / HTTP/1.1\r\nX: %s" % (b"x" * 70_000)):
+    waits = head(f"GET /v1/commands/{command}?wait=60 HTTP/1.1", port=served.port).replace(
+        b"Connection: close\r\n", b""
+    )
+    for second in (
+        b"garbage\r\n\r\n",
+        b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 9000),
+        b"GET / HTTP/1.1\r\nX: %s" % (b"x" * 400_000),
+    ):
         assert talk(served.port, waits, second) == b""
     # Nor what comes after one that waits behind a stream.
     follows = waits.replace(f"/v1/commands/{command}?wait=60".encode(), b"/v1/events")
@@ -236,12 +282,44 @@ def test_what_follows_a_request_that_is_not_answered_yet_takes_nobodys_place(ser
 DEEP = b"[" * 50_000 + b"]" * 50_000
 NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 ODD_BODIES = (
-    *(b"", b" ", b"null", b"1", b'"x"', b"[]", b"[{}]", b"{", b"}", b"{}{}", b"{}x", b"\xff", b"\xef\xbb\xbf{}", b"\0", b"\xfe\xff"),
-    *(b"NaN", b"Infinity", b'{"argv": NaN}', b'{"argv": [NaN]}', b'{"timeout": -Infinity, "argv": ["true"]}', b"{'argv': 1}"),
-    *(b'{"argv": ["\xff"]}', b'{"\xff": 1}', b'{"argv": ["\\ud800"]}', b'{"argv": ["\\udc00\\ud800"]}', b'{"argv": ["\\u12"]}'),
+    *(
+        b"",
+        b" ",
+        b"null",
+        b"1",
+        b'"x"',
+        b"[]",
+        b"[{}]",
+        b"{",
+        b"}",
+        b"{}{}",
+        b"{}x",
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        b"\0",
+        b"\xfe\xff",
+    ),
+    *(
+        b"NaN",
+        b"Infinity",
+        b'{"argv": NaN}',
+        b'{"argv": [NaN]}',
+        b'{"timeout": -Infinity, "argv": ["true"]}',
+        b"{'argv': 1}",
+    ),
+    *(
+        b'{"argv": ["\xff"]}',
+        b'{"\xff": 1}',
+        b'{"argv": ["\\ud800"]}',
+        b'{"argv": ["\\udc00\\ud800"]}',
+        b'{"argv": ["\\u12"]}',
+    ),
     *(b'{"argv": ["true\\u0000"]}', b'{"argv": ["\xed\xa0\x80"]}', b'{"argv": ["\xc0\x80"]}', b'{"argv": ["a\nb"]}'),
     *(b'{"argv": ["true"], "timeout": 1e999}', b'{"argv": ["true"], "timeout": %s}' % (b"9" * 5000)),
-    *(b'{"argv": ["true"], "output_bytes_max": %s}' % (b"9" * 5000), b'{"argv": ["true"], "pty": [%s, 1]}' % (b"9" * 400)),
+    *(
+        b'{"argv": ["true"], "output_bytes_max": %s}' % (b"9" * 5000),
+        b'{"argv": ["true"], "pty": [%s, 1]}' % (b"9" * 400),
+    ),
     *(DEEP, b'{"argv": %s}' % DEEP, b'{"a":' * 50_000, b'{"argv": ["true"], "env": %s}' % NESTED),
     b'{"argv": ["true"], "argv": ["no-such-program"]}',
     b'{"argv": ["true"], "stdin": {"base64": "*"}}',
@@ -249,8 +327,16 @@ ODD_BODIES = (
     b'{"argv": ["no-such-program"], "stdin": {"text": "\\u0000"}}',
 )
 ODD_PROMPTS = (
-    *(b'{"prompt": [%s]}' % NESTED, b'{"prompt": "x", "schema": %s}' % NESTED, b'{"prompt": "x", "rules": %s}' % NESTED),
-    *(b'{"prompt": "x", "priority": %s}' % (b"9" * 5000), b'{"prompt": "x", "priority": 1e400}', b'{"prompt": "x", "priority": 1.5}'),
+    *(
+        b'{"prompt": [%s]}' % NESTED,
+        b'{"prompt": "x", "schema": %s}' % NESTED,
+        b'{"prompt": "x", "rules": %s}' % NESTED,
+    ),
+    *(
+        b'{"prompt": "x", "priority": %s}' % (b"9" * 5000),
+        b'{"prompt": "x", "priority": 1e400}',
+        b'{"prompt": "x", "priority": 1.5}',
+    ),
     b'{"prompt": "x", "schema": {"type": "object", "properties": {"a": %s}}}' % NESTED,
     b'{"prompt": [{"type": "text", "text": "\\ud800"}]}',
     b'{"prompt": "", "priority": "\\u0000"}',
@@ -261,7 +347,10 @@ def test_json_of_every_odd_kind_is_the_callers_fault(served: Served) -> None:
     session = served.open()
     for path, bodies in (
         ("/v1/commands", ODD_BODIES),
-        ("/v1/sessions", (*ODD_BODIES, b'{"options": %s}' % NESTED, b'{"mcp_servers": [%s]}' % NESTED, b'{"command": "\'"}')),
+        (
+            "/v1/sessions",
+            (*ODD_BODIES, b'{"options": %s}' % NESTED, b'{"mcp_servers": [%s]}' % NESTED, b'{"command": "\'"}'),
+        ),
         (f"/v1/sessions/{session}/turns", (*ODD_BODIES, *ODD_PROMPTS)),
         (f"/v1/sessions/{session}/questions/q", (*ODD_BODIES, b'{"decision": "allow", "content": %s}' % NESTED)),
     ):
@@ -272,7 +361,12 @@ def test_json_of_every_odd_kind_is_the_callers_fault(served: Served) -> None:
                 assert answer.headers["content-type"] == "application/problem+json"
     for content_type in ("text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         assert served.request("POST", "/v1/commands", b"{}", headers={"Content-Type": content_type}).status == 415
-    assert served.request("POST", "/v1/login", b'{"token":"x"}', headers={"Content-Type": "Application/JSON; charset=utf-8"}).status == 401
+    assert (
+        served.request(
+            "POST", "/v1/login", b'{"token":"x"}', headers={"Content-Type": "Application/JSON; charset=utf-8"}
+        ).status
+        == 401
+    )
 
 
 def test_queries_of_every_odd_kind_are_the_callers_fault(served: Served) -> None:
@@ -280,12 +374,27 @@ def test_queries_of_every_odd_kind_are_the_callers_fault(served: Served) -> None
     session = served.open()
     for path in (
         *(f"/v1/commands/{command}?wait={value}" for value in ("nan", "-1", "1e400", "x", "", "-inf", "%00", "1_0")),
-        *(f"/v1/commands/{command}/output?{query}" for query in ("after=-1", "after=x", "limit=0", "stream=x", "encoding=x")),
+        *(
+            f"/v1/commands/{command}/output?{query}"
+            for query in ("after=-1", "after=x", "limit=0", "stream=x", "encoding=x")
+        ),
         *(f"/v1/commands/{command}/output?{query}" for query in ("after=99999999999999999999", "wait=nan", "limit=x")),
-        *(f"/v1/commands/{command}/watch?{query}" for query in ("", "pattern=(", "pattern=x&wait=nan", "pattern=x&stream=x")),
-        *(f"/v1/sessions/{session}/events?{query}" for query in ("after=x", "after=1.x", "limit=0", "raw=maybe", "after=%00")),
+        *(
+            f"/v1/commands/{command}/watch?{query}"
+            for query in ("", "pattern=(", "pattern=x&wait=nan", "pattern=x&stream=x")
+        ),
+        *(
+            f"/v1/sessions/{session}/events?{query}"
+            for query in ("after=x", "after=1.x", "limit=0", "raw=maybe", "after=%00")
+        ),
         *(f"/v1/sessions/{session}/events?{query}" for query in ("after=-1.1", "after=1.1e9", f"after={'9' * 5000}.1")),
-        *("/v1/events?after=x", "/v1/events?sessions=", "/v1/events?sessions=,", "/v1/events?after=%ff", "/v1/sessions?limit=x"),
+        *(
+            "/v1/events?after=x",
+            "/v1/events?sessions=",
+            "/v1/events?sessions=,",
+            "/v1/events?after=%ff",
+            "/v1/sessions?limit=x",
+        ),
         *("/v1/sessions?limit=0", "/v1/sessions?limit=%00", "/v1/sessions?limit=-1"),
     ):
         answer = served.request("GET", path)
@@ -341,7 +450,12 @@ async def drip(port: int, begin: bytes, drop: bytes) -> tuple[bytes, float]:
 async def test_a_head_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "HEAD_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
-        for begin, drop in ((b"", b"G"), (b"GET / HTTP/1.1\r\n", b"X: y\r\n"), (b"GET / HTTP/1.1\r\nX: ", b"x"), (b"", b"\r\n")):
+        for begin, drop in (
+            (b"", b"G"),
+            (b"GET / HTTP/1.1\r\n", b"X: y\r\n"),
+            (b"GET / HTTP/1.1\r\nX: ", b"x"),
+            (b"", b"\r\n"),
+        ):
             said, seconds = await drip(port, begin, drop)
             assert statuses(said) in ([408], [400]), (begin, said)
             assert 0.25 < seconds < 20 or statuses(said) == [400]

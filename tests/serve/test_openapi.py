@@ -14,7 +14,9 @@ from banksman.serve.app import ROUTES
 
 DESCRIBED: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi.describe(ROUTES)))
 OPERATIONS = {
-    (method.upper(), path): operation for path, methods in DESCRIBED["paths"].items() for method, operation in methods.items()
+    (method.upper(), path): operation
+    for path, methods in DESCRIBED["paths"].items()
+    for method, operation in methods.items()
 }
 
 

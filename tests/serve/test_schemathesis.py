@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.serve import contract
 from tests.serve.kit import Served
 

@@ -39,7 +39,9 @@ def test_without_a_file_it_is_what_it_is_by_default(monkeypatch: pytest.MonkeyPa
 
 
 def test_flags_come_before_the_file_and_what_is_not_given_does_not(tmp_path: Path) -> None:
-    path = written(tmp_path, '[serve]\nport = 5000\nstore = "memory:"\nprograms = ["claude", ["python3", "-m", "agent"]]\n')
+    path = written(
+        tmp_path, '[serve]\nport = 5000\nstore = "memory:"\nprograms = ["claude", ["python3", "-m", "agent"]]\n'
+    )
     settings = load(path, {"port": 6000, "store": None, "bind": None})
     assert (settings.port, settings.store, settings.bind) == (6000, "memory:", "127.0.0.1")
     assert settings.programs == ["claude", ["python3", "-m", "agent"]]
@@ -57,15 +59,42 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one(tmp_path: Path) -
     [
         *('port = "80"', "port = 1.5", "port = true", "port = -1", "port = 65536", "bind = 1", 'allow_remote = "yes"'),
         *('programs = "claude"', "programs = [1]", 'programs = [["a", 1]]', 'roots = "/"', "env = [1]", "hosts = {}"),
-        *("body_bytes_max = 0", "body_bytes_max = -1", "streams_max = 0", "heartbeat_seconds = 0", "stall_seconds = -1.0"),
-        *("drain_seconds = nan", "heartbeat_seconds = inf", "keep_bytes = 0", "keep_seconds = -1", "body_bytes_max = 1e3"),
-        *('log_format = "xml"', 'log_level = "loud"', 'token = "short"', 'token = "with a\\nline"', 'token = "ünïcödé-token"'),
-        *('bind = "0.0.0.0"', 'bind = "::"', 'bind = "192.168.1.1"', 'bind = "example.com"', 'bind = ""', 'bind = "localhost."'),
+        *(
+            "body_bytes_max = 0",
+            "body_bytes_max = -1",
+            "streams_max = 0",
+            "heartbeat_seconds = 0",
+            "stall_seconds = -1.0",
+        ),
+        *(
+            "drain_seconds = nan",
+            "heartbeat_seconds = inf",
+            "keep_bytes = 0",
+            "keep_seconds = -1",
+            "body_bytes_max = 1e3",
+        ),
+        *(
+            'log_format = "xml"',
+            'log_level = "loud"',
+            'token = "short"',
+            'token = "with a\\nline"',
+            'token = "ünïcödé-token"',
+        ),
+        *(
+            'bind = "0.0.0.0"',
+            'bind = "::"',
+            'bind = "192.168.1.1"',
+            'bind = "example.com"',
+            'bind = ""',
+            'bind = "localhost."',
+        ),
     ],
 )
 def test_what_is_impossible_is_refused(tmp_path: Path, line: str) -> None:
     told = refusal(tmp_path, f"[serve]\n{line}\n")
-    assert line.split()[0] in told or "reached from other machines" in told or "token" in told or "port" in told
+    assert (
+        line.split(maxsplit=1)[0] in told or "reached from other machines" in told or "token" in told or "port" in told
+    )
 
 
 def test_a_secret_is_neither_shown_nor_told(tmp_path: Path) -> None:

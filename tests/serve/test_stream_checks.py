@@ -73,7 +73,9 @@ class Between:
         self._seen = [message.id or "" for message in events]
         messages = [*(self._fault(events) if number == self._at else events), live]
         text = b"".join(_sse(message) if accept == SSE else message.data + b"\n" for message in messages)
-        client.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(text), text))
+        client.sendall(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)
+        )
 
 
 def _sse(message: Message) -> bytes:

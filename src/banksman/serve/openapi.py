@@ -112,7 +112,7 @@ def _success(route: Route) -> dict[str, Any]:
     elif route.answer is not None:
         content[route.media_type] = {"schema": _reference(route.answer)}
     # There is no schema of a stream as a whole: it has no end.
-    content |= dict.fromkeys(route.streams, {})
+    content |= {media_type: {} for media_type in route.streams}
     more = " A stream has each event as #/components/schemas/Event." if route.streams else ""
     answer: dict[str, Any] = {"description": f"Done.{more}"}
     if content:

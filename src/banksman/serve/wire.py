@@ -98,10 +98,12 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         # Of a head that has not ended nothing may have been handed to us yet that could have been counted. If another
         # request ended in the same piece, it is counted from the next one on.
-        if self._part is Part.HEAD and self._requests == before and not self.transport.is_closing():
-            self._head_bytes += len(data)
+        if self._part is Part.HEAD and not self.transport.is_closing():
+            self._head_bytes += len(data) if self._requests == before else 0
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_too_large())
+            elif self._head_timer is None:
+                self._start_head_timer()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

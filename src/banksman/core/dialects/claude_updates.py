@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from banksman.core.dialects.members import decoded
+import msgspec
+
+from banksman.core.dialects.members import UNDECODABLE, decoded
 
 Update = dict[str, Any]
 
@@ -38,6 +40,8 @@ SAID_CHARACTERS_MAX = 1 << 20
 
 def project(line: bytes) -> list[Update]:
     """A frame as session updates: none, one or several. Never raises."""
+    if _is_delta(line):
+        return []
     frame = _dict(decoded(line))
     match frame.get("type"):
         case "assistant":
@@ -53,6 +57,21 @@ def project(line: bytes) -> list[Update]:
             return _usage(frame)
         case _:
             return []
+
+
+class _Typed(msgspec.Struct, gc=False):
+    type: str = ""
+
+
+_type_decoder = msgspec.json.Decoder(_Typed)
+
+
+def _is_delta(line: bytes) -> bool:
+    """Most frames of any turn are, and say nothing here: their type is all that is decoded of them."""
+    try:
+        return _type_decoder.decode(line).type == "stream_event"
+    except UNDECODABLE:
+        return False
 
 
 class Projector:

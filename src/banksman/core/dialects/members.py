@@ -116,13 +116,15 @@ def _value_end(data: bytes, start: int) -> int | None:
 
 def decoded(data: bytes) -> Any:
     """The value, mended if need be; None if it is beyond that."""
-    for attempt in (data, mended(data)):
-        if attempt is not None:
-            try:
-                return msgspec.json.decode(attempt)
-            except UNDECODABLE:
-                continue
-    return None
+    try:
+        return msgspec.json.decode(data)
+    except UNDECODABLE:
+        # Only now: to look for what is no text costs as much as to decode, and nearly every line is well.
+        better = mended(data)
+    try:
+        return None if better is None else msgspec.json.decode(better)
+    except UNDECODABLE:
+        return None
 
 
 def mended(data: bytes) -> bytes | None:

@@ -1,0 +1,273 @@
+"""What comes from outside, byte by byte: lines of an agent, frames of its dialect, events of a stream.
+
+Each reader is held against a small one of its own, written from what is promised and nothing else; where there is no
+such thing, against what must be true of every answer. JSON-RPC has its place here when there is a dialect of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+from hypothesis import strategies as st
+from tests.fuzz.bounded import for_a_while
+
+from banksman.cli.sse import RETRY_MILLISECONDS_MAX, Message, Parser
+from banksman.core.dialects import claude_reading, claude_updates
+from banksman.core.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
+from banksman.core.meaning import Meaning
+
+CUTS = st.lists(st.integers(0, 400), max_size=10)
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted(place % (len(data) + 1) for place in cuts), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(places)]
+
+
+# -- framing ----------------------------------------------------------------------------------------------------------
+PIECES = st.sampled_from(
+    [b"\n", b"\r", b"\r\n", b"\n\n", b"{}", b'{"type":"x"}', b"\0", b"\xff", b"\xe2\x80\xa8", b"x" * 30]
+)
+LINES = st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=60).map(b"".join)
+
+
+def lines_by_the_byte(data: bytes, limit: int) -> list[bytes | tuple[int, bytes, bytes]]:
+    """Lines, and for each that is too long its length and what it is made of. One byte after the other."""
+    found: list[bytes | tuple[int, bytes, bytes]] = []
+    line = bytearray()
+    for byte in data + b"\n" if data and not data.endswith(b"\n") else data:
+        if byte != 0x0A:
+            line.append(byte)
+            continue
+        if line and line[-1] == 0x0D:
+            del line[-1]
+        if line:
+            found.append(bytes(line) if len(line) <= limit else (len(line), bytes(line), bytes(line)))
+        line.clear()
+    return found
+
+
+def test_lines_are_the_same_however_they_are_cut() -> None:
+    def check(case: tuple[bytes, list[int], int]) -> None:
+        data, cuts, limit = case
+        framing = Framing(frame_bytes_max=limit)
+        answers = [framing.feed(piece) for piece in cut(data, cuts)]
+        answers.append(framing.end())
+        found: list[Any] = []
+        pieces = bytearray()
+        for answer in answers:
+            for item in answer.items if isinstance(answer, Mixed) else answer:
+                if isinstance(item, OversizeBegan):
+                    pieces.clear()
+                elif isinstance(item, OversizePiece):
+                    pieces += item.data
+                elif isinstance(item, OversizeEnded):
+                    assert item.length == len(pieces)
+                    assert pieces.startswith(item.head)
+                    assert pieces.endswith(item.tail)
+                    found.append((item.length, bytes(pieces), bytes(pieces)))
+                else:
+                    found.append(item)
+        assert found == lines_by_the_byte(data, limit)
+        assert framing.bytes_in == len(data)
+
+    assert for_a_while(check, st.tuples(LINES, CUTS, st.sampled_from([1, 2, 3, 7, 64, 1000])))
+
+
+# -- the dialect ------------------------------------------------------------------------------------------------------
+WORDS = st.sampled_from(
+    [
+        *(
+            "type",
+            "subtype",
+            "result",
+            "system",
+            "init",
+            "assistant",
+            "user",
+            "stream_event",
+            "control_request",
+            "success",
+        ),
+        *(
+            "control_response",
+            "control_cancel_request",
+            "command_lifecycle",
+            "request_id",
+            "request",
+            "response",
+            "uuid",
+        ),
+        *(
+            "session_id",
+            "is_error",
+            "message",
+            "content",
+            "tool_use",
+            "tool_result",
+            "id",
+            "tool_use_id",
+            "can_use_tool",
+        ),
+        *("tool_name", "input", "hook_callback", "callback_id", "mcp_message", "server_name", "elicitation", "state"),
+        *("started", "queued", "completed", "cancelled", "command_uuid", "total_cost_usd", "usage", "event", "delta"),
+        *(
+            "thinking_delta",
+            "errors",
+            "error",
+            "user_message_uuids",
+            "user_message_uuid",
+            "status",
+            "compacting",
+            "origin",
+        ),
+        *(
+            "kind",
+            "model_usage_since_last_result",
+            "costUSD",
+            "tasks",
+            "task_id",
+            "terminal_reason",
+            "still_queued",
+            "text",
+        ),
+    ]
+)
+
+
+def values(*, is_json: bool) -> st.SearchStrategy[Any]:
+    """Or what Python takes for JSON: numbers that are none, or larger than anybody's."""
+    odd = () if is_json else (st.floats(), st.integers(-(10**400), 10**400))
+    numbers = (st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False))
+    leaves = st.one_of(st.none(), st.booleans(), WORDS, st.text(max_size=8), *numbers, *odd)
+    names = st.one_of(WORDS, st.text(max_size=4))
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=6)),
+        max_leaves=16,
+    )
+
+
+TYPES = st.sampled_from(sorted(claude_reading._MEANINGS))  # pyright: ignore[reportPrivateUsage]
+
+
+def shuffled(items: list[tuple[str, Any]], order: int) -> dict[str, Any]:
+    return dict(random.Random(order).sample(items, len(items)))
+
+
+@st.composite
+def frames(draw: st.DrawFn, *, is_json: bool) -> dict[str, Any]:
+    rest = draw(st.dictionaries(WORDS, values(is_json=is_json), max_size=8))
+    return shuffled([*{**rest, "type": draw(TYPES)}.items()], draw(st.integers(0, 1000)))
+
+
+def as_line(value: Any, *, is_tight: bool = True) -> bytes:
+    text = json.dumps(value, separators=(",", ":") if is_tight else (", ", ": "), ensure_ascii=not is_tight)
+    return text.encode("utf-8", "surrogatepass")
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A frame, most of the time: whole, cut, with bytes changed, or several in one."""
+    line = as_line(draw(frames(is_json=False)), is_tight=draw(st.booleans()))
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(line)))
+        end = min(len(line), place + draw(st.integers(0, 6)))
+        line = (
+            line[:place] + draw(st.one_of(st.binary(max_size=4), st.just(line[:20]), st.just(b"[" * 2000))) + line[end:]
+        )
+    return line
+
+
+def test_whatever_an_agent_says_has_a_meaning_and_never_raises() -> None:
+    def check(line: bytes) -> None:
+        for meaning in (claude_reading.read(line), claude_reading.read_head(line[: len(line) // 2 + 1])):
+            assert meaning is None or isinstance(meaning, Meaning), meaning
+        updates = claude_updates.project(line)
+        # What is shown of it is stored and sent: it must be JSON.
+        json.dumps(updates)
+
+    assert for_a_while(check, damaged())
+
+
+def test_the_order_of_names_means_nothing() -> None:
+    def check(case: tuple[dict[str, Any], int]) -> None:
+        frame, order = case
+        if frame["type"] == "stream_event":
+            return  # Known by a word in it, wherever that stands.
+        one, other = (claude_reading.read(as_line(each)) for each in (frame, shuffled([*frame.items()], order)))
+        assert repr(one) == repr(other)
+
+    assert for_a_while(check, st.tuples(frames(is_json=True), st.integers(0, 1000)))
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+FIELDS = st.sampled_from(
+    [
+        *(
+            b"data: x",
+            b"data:x",
+            b"data",
+            b"data:",
+            b"data:  x",
+            b"id: 1",
+            b"id",
+            b"id: a\0b",
+            b"id:2",
+            b"event: e",
+            b"event",
+        ),
+        *(
+            b"retry: 10",
+            b"retry: x",
+            b"retry:",
+            b"retry: 99999999999999999999",
+            b": comment",
+            b":",
+            b"other: x",
+            b"da",
+            b"DATA: x",
+        ),
+        *(b"\xef\xbb\xbf", b"\xff", b"data: \xe2\x82", b"\0", b"x" * 20, b"retry: \xd9\xa1", b"retry: 1 "),
+    ]
+)
+ENDS = st.sampled_from([b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r", b"\r\n\r\n", b"\n\r", b""])
+EVENTS = st.lists(st.one_of(FIELDS, ENDS, st.binary(max_size=6)), max_size=40).map(b"".join)
+
+
+def events_by_the_rules(data: bytes) -> tuple[list[Message], str, int | None]:
+    """The whole stream at once, as the standard has it: the messages, the last id, and the pause that was asked for."""
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    messages: list[Message] = []
+    buffer, event, seen_id, last_id = "", "", "", ""
+    retry: int | None = None
+    for line in text.split("\n")[:-1]:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            last_id = seen_id
+            if buffer:
+                messages.append(Message(event, buffer.removesuffix("\n"), last_id))
+            buffer, event = "", ""
+        elif name == "data":
+            buffer += value + "\n"
+        elif name == "event":
+            event = value
+        elif name == "id" and "\0" not in value:
+            seen_id = value
+        elif name == "retry" and value.isascii() and value.isdigit():
+            retry = min(int(value), RETRY_MILLISECONDS_MAX)
+    return messages, last_id, retry
+
+
+def test_events_are_those_of_the_standard_however_they_are_cut() -> None:
+    def check(case: tuple[bytes, list[int]]) -> None:
+        data, cuts = case
+        parser = Parser()
+        found = [message for piece in cut(data, cuts) for message in parser.feed(piece)]
+        assert (found, parser.id, parser.retry) == events_by_the_rules(data)
+
+    assert for_a_while(check, st.tuples(EVENTS, CUTS))

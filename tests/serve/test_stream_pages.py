@@ -1,0 +1,200 @@
+"""Pages are made once for all who stand at the same place, are not made for nobody, and do not pile up."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.serve.joining import SSE, Received, is_live
+
+from banksman import Host, Session
+from banksman.serve.streams import pages as pages_module
+from banksman.serve.streams.counts import Counts
+from banksman.serve.streams.encoding import Form
+from banksman.serve.streams.follower import Follower, Streams
+from banksman.serve.streams.pages import PAGES_BYTES_MAX, Page, Pages
+from banksman.serve.streams.sources import Cursor, ManySessions, OneSession
+from banksman.serve.streams.waking import Waking
+from banksman.testing import checks, fake_agent
+from banksman.testing.checks import Message, Visit
+
+FOLLOWERS = 100
+
+
+class Counted(OneSession):
+    """Counts the events that it has encoded, for all of its kind."""
+
+    made = 0
+
+    async def next(self, place: Cursor, form: Form) -> Page[Cursor]:
+        page = await super().next(place, form)
+        Counted.made += page.events
+        return page
+
+
+class CountedMany(ManySessions):
+    made = 0
+
+    async def next(self, place: str | None, form: Form) -> Page[str | None]:
+        page = await super().next(place, form)
+        CountedMany.made += page.events
+        return page
+
+
+class Reader:
+    """A client without a socket: what a follower sends is what it gets."""
+
+    def __init__(self, streams: Streams, source: Any, place: Any, kind: str) -> None:
+        self._follower = Follower(streams, source, place, Form.SSE, kind=kind)
+        self._received = Received(SSE)
+        self._received.status = 200
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.came = asyncio.Event()
+
+    @property
+    def messages(self) -> list[Message]:
+        return self._received.messages
+
+    async def run(self) -> None:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "state": {"connection": SimpleNamespace(lost=self.lost), "client": ""},
+        }
+        await self._follower(scope, self._receive, self._send)
+
+    async def _receive(self) -> Any:
+        raise AssertionError("a stream reads nothing")
+
+    async def _send(self, message: Any) -> None:
+        data = message.get("body", b"")
+        if data:
+            self._received.feed(b"%x\r\n%b\r\n" % (len(data), data))
+        self.came.set()
+
+    async def until(self, seq: int) -> None:
+        """Live, and so far."""
+        while not (any(map(is_live, self.messages)) and sum(m.id is not None for m in self.messages) >= seq):
+            self.came.clear()
+            await self.came.wait()
+
+
+def streams_of(heartbeat_seconds: float = 100.0) -> Streams:
+    return Streams(
+        closing=asyncio.get_running_loop().create_future(),
+        counts=Counts(),
+        pages=Pages(),
+        heartbeat_seconds=heartbeat_seconds,
+        streams_max=1000,
+    )
+
+
+async def last_seq(session: Session) -> int:
+    head = await session.head()
+    assert head is not None
+    return int(head.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("is_many", [False, True], ids=["one", "many"])
+async def test_what_many_follow_is_encoded_once(is_many: bool) -> None:
+    Counted.made = CountedMany.made = 0
+    async with Host("memory:") as host:
+        session = await host.open("claude", command=fake_agent.command())
+        await (await session.ask("@@stream 600 0 漢")).outcome()
+        streams = streams_of()
+        readers = [
+            Reader(streams, CountedMany(host, None, raw=False), None, "many")
+            if is_many
+            else Reader(streams, Counted(session, raw=False), Cursor(0, None), "session")
+            for _ in range(FOLLOWERS)
+        ]
+        running = [asyncio.ensure_future(reader.run()) for reader in readers]
+        count = await last_seq(session)
+        await asyncio.gather(*(reader.until(count) for reader in readers))
+        # And as it goes on.
+        await (await session.ask("@@stream 60 0.005 字")).outcome()
+        count = await last_seq(session)
+        await asyncio.gather(*(reader.until(count) for reader in readers))
+        streams.closing.set_result(None)
+        await asyncio.gather(*running)
+        join = checks.joined_many if is_many else checks.joined
+        views = [join([Visit(None, reader.messages)]) for reader in readers]
+        checks.views_agree(*views[:10])
+        assert all(view.events == views[0].events for view in views)
+        assert streams.counts.events == FOLLOWERS * count
+        made = CountedMany.made if is_many else Counted.made
+        # Once; or a few times, where the machine is so slow that some came later than a page is kept.
+        assert count <= made <= 3 * count, f"{made} were encoded for {FOLLOWERS} who follow {count}"
+        await streams.pages.close()
+
+
+async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
+    pages = Pages[int]()
+    begun: list[int] = []
+    ended: list[str] = []
+    go_on = asyncio.Event()
+
+    async def make() -> Page[int]:
+        begun.append(1)
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        ended.append("made")
+        return Page((b"x",), 1, 1)
+
+    with pages.at("here", make) as first:
+        with pages.at("here", make) as second:
+            assert first is second
+            await asyncio.sleep(0)
+        # One of them still wants it.
+        assert not first.cancelling()
+    await asyncio.wait((first,))
+    assert (begun, ended) == ([1], ["cancelled"])
+    # Who comes then gets another, which is made.
+    with pages.at("here", make) as third:
+        await asyncio.sleep(0)
+        go_on.set()
+        assert (await third).pieces == (b"x",)
+    # And who comes a moment later finds it.
+    with pages.at("here", make) as fourth:
+        assert fourth is third
+    assert (begun, ended) == ([1, 1], ["cancelled", "made"])
+    await pages.close()
+
+
+async def test_pages_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_SECONDS_MAX", 0.05)
+    pages = Pages[int]()
+
+    async def make() -> Page[int]:
+        return Page((bytes(1 << 20),), 1, 1)
+
+    def kept() -> int:
+        return sum(made[1].task.result().bytes for made in pages._made.values())  # pyright: ignore[reportPrivateUsage]
+
+    for number in range(40):
+        with pages.at(number, make) as task:
+            await task
+        await asyncio.sleep(0)
+        assert kept() <= PAGES_BYTES_MAX
+    assert kept() > 0
+    # Nobody comes any more, and they go all the same.
+    async with asyncio.timeout(10):
+        while kept():
+            await asyncio.sleep(0.01)  # The timer is theirs.
+    await pages.close()
+
+
+async def test_a_page_that_came_as_the_timer_fired_is_not_taken_for_the_next() -> None:
+    loop = asyncio.get_running_loop()
+    lost, closing, page = loop.create_future(), loop.create_future(), loop.create_future()
+    with Waking(lost=lost, closing=closing, quiet_seconds=100) as waking:
+        # The word of the page before is still on its way.
+        loop.call_soon(waking._wake, None)  # pyright: ignore[reportPrivateUsage]
+        loop.call_later(0.05, page.set_result, None)
+        assert await waking.wait(page)
+        assert page.done()
