@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from banksman.core.changing import changed
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.meaning import PromptSettled, TurnOver
 from banksman.core.rules import Rules
@@ -173,7 +174,7 @@ class Turn:
     def moved(self, move: Move) -> Turn:
         following = TABLE[self.phase].get(move)
         assert following is not None, f"{move} in {self.phase}: {self.id}"
-        return replace(self, phase=following)
+        return changed(self, phase=following)
 
     def requeued(self) -> Turn:
         """The same ask, as if it had never begun, but for the count. Those steered into it do not come back with it."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from banksman.core import clocks
 from banksman.core import event as kinds
+from banksman.core.changing import changed
 from banksman.core.event import Entry, entry
 from banksman.core.session_facts import (
     Append,
@@ -47,10 +48,10 @@ class Work:
         self.entries: list[Entry] = []
 
     def set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+        self.state = changed(self.state, **changes)
 
     def set_process(self, **changes: Any) -> None:
-        self.state = replace(self.state, process=replace(self.state.process, **changes))
+        self.state = changed(self.state, process=changed(self.state.process, **changes))
 
     def set_turn(self, turn: Turn) -> None:
         """Put a turn back where it is: ours, or the agent's own."""
