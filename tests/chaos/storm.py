@@ -22,7 +22,7 @@ from tests.serve.joining import NDJSON, SSE, Client, Received, walk
 from tests.serve.kit import Answer, Served
 
 from banksman.testing import checks, fake_agent
-from banksman.testing.checks import View
+from banksman.testing.checks import Message, View
 
 # For the whole of it: what takes longer hangs.
 SECONDS_MAX = 300.0
@@ -145,9 +145,13 @@ class Storm:
                 self._count_cut()
         while not self._is_told.wait(1.0):
             self._check_time()
-        while self._heads and not self._is_complete(client):
+
+        def is_complete(_: Message | None = None) -> bool:
+            return self._is_complete(client)
+
+        while self._heads and not is_complete():
             self._check_time()
-            self._visit(client, until=lambda _: self._is_complete(client), seconds_max=5.0)
+            self._visit(client, until=is_complete, seconds_max=5.0)
 
     def _visit(self, client: Client, **how: Any) -> Received | None:
         try:

@@ -19,11 +19,12 @@ from banksman.core.dialects import claude_reading, claude_updates
 from banksman.core.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.core.meaning import Meaning
 
-CUTS = st.lists(st.integers(0, 400), max_size=10)
+# Anywhere, or after every byte.
+CUTS = st.one_of(st.lists(st.integers(0, 400), max_size=10), st.just([*range(2000)]))
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
-    places = [0, *sorted(place % (len(data) + 1) for place in cuts), len(data)]
+    places = [0, *sorted({place % (len(data) + 1) for place in cuts}), len(data)]
     return [data[start:end] for start, end in itertools.pairwise(places)]
 
 
@@ -140,7 +141,7 @@ WORDS = st.sampled_from(
 
 def values(*, is_json: bool) -> st.SearchStrategy[Any]:
     """Or what Python takes for JSON: numbers that are none, or larger than anybody's."""
-    odd = () if is_json else (st.floats(), st.integers(-(10**400), 10**400))
+    odd = () if is_json else (st.floats(), st.sampled_from([10**400, -(10**400), 2**64, -(2**63) - 1]))
     numbers = (st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False))
     leaves = st.one_of(st.none(), st.booleans(), WORDS, st.text(max_size=8), *numbers, *odd)
     names = st.one_of(WORDS, st.text(max_size=4))
@@ -151,6 +152,8 @@ def values(*, is_json: bool) -> st.SearchStrategy[Any]:
     )
 
 
+# What is looked at in a frame, and at most one that is not.
+NAMES = st.sampled_from([*claude_reading._Frame.__struct_fields__, "other"])  # pyright: ignore[reportPrivateUsage]
 TYPES = st.sampled_from(sorted(claude_reading._MEANINGS))  # pyright: ignore[reportPrivateUsage]
 
 
@@ -160,7 +163,7 @@ def shuffled(items: list[tuple[str, Any]], order: int) -> dict[str, Any]:
 
 @st.composite
 def frames(draw: st.DrawFn, *, is_json: bool) -> dict[str, Any]:
-    rest = draw(st.dictionaries(WORDS, values(is_json=is_json), max_size=8))
+    rest = draw(st.dictionaries(NAMES, values(is_json=is_json), max_size=8))
     return shuffled([*{**rest, "type": draw(TYPES)}.items()], draw(st.integers(0, 1000)))
 
 

@@ -212,6 +212,7 @@ async def test_a_search_that_is_killed_is_an_error(marker: str) -> None:
 # -- bounds ----------------------------------------------------------------------------------------------------------
 async def test_a_pattern_that_never_ends_stops_nobody(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "SEARCH_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(watching, "OVERTIME_SECONDS_MAX", 0.1)
     async with echoing(marker) as command:
         await tell(command, b"x" * 60_000)
         watch = asyncio.ensure_future(command.watch("(x+x+)+y"))

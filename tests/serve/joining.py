@@ -192,9 +192,10 @@ class Client:
 
     def _see(self, message: Message) -> None:
         if message.id is not None:
-            shown = body(message)
             self.place = message.id
-            self.seqs[shown["session"]] = shown["seq"]
+            shown = body(message)
+            if "seq" in shown:  # Else it should have no id, and the checks will say so.
+                self.seqs[shown["session"]] = shown["seq"]
 
     def view(self) -> View:
         return checks.joined_many(self.visits) if self.is_many else checks.joined(self.visits)

@@ -39,9 +39,10 @@ class Answer(NamedTuple):
 
 
 class Served:
-    """One server. `settings`: of its `[serve]` table."""
+    """One server. `settings`: of its `[serve]` table. `fds_max`: how many open files it may have."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, fds_max: int | None = None, **settings: Any) -> None:
+        self._fds_max = fds_max
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.settings: dict[str, Any] = {
@@ -77,7 +78,7 @@ class Served:
         config.write_text("[serve]\n" + "".join(lines), encoding="utf-8")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "banksman", "serve", "--config", str(config)],
+                [*self._limited, sys.executable, "-m", "banksman", "serve", "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -89,6 +90,10 @@ class Served:
         assert "http://" in line, (line, self.log.read_text(encoding="utf-8"))
         self.port = port_of(line)
         self.settings["port"] = self.port
+
+    @property
+    def _limited(self) -> list[str]:
+        return [] if self._fds_max is None else ["prlimit", f"--nofile={self._fds_max}:{self._fds_max}", "--"]
 
     def kill(self) -> None:
         """As the kernel does it when memory is short."""

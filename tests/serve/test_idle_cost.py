@@ -68,7 +68,7 @@ async def serving() -> AsyncGenerator[Served]:
         )
         context = Context(host, settings, Policy(settings), streams, drain=lambda _: None, store="")
         one = server.Server(app.make(context, token=TOKEN, port=port), listener, settings, streams)
-        await one.start()
+        one.start()
         try:
             yield Served(host, streams, one, port)
         finally:

@@ -280,7 +280,9 @@ def test_what_follows_a_request_that_is_not_answered_yet_takes_nobodys_place(ser
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
 DEEP = b"[" * 50_000 + b"]" * 50_000
+# As deep as is still taken apart, and deeper than anything is.
 NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
+TOO_NESTED = b'{"a":' * 5000 + b"1" + b"}" * 5000
 ODD_BODIES = (
     *(
         b"",
@@ -338,6 +340,8 @@ ODD_PROMPTS = (
         b'{"prompt": "x", "priority": 1.5}',
     ),
     b'{"prompt": "x", "schema": {"type": "object", "properties": {"a": %s}}}' % NESTED,
+    b'{"prompt": [%s]}' % TOO_NESTED,
+    b'{"prompt": "x", "schema": %s}' % TOO_NESTED,
     b'{"prompt": [{"type": "text", "text": "\\ud800"}]}',
     b'{"prompt": "", "priority": "\\u0000"}',
 )
@@ -417,7 +421,7 @@ async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
         async with Host("memory:") as host:
             context = Context(host, made, Policy(made), streams, drain=lambda _: None, store="memory:")
             server = servers.Server(app.make(context, token=TOKEN, port=port), listener, made, streams)
-            await server.start()
+            server.start()
             try:
                 yield port
             finally:

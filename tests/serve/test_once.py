@@ -110,3 +110,12 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
                 assert (answer.status, answer.json["type"]) == (400, "urn:banksman:bad-key"), (key, path)
         assert served.get("/v1/commands")["commands"] == []
         assert send(served, "/v1/commands", {"argv": ["true"]}, "!" + "~" * 254).status == 201
+
+
+def test_the_key_of_a_session_that_was_deleted_makes_it_again(tmp_path: Path) -> None:
+    body = {"command": fake_agent.command(), "name": "again"}
+    with Served(tmp_path / "server") as served:
+        first = send(served, "/v1/sessions", body, "twice")
+        assert served.request("DELETE", "/v1/sessions/again?forget=1").status == 204
+        second = send(served, "/v1/sessions", body, "twice")
+        assert served.get("/v1/sessions/again")["id"] == second.json["id"] == first.json["id"]

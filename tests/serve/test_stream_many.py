@@ -32,9 +32,17 @@ class Wanted:
 
 def test_twenty_sessions_come_whole_over_one_connection(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served, ThreadPoolExecutor(8) as threads:
-        sessions = list(threads.map(lambda number: served.open(name=f"tab-{number}"), range(SESSIONS)))
-        prompt = "@@stream 10 0.01 é漢🙂"
-        turns = dict(zip(sessions, threads.map(lambda one: served.ask(one, prompt), sessions), strict=True))
+
+        def begin(number: int) -> tuple[str, str]:
+            session = served.open(name=f"tab-{number}")
+            return session, served.ask(session, "@@stream 10 0.01 é漢🙂")
+
+        def follow(each: tuple[Client, set[str]]) -> None:
+            client, wanted = each
+            client.visit(until=Wanted(wanted))
+
+        turns = dict(threads.map(begin, range(SESSIONS)))
+        sessions = list(turns)
         some = sessions[3:7]
         # By id and by name, and some of them twice.
         names = ",".join([*some, "tab-3", "tab-4"])
@@ -45,7 +53,7 @@ def test_twenty_sessions_come_whole_over_one_connection(tmp_path: Path) -> None:
             (Client(served.port, f"/v1/events?sessions={names}"), of_some),
             (Client(served.port, f"/v1/events?sessions={names}", accept=NDJSON), of_some),
         ]
-        list(threads.map(lambda each: each[0].visit(until=Wanted(each[1])), followed))
+        list(threads.map(follow, followed))
         known = {session: walk(served, session) for session in sessions}
         views = [client.view() for client, _ in followed]
         checks.views_agree(*known.values(), *views)

@@ -6,7 +6,6 @@ import re
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -118,9 +117,9 @@ def slowly(served: Served, path: str) -> tuple[Received, float]:
     began = time.monotonic()
     received = Received()
     pause = threading.Event()
-    with connect(served, path, room=128 << 10) as peer:
+    with connect(served, path, room=512 << 10) as peer:
         while not any(map(is_live, received.messages)):
-            left = 200_000
+            left = 400_000
             while left > 0 and not any(map(is_live, received.messages)):
                 data = peer.recv(min(left, 1 << 16))
                 assert data, "it was cut off, although it reads"
@@ -162,6 +161,6 @@ def test_at_the_end_everybody_is_told_to_come_back(tmp_path: Path) -> None:
             assert last.data["retry_seconds"] == 1.0
         # And who comes back, to the next server, goes on where it was.
         served.start()
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(lambda client: client.visit(until=is_live), (head, place)))
+        for client in (head, place):
+            client.visit(until=is_live)
         checks.views_agree(walk(served, session), head.view(), place.view())

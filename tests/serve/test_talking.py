@@ -223,3 +223,9 @@ def test_the_agents_are_told(served: Served) -> None:
     agents = served.get("/v1/agents")["agents"]
     assert "claude" in [agent["name"] for agent in agents]
     assert all(agent["found"] is (agent["path"] is not None) for agent in agents)
+
+
+def test_a_name_may_have_a_slash(served: Served) -> None:
+    session = served.open(name="a/b ü")
+    assert served.get("/v1/sessions/a%2Fb%20%C3%BC")["id"] == session
+    assert served.request("GET", "/v1/sessions/a/b").status == 404

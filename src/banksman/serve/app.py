@@ -64,6 +64,8 @@ class Logged:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # As it was sent. A name may have a slash in it, which is no border between two parts of the path.
+        scope["path"] = scope["raw_path"].decode("ascii")
         began = time.monotonic()
         status = 0
 

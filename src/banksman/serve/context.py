@@ -31,8 +31,18 @@ class Context:
     store: str
     once: Once = field(default_factory=Once)
     started: float = field(default_factory=time.time)
-    is_closing: bool = False
     door: Door | None = None
+
+    @property
+    def is_closing(self) -> bool:
+        return self.streams.is_ending
+
+    def has_session(self, id: str) -> bool:
+        try:
+            self.host.session(id)
+        except NotFound:
+            return False
+        return True
 
     def session(self, id_or_name: str) -> Session:
         if len(id_or_name) > NAME_LENGTH_MAX or "\0" in id_or_name:

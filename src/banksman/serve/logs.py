@@ -193,7 +193,7 @@ class StderrHandler(logging.Handler):
                 return
             if self._lost:
                 lost, self._lost = self._lost, 0
-                message = f"! {lost} log lines were lost: stderr was not read"
+                message = f"! {lost} log lines were lost: there were too many at once, or stderr was not read"
                 told = {"name": "banksman", "levelname": "WARNING", "msg": message}
                 data = self.form.line(logging.makeLogRecord(told)).encode() + data
             self._put_bytes += len(data)

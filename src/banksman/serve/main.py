@@ -53,7 +53,10 @@ async def _run(settings: Settings, then: Then | None) -> int:
     listener = servers.bind(settings)
     try:
         token = tokens.load_or_make(token_path) if settings.token is None else settings.token
-        logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
+        port = int(listener.getsockname()[1])
+        logs.configure(
+            settings.log_format, settings.log_level, [token, tokens.cookie_of(token, port), *settings.secrets]
+        )
         raise_fd_limit()
         ending = Ending(settings.drain_seconds)
         stacks.install(loop)
@@ -69,9 +72,8 @@ async def _run(settings: Settings, then: Then | None) -> int:
             user_helper=settings.user_helper,
         ) as host:
             context = _context(host, settings, policy, ending)
-            port = int(listener.getsockname()[1])
             server = servers.Server(app.make(context, token=token, port=port), listener, settings, context.streams)
-            await server.start()
+            server.start()
             # Where clients look, wherever the token is.
             folder = tokens.default_path().parent
             whereabouts.announce(folder, url)
@@ -80,7 +82,7 @@ async def _run(settings: Settings, then: Then | None) -> int:
                 notifier.ready(url)
                 async with _beating(notifier):
                     await _until_told(host, url, ending, then)
-                    context.is_closing = True
+                    context.streams.is_ending = True
                     notifier.stopping()
                     await ending.drain(host)
             finally:

@@ -34,9 +34,16 @@ class Once:
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
 
     async def do(
-        self, place: str, key: str | None, body: msgspec.Struct, do: Callable[[], Awaitable[Answer]]
+        self,
+        place: str,
+        key: str | None,
+        body: msgspec.Struct,
+        do: Callable[[], Awaitable[Answer]],
+        *,
+        is_still_so: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
-        """`do`, or what it has answered to the same before. What failed is not remembered: it may be tried again."""
+        """`do`, or what it has answered to the same before. What failed is not remembered: it may be tried again. Nor
+        is what is no longer so: what was made has been deleted since."""
         if key is None:
             return await do()
         fingerprint = hashlib.sha256(msgspec.json.encode(body)).digest()
@@ -47,7 +54,10 @@ class Once:
             # Whoever did it may have failed, or have been cancelled: then it is our turn, or of who comes before us.
             await asyncio.wait((entry.answer,))
             if not entry.answer.cancelled() and entry.answer.exception() is None:
-                return entry.answer.result()
+                if is_still_so(entry.answer.result()):
+                    return entry.answer.result()
+                if self._entries.get((place, key)) is entry:
+                    del self._entries[place, key]
         return await self._do(place, key, fingerprint, do)
 
     async def _do(self, place: str, key: str, fingerprint: bytes, do: Callable[[], Awaitable[Answer]]) -> Answer:

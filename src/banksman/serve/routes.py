@@ -6,21 +6,24 @@ The table of routes is the API. Requests are taken apart by it, and the OpenAPI 
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from banksman.errors import BanksmanError
+from banksman.errors import BanksmanError, no_room
 from banksman.serve.messages import Body, Query
 from banksman.serve.problems import Problem, problem_of
 from banksman.serve.wire import BODY_SECONDS_MAX
 
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -110,6 +113,10 @@ class Endpoint:
             response = problem_of(exc, is_closing=self._context.is_closing).response()
         except ClientDisconnect:
             return
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM:
+                raise
+            response = problem_of(no_room("answer this", exc)).response()
         await (response.response() if isinstance(response, Answer) else response)(scope, receive, send)
 
     async def _taken_apart(self, route: Route, request: Request) -> Call:
@@ -119,7 +126,7 @@ class Endpoint:
         return Call(
             context=self._context,
             request=request,
-            path=request.path_params,
+            path={name: unquote(value) for name, value in request.path_params.items()},
             body=None if route.body is None else await self._body(route.body, request),
             query=None if route.query is None else _query(route.query, request),
             key=key,

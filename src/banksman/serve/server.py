@@ -16,11 +16,11 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from banksman.errors import MachineError, UsageError
+from banksman.serve.accepting import Acceptor
 from banksman.serve.settings import Settings
 from banksman.serve.streams.follower import Streams
 from banksman.serve.wire import Connection, config_for
 
-BACKLOG = 1024
 # From the word that it ends to the last byte of those who take it.
 CLOSE_SECONDS_MAX = 2.0
 
@@ -56,14 +56,12 @@ class Server:
     def __init__(self, app: ASGIApp, listener: socket.socket, settings: Settings, streams: Streams) -> None:
         self._config = config_for(app)
         self._state = ServerState()
-        self._listener = listener
         self._settings = settings
         self._streams = streams
-        self._server: asyncio.Server | None = None
+        self._acceptor = Acceptor(listener, self._connection)
 
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, sock=self._listener, backlog=BACKLOG)
+    def start(self) -> None:
+        self._acceptor.start()
 
     def _connection(self) -> Connection:
         return Connection(
@@ -79,8 +77,7 @@ class Server:
 
     async def close(self) -> None:
         """Take nobody new, tell those who follow to come back, answer what was asked, and cut off who is left."""
-        assert self._server is not None
-        self._server.close()
+        self._acceptor.close()
         if not self._streams.closing.done():
             self._streams.closing.set_result(None)
         connections: list[Any] = list(self._state.connections)

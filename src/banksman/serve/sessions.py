@@ -27,7 +27,10 @@ async def open_session(call: Call) -> Answer:
         headers = {"Location": f"/v1/sessions/{session.id}"}
         return Answer(shown(await session.look(), session), 201, headers)
 
-    return await context.once.do("sessions", call.key, body, do)
+    def is_still_there(answer: Answer) -> bool:
+        return context.has_session(answer.value.id)
+
+    return await context.once.do("sessions", call.key, body, do, is_still_so=is_still_there)
 
 
 async def _open(context: Context, body: messages.OpenSession, id: str | None) -> sessions.Session:

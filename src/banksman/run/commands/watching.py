@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # A pattern that takes longer for one piece is too slow for anything; so is a machine, for a start and a moment's work.
 SEARCH_SECONDS_MAX = 10.0
+# What was there when the time was up is still searched, for so long.
+OVERTIME_SECONDS_MAX = 1.0
 # What is searched at once: the loop is free between two pieces.
 PIECE_BYTES = 65536
 PATTERN_CHARS_MAX = 4096
@@ -165,7 +167,7 @@ class Aside:
     async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
         seconds = SEARCH_SECONDS_MAX
         if self._deadline is not None:
-            seconds = min(seconds, max(0.0, self._deadline - time.monotonic()) + SEARCH_SECONDS_MAX / 2)
+            seconds = min(seconds, max(0.0, self._deadline - time.monotonic()) + OVERTIME_SECONDS_MAX)
         try:
             async with asyncio.timeout(seconds):
                 self._command.put_nowait(matcher.pack((data, begin, is_end)))

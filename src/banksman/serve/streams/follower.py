@@ -37,7 +37,8 @@ _HEADERS = (
 
 @dataclass(slots=True)
 class Streams:
-    """What all streams share. `closing` is done when the server goes."""
+    """What all streams share. `closing` is done when the server lets go of its clients; from before that, when what
+    runs may finish and nothing new is taken, `is_ending`."""
 
     closing: asyncio.Future[None]
     counts: Counts
@@ -45,6 +46,7 @@ class Streams:
     heartbeat_seconds: float
     streams_max: int
     by_client: dict[str, int] = field(default_factory=dict[str, int])
+    is_ending: bool = False
 
     @contextmanager
     def place_for(self, client: str) -> Generator[None]:
@@ -109,7 +111,7 @@ class Follower(Generic[Place]):
                 page = await self._next(waking, send)
             except StoreError as exc:
                 # The session was deleted, or the log is closed or cannot be read: who comes back is told which.
-                return "closing" if self._streams.closing.done() else exc.args[0]
+                return "closing" if self._streams.is_ending else exc.args[0]
             if page is None:
                 return None if connection.lost.done() else "closing"
             await self._send_page(page, send)
