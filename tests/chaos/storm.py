@@ -80,14 +80,20 @@ class Storm:
             askers = [self._thread(self._ask, session, self._dice.random()) for session in sessions]
             followers = [self._thread(self._follow, client, self._dice.random()) for client in clients]
             thresholds = sorted(self._dice.randrange(self._size.cuts) for _ in range(self._size.kills))
-            self._kill(thresholds)
-            for thread in askers:
-                thread.join(SECONDS_MAX)
-            if not self._faults:
-                self._heads = {session: walk(served, session).heads()[session] for session in sessions}
-            self._is_told.set()
-            for thread in followers:
-                thread.join(SECONDS_MAX)
+            try:
+                self._kill(thresholds)
+                for thread in askers:
+                    thread.join(SECONDS_MAX)
+                if not self._faults:
+                    self._heads = {session: walk(served, session).heads()[session] for session in sessions}
+            except BaseException as exc:
+                self._faults.append(exc)
+                self._is_calm.set()
+                raise
+            finally:
+                self._is_told.set()
+                for thread in (*askers, *followers):
+                    thread.join(SECONDS_MAX)
             if self._faults:
                 raise self._faults[0]
             self._check(clients, sessions)
@@ -121,6 +127,9 @@ class Storm:
             self._check_time()
 
     def _check_time(self) -> None:
+        """Whoever goes round and round asks this each time."""
+        if self._faults:
+            raise RuntimeError("somebody else has failed")
         assert time.monotonic() < self._deadline, f"seed {self._seed}: it takes too long: {self.toll}"
 
     # -- those who follow --------------------------------------------------------------------------------------------

@@ -197,6 +197,64 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert len(pauses) < 100
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"retry: 100\n\n",
+        made("stream.closing", reason="closing", retry_seconds=1.0),
+        made("stream.live", head="2.1"),
+        made("stream.live", head="2.1") + made("stream.closing", reason="closing", retry_seconds=1.0),
+        stored(1),
+    ],
+    ids=["nothing", "no event", "that it goes", "that it is there", "both", "what is known"],
+)
+@pytest.mark.parametrize("at_first", [False, True])
+def test_a_server_that_never_says_anything_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, at_first: bool
+) -> None:
+    """It answers, and lets go at once, each time: without an end this would never have one."""
+    now = 0.0
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+        assert now < 10 * stream.GONE_SECONDS_MAX, "it never gives up"
+
+    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    after = "2.1" if at_first else None
+    answers = iter([] if at_first else [SSE + stored(1)])
+    with Player(lambda request: next(answers, SSE + said)) as player:
+        events = follower(player, after=after, pause=pause).events()
+        assert at_first or next(events)["seq"] == 1
+        with pytest.raises(NoServer, match="ends each connection"):
+            next(events)
+    assert stream.GONE_SECONDS_MAX < now < stream.GONE_SECONDS_MAX + 2 * stream.PAUSE_SECONDS_MAX
+    assert len(pauses) < 400
+
+
+def test_a_quiet_session_is_followed_however_often_its_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a proxy, perhaps, that has less patience than there is between two events."""
+    now = 0.0
+    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    visits = 100
+
+    def play(request: str) -> bytes:
+        nonlocal now
+        if len(player.requests) > visits:
+            return SSE + from_place(request, 1)
+        now += 20.0  # So long it was there.
+        return SSE + made("stream.live", head="2.0")
+
+    pauses: list[float] = []
+    with Player(play) as player:
+        assert seqs(follower(player, pause=pauses.append), 1) == [1]
+    assert len(pauses) == visits
+    assert max(pauses) <= stream.PAUSE_SECONDS_MIN
+
+
 def test_a_silent_server_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "SILENCE_SECONDS_MAX", 0.2)
     answers = iter([Silence(SSE + stored(1))])

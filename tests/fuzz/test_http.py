@@ -146,7 +146,11 @@ def changed(requests: list[bytes]) -> st.SearchStrategy[list[bytes]]:
 
 
 def test_the_server_outlives_whatever_it_is_sent(tmp_path: Path) -> None:
-    settings = {"programs": [fake_agent.command()[:-1], "true"], "roots": [str(tmp_path)], "log_level": "debug"}
+    settings: dict[str, Any] = {
+        "programs": [fake_agent.command()[:-1], "true"],
+        "roots": [str(tmp_path)],
+        "log_level": "debug",
+    }
     with Served(tmp_path / "server", **settings) as served:
         session = served.open()
         turn = served.ask(session, "hello")

@@ -19,6 +19,7 @@ from banksman.core.dialects import claude_reading, claude_updates
 from banksman.core.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.core.meaning import Meaning
 
+SEEDS = st.integers(0, 1 << 32)
 # Anywhere, or after every byte.
 CUTS = st.one_of(st.lists(st.integers(0, 400), max_size=10), st.just([*range(2000)]))
 
@@ -79,92 +80,57 @@ def test_lines_are_the_same_however_they_are_cut() -> None:
 
 
 # -- the dialect ------------------------------------------------------------------------------------------------------
-WORDS = st.sampled_from(
-    [
-        *(
-            "type",
-            "subtype",
-            "result",
-            "system",
-            "init",
-            "assistant",
-            "user",
-            "stream_event",
-            "control_request",
-            "success",
-        ),
-        *(
-            "control_response",
-            "control_cancel_request",
-            "command_lifecycle",
-            "request_id",
-            "request",
-            "response",
-            "uuid",
-        ),
-        *(
-            "session_id",
-            "is_error",
-            "message",
-            "content",
-            "tool_use",
-            "tool_result",
-            "id",
-            "tool_use_id",
-            "can_use_tool",
-        ),
-        *("tool_name", "input", "hook_callback", "callback_id", "mcp_message", "server_name", "elicitation", "state"),
-        *("started", "queued", "completed", "cancelled", "command_uuid", "total_cost_usd", "usage", "event", "delta"),
-        *(
-            "thinking_delta",
-            "errors",
-            "error",
-            "user_message_uuids",
-            "user_message_uuid",
-            "status",
-            "compacting",
-            "origin",
-        ),
-        *(
-            "kind",
-            "model_usage_since_last_result",
-            "costUSD",
-            "tasks",
-            "task_id",
-            "terminal_reason",
-            "still_queued",
-            "text",
-        ),
-    ]
+WORDS = (
+    *("type", "subtype", "result", "system", "init", "assistant", "user", "stream_event", "control_request", "success"),
+    *("control_response", "control_cancel_request", "command_lifecycle", "request_id", "request", "response", "uuid"),
+    *("session_id", "is_error", "message", "content", "tool_use", "tool_result", "id", "tool_use_id", "can_use_tool"),
+    *("tool_name", "input", "hook_callback", "callback_id", "mcp_message", "server_name", "elicitation", "state", "x"),
+    *("started", "queued", "completed", "cancelled", "command_uuid", "total_cost_usd", "usage", "event", "delta", ""),
+    *("thinking_delta", "errors", "error", "user_message_uuids", "user_message_uuid", "status", "compacting", "origin"),
+    *("kind", "costUSD", "tasks", "task_id", "terminal_reason", "still_queued", "text", "\0", "é", '"', "\\", "\n"),
 )
+PLAIN = (None, True, False, 0, 1, -1, 1.5, 2**63 - 1, -(2**63), 1e308, 5e-324)
+# What Python takes for JSON, and others do not: numbers that are none, or larger than anybody's; half a character.
+ODD = (float("nan"), float("inf"), 2**64, 10**309, -(10**400), "\ud800")
+NAMES = (*claude_reading._Frame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
+TYPES = sorted(claude_reading._MEANINGS)  # pyright: ignore[reportPrivateUsage]
+# Of one seed: hypothesis makes a hundred a second, and this thousands.
+LINES_EACH = 50
 
 
-def values(*, is_json: bool) -> st.SearchStrategy[Any]:
-    """Or what Python takes for JSON: numbers that are none, or larger than anybody's."""
-    odd = () if is_json else (st.floats(), st.sampled_from([10**400, -(10**400), 2**64, -(2**63) - 1]))
-    numbers = (st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False))
-    leaves = st.one_of(st.none(), st.booleans(), WORDS, st.text(max_size=8), *numbers, *odd)
-    names = st.one_of(WORDS, st.text(max_size=4))
-    return st.recursive(
-        leaves,
-        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=6)),
-        max_leaves=16,
-    )
+class Making:
+    """Frames of one seed, each other than the one before."""
 
+    def __init__(self, seed: int, *, is_json: bool) -> None:
+        self.random = random.Random(seed)
+        self._leaves = (*PLAIN, *WORDS) if is_json else (*PLAIN, *WORDS, *ODD * 4)
 
-# What is looked at in a frame, and at most one that is not.
-NAMES = st.sampled_from([*claude_reading._Frame.__struct_fields__, "other"])  # pyright: ignore[reportPrivateUsage]
-TYPES = st.sampled_from(sorted(claude_reading._MEANINGS))  # pyright: ignore[reportPrivateUsage]
+    def value(self, depth: int = 3) -> Any:
+        choose = self.random
+        match choose.randrange(6) if depth else 0:
+            case 4:
+                return [self.value(depth - 1) for _ in range(choose.randrange(4))]
+            case 5:
+                return {choose.choice(WORDS): self.value(depth - 1) for _ in range(choose.randrange(6))}
+            case _:
+                return choose.choice(self._leaves)
 
+    def frame(self) -> dict[str, Any]:
+        members = {self.random.choice(NAMES): self.value() for _ in range(self.random.randrange(9))}
+        return self.shuffled({**members, "type": self.random.choice(TYPES)})
 
-def shuffled(items: list[tuple[str, Any]], order: int) -> dict[str, Any]:
-    return dict(random.Random(order).sample(items, len(items)))
+    def shuffled(self, frame: dict[str, Any]) -> dict[str, Any]:
+        return dict(self.random.sample([*frame.items()], len(frame)))
 
-
-@st.composite
-def frames(draw: st.DrawFn, *, is_json: bool) -> dict[str, Any]:
-    rest = draw(st.dictionaries(NAMES, values(is_json=is_json), max_size=8))
-    return shuffled([*{**rest, "type": draw(TYPES)}.items()], draw(st.integers(0, 1000)))
+    def line(self) -> bytes:
+        """A frame, most of the time: whole, cut, with bytes changed, or several in one."""
+        choose = self.random
+        line = as_line(self.frame(), is_tight=choose.random() < 0.5)
+        for _ in range(choose.choice((0, 0, 1, 2, 3))):
+            place = choose.randrange(len(line) + 1)
+            new = choose.choice((b"", choose.randbytes(3), line[:20], b"[" * 2000, b'"', b"\\u", b"}", line))
+            line = line[:place] + new + line[place + choose.randrange(7) :]
+        return line
 
 
 def as_line(value: Any, *, is_tight: bool = True) -> bytes:
@@ -172,39 +138,31 @@ def as_line(value: Any, *, is_tight: bool = True) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-@st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    """A frame, most of the time: whole, cut, with bytes changed, or several in one."""
-    line = as_line(draw(frames(is_json=False)), is_tight=draw(st.booleans()))
-    for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(line)))
-        end = min(len(line), place + draw(st.integers(0, 6)))
-        line = (
-            line[:place] + draw(st.one_of(st.binary(max_size=4), st.just(line[:20]), st.just(b"[" * 2000))) + line[end:]
-        )
-    return line
-
-
 def test_whatever_an_agent_says_has_a_meaning_and_never_raises() -> None:
-    def check(line: bytes) -> None:
-        for meaning in (claude_reading.read(line), claude_reading.read_head(line[: len(line) // 2 + 1])):
-            assert meaning is None or isinstance(meaning, Meaning), meaning
-        updates = claude_updates.project(line)
-        # What is shown of it is stored and sent: it must be JSON.
-        json.dumps(updates)
+    def check(seed: int) -> None:
+        making = Making(seed, is_json=False)
+        for line in (making.line() for _ in range(LINES_EACH)):
+            try:
+                meanings = claude_reading.read(line), claude_reading.read_head(line[: len(line) // 2 + 1])
+                # What is shown of it is stored and sent: it must be JSON.
+                json.dumps(claude_updates.project(line))
+            except Exception as exc:
+                exc.add_note(repr(line))
+                raise
+            assert all(meaning is None or isinstance(meaning, Meaning) for meaning in meanings), line
 
-    assert for_a_while(check, damaged())
+    assert for_a_while(check, SEEDS)
 
 
 def test_the_order_of_names_means_nothing() -> None:
-    def check(case: tuple[dict[str, Any], int]) -> None:
-        frame, order = case
-        if frame["type"] == "stream_event":
-            return  # Known by a word in it, wherever that stands.
-        one, other = (claude_reading.read(as_line(each)) for each in (frame, shuffled([*frame.items()], order)))
-        assert repr(one) == repr(other)
+    def check(seed: int) -> None:
+        making = Making(seed, is_json=True)
+        for frame in (making.frame() for _ in range(LINES_EACH)):
+            if frame["type"] != "stream_event":  # Known by a word in it, wherever that stands.
+                one, other = as_line(frame), as_line(making.shuffled(frame))
+                assert repr(claude_reading.read(one)) == repr(claude_reading.read(other)), (one, other)
 
-    assert for_a_while(check, st.tuples(frames(is_json=True), st.integers(0, 1000)))
+    assert for_a_while(check, SEEDS)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------

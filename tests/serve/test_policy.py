@@ -194,7 +194,11 @@ async def test_a_session_of_another_program_in_the_same_store_is_not_started_by_
         relative = (await host.open("claude", command=["./evil"], name="relative", cwd=tmp_path)).id
         elsewhere = (await host.open("claude", command=fake_agent.command(), cwd=tmp_path)).id
         inside = (await host.open("claude", command=fake_agent.command(), cwd=_made(tmp_path / "root"))).id
-    settings = {"programs": [FAKE, "true"], "roots": [str(tmp_path / "root")], "store": f"sqlite:{store}"}
+    settings: dict[str, Any] = {
+        "programs": [FAKE, "true"],
+        "roots": [str(tmp_path / "root")],
+        "store": f"sqlite:{store}",
+    }
     with Served(tmp_path / "server", **settings) as served:
         for session in (other, relative, "other", elsewhere):
             answer = served.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "hello"})

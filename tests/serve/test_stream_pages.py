@@ -52,12 +52,19 @@ class Reader:
         self._received.status = 200
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.came = asyncio.Event()
+        self._running: asyncio.Task[None] | asyncio.Future[None] = self.lost
 
     @property
     def messages(self) -> list[Message]:
         return self._received.messages
 
-    async def run(self) -> None:
+    def start(self) -> asyncio.Task[None]:
+        """Whoever waits for more is woken by its end, too."""
+        task = self._running = asyncio.ensure_future(self._run())
+        task.add_done_callback(lambda _: self.came.set())
+        return task
+
+    async def _run(self) -> None:
         scope = {
             "type": "http",
             "method": "GET",
@@ -77,6 +84,7 @@ class Reader:
     async def until(self, seq: int) -> None:
         """Live, and so far."""
         while not (any(map(is_live, self.messages)) and sum(m.id is not None for m in self.messages) >= seq):
+            assert not self._running.done(), "the stream has ended"
             self.came.clear()
             await self.came.wait()
 
@@ -104,13 +112,11 @@ async def test_what_many_follow_is_encoded_once(is_many: bool) -> None:
         session = await host.open("claude", command=fake_agent.command())
         await (await session.ask("@@stream 600 0 漢")).outcome()
         streams = streams_of()
-        readers = [
-            Reader(streams, CountedMany(host, None, raw=False), None, "many")
-            if is_many
-            else Reader(streams, Counted(session, raw=False), Cursor(0, None), "session")
-            for _ in range(FOLLOWERS)
-        ]
-        running = [asyncio.ensure_future(reader.run()) for reader in readers]
+        readers: list[Reader] = []
+        for _ in range(FOLLOWERS):
+            source = CountedMany(host, None, raw=False) if is_many else Counted(session, raw=False)
+            readers.append(Reader(streams, source, await source.begin(None), "many" if is_many else "session"))
+        running = [reader.start() for reader in readers]
         count = await last_seq(session)
         await asyncio.gather(*(reader.until(count) for reader in readers))
         # And as it goes on.
@@ -144,7 +150,7 @@ async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
             ended.append("cancelled")
             raise
         ended.append("made")
-        return Page((b"x",), 1, 1)
+        return Page(b"x", 1, 1)
 
     with pages.at("here", make) as first:
         with pages.at("here", make) as second:
@@ -158,7 +164,7 @@ async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
     with pages.at("here", make) as third:
         await asyncio.sleep(0)
         go_on.set()
-        assert (await third).pieces == (b"x",)
+        assert (await third).data == b"x"
     # And who comes a moment later finds it.
     with pages.at("here", make) as fourth:
         assert fourth is third
@@ -171,10 +177,10 @@ async def test_pages_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = Pages[int]()
 
     async def make() -> Page[int]:
-        return Page((bytes(1 << 20),), 1, 1)
+        return Page(bytes(1 << 20), 1, 1)
 
     def kept() -> int:
-        return sum(made[1].task.result().bytes for made in pages._made.values())  # pyright: ignore[reportPrivateUsage]
+        return sum(len(made[1].task.result().data) for made in pages._made.values())  # pyright: ignore[reportPrivateUsage]
 
     for number in range(40):
         with pages.at(number, make) as task:

@@ -5,7 +5,8 @@ the middle of an event, it falls silent, the server says that it goes), the next
 dense, so this need not be believed: an event that was given before is dropped, and one that would leave a hole is not
 given; the reader comes back for what is between.
 
-A server that cannot be reached is looked for again, with pauses that grow up to a bound, and not for ever.
+A server that cannot be reached is looked for again, with pauses that grow up to a bound, and not for ever. So is one
+that answers and lets go before it has said anything new.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SILENCE_SECONDS_MAX = 45.0
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.1, 5.0
 # So long a server may be gone: long enough for a restart that finishes what runs.
 GONE_SECONDS_MAX = 300.0
+# A connection without an event is as good as one with, if it was there for so long: the session was quiet.
+HELD_SECONDS_MIN = 5.0
 READ_BYTES_MAX = 65536
 # "Not now": too many streams, a server behind a proxy that is starting, or one that is going. Any other no is final.
 _NOT_NOW = (429, 502, 503, 504)
@@ -67,22 +70,30 @@ class Follower:
         also by a server that goes, may be opened again.
 
         Raises `Problem` if the server says no (the session was deleted, perhaps), and `NoServer` if it is not there at
-        first, or stays away too long.
+        first, or stays away or says nothing for too long.
         """
         tries = 0
+        # The end of the last connection that was worth something.
         gone_since: float | None = None
         was_there = False
         while True:
+            began, is_alive = time.monotonic(), False
             try:
                 with contextlib.closing(self._connection()) as events:
                     for event in events:
-                        was_there, tries, gone_since = True, 0, None
+                        was_there = is_alive = True
                         if event is not None:
+                            tries, gone_since = 0, None
                             yield event
+                # An end is no error; to do nothing else, each time, is one.
+                raise Lost("the server ends each connection before it says anything", hint="its log may say why")
             except (NoServer, Problem) as exc:
+                now = time.monotonic()
                 was_there = was_there or isinstance(exc, Lost)
-                gone_since = time.monotonic() if gone_since is None else gone_since
-                if not was_there or not _may_pass(exc) or time.monotonic() - gone_since > GONE_SECONDS_MAX:
+                if is_alive and now - began >= HELD_SECONDS_MIN:
+                    tries, gone_since = 0, None
+                gone_since = now if gone_since is None else gone_since
+                if not was_there or not _may_pass(exc) or now - gone_since > GONE_SECONDS_MAX:
                     raise
                 if isinstance(exc, Problem):
                     self._asks_pause = exc.retry_seconds

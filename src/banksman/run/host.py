@@ -206,11 +206,12 @@ class Host(Starter):
         `NotOwner` if a live host elsewhere has it. Of a host that is closed: one that it had."""
         return self._own_sessions().find(id_or_name)
 
-    def sessions(self) -> list[Session]:
-        """Every session of the store, whoever has it, oldest first. Of a host that is closed: those that it had."""
+    def sessions(self, after: str | None = None, *, limit: int | None = None) -> list[Session]:
+        """Every session of the store, whoever has it, oldest first; or so many after the one of this id. Of a host that
+        is closed: those that it had."""
         if self._is_closing and self._sessions is None:
             return []
-        return self._own_sessions().all()
+        return self._own_sessions().all(after, limit)
 
     async def delete(self, session: Session | str) -> None:
         """Forget a session for good, with all its history; one that is open here is closed first. `NotOwner` if a live
@@ -265,6 +266,20 @@ class Host(Starter):
 
         Cancelling only stops the waiting: the draining goes on.
         """
+        self._finish_nowait(timeout)
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._finish_and_close())
+        await asyncio.shield(self._draining)
+
+    async def finish(self, *, timeout: float | None = None) -> None:
+        """The same, but for the closing: nothing runs any more, and what was said can still be read.
+
+        Cancelling only stops the waiting.
+        """
+        self._finish_nowait(timeout)
+        await self._wait_finished()
+
+    def _finish_nowait(self, timeout: float | None) -> None:
         self._bind()
         if timeout is not None:
             check_seconds("timeout", timeout)
@@ -277,19 +292,17 @@ class Host(Starter):
         if seconds is not None:
             # Neither it nor the draining is the caller's: of several deadlines the first one counts.
             self._deadlines.append(loop.call_later(seconds, self._stop_all))
-        if self._draining is None:
-            self._draining = loop.create_task(self._finish_and_close())
-        await asyncio.shield(self._draining)
 
     async def _finish_and_close(self) -> None:
-        try:
-            for session in self._our_sessions():
-                await session.wait_closed()
-            await self._shelf.wait_empty()
-        finally:
-            for deadline in self._deadlines:
-                deadline.cancel()
+        await self._wait_finished()
         await self.close()
+
+    async def _wait_finished(self) -> None:
+        for session in self._our_sessions():
+            await session.wait_closed()
+        await self._shelf.wait_empty()
+        for deadline in self._deadlines:
+            deadline.cancel()
 
     def _open_no_more(self) -> None:
         if self._sessions is not None:

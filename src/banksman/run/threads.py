@@ -284,14 +284,19 @@ class Host(Face[AsyncHost]):
         self._bridge.call(functools.partial(self._inner.drain, timeout=timeout), Manner.FOLLOWS)
         self.close()
 
+    def finish(self, *, timeout: float | None = None) -> None:
+        """Take nothing new and finish what runs; what was said can still be read."""
+        self._bridge.call(functools.partial(self._inner.finish, timeout=timeout), Manner.FOLLOWS)
+
     # -- sessions ----------------------------------------------------------------------------------------------------
     def session(self, id_or_name: str) -> Session:
         """Any session of the store, by its id or its name. The first ask claims it."""
         return Session(self._bridge, self._bridge.look(functools.partial(self._inner.session, id_or_name)))
 
-    def sessions(self) -> list[Session]:
-        """Every session of the store, whoever has it, oldest first."""
-        return [Session(self._bridge, found) for found in self._bridge.look(self._inner.sessions)]
+    def sessions(self, after: str | None = None, *, limit: int | None = None) -> list[Session]:
+        """Every session of the store, whoever has it, oldest first; or so many after the one of this id."""
+        look = functools.partial(self._inner.sessions, after, limit=limit)
+        return [Session(self._bridge, found) for found in self._bridge.look(look)]
 
     open = blocking_as(Session, AsyncHost.open, undo=_close_unused)
 

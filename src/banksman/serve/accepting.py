@@ -44,23 +44,23 @@ class Acceptor:
         self._connection = connection
         self._connections_max = connections_max()
         self._count = 0
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._was_full = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_listening = False
         self._is_closed = False
 
     def start(self) -> None:
-        self._listener.listen(BACKLOG)
         self._listen()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nobody more. Who waits in the kernel is let go when the socket is closed."""
         self._is_closed = True
         self._pause()
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)  # A step or two each: nothing of it waits for the client.
 
     def _listen(self) -> None:
         self._timer = None
@@ -76,7 +76,9 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(ACCEPTS_AT_ONCE_MAX):
             if self._count >= self._connections_max:
-                log.warning("! %d connections are open, and there is no room for more", self._count)
+                if not self._was_full:
+                    log.warning("! %d connections are open, and there is no room for more", self._count)
+                self._was_full = True
                 self._pause()  # Until somebody goes.
                 return
             try:
@@ -94,16 +96,25 @@ class Acceptor:
 
     def _take_in(self, peer: socket.socket) -> None:
         peer.setblocking(False)
-        connection = self._connection()
         self._count += 1
-        connection.lost.add_done_callback(self._on_lost)
-        task: asyncio.Task[object] = self._loop.create_task(
-            self._loop.connect_accepted_socket(lambda: connection, peer)
-        )
+        task = self._loop.create_task(self._connect(peer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _on_lost(self, _: object) -> None:
+    async def _connect(self, peer: socket.socket) -> None:
+        connection = self._connection()
+        try:
+            await self._loop.connect_accepted_socket(lambda: connection, peer)
+        except OSError as exc:
+            log.warning("! somebody who came in was lost at once: %s", exc)
+            peer.close()
+            self._on_lost()
+        else:
+            connection.lost.add_done_callback(lambda _: self._on_lost())
+
+    def _on_lost(self) -> None:
         self._count -= 1
+        # Said again only when there was room for a while in between.
+        self._was_full = self._was_full and self._count > self._connections_max * 3 // 4
         if self._timer is None:
             self._listen()

@@ -13,7 +13,7 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from banksman import Command
+from banksman import Command, Piece
 from banksman.serve import messages
 from banksman.serve.context import Context
 from banksman.serve.messages import WAIT_SECONDS_MAX
@@ -68,23 +68,23 @@ async def read(call: Call) -> Answer:
     query: messages.ReadOutput = call.query
     _one_of("encoding", query.encoding, "text", "base64")
     limit = min(query.limit, OUTPUT_BYTES_MAX)
-    try:
+    piece = Piece(b"", query.after, 0, is_end=False)
+    # Nothing came in time: that is an answer, too.
+    with suppress(TimeoutError):
         async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
             piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
-    except TimeoutError:
-        # Nothing came, and that is an answer.
-        none = {"base64": ""} if query.encoding == "base64" else {"text": ""}
-        return Answer(messages.OutputPiece(query.after, 0, False, **none))
+            if query.encoding == "text" and not piece.is_end and _cut(piece.data) == len(piece.data) < limit:
+                # The beginning of a character, and nothing else: what belongs to it is waited for.
+                await command.read(after=piece.next, stream=query.stream)
+                piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
     if query.encoding == "base64":
         data = base64.b64encode(piece.data).decode()
         return Answer(messages.OutputPiece(piece.next, piece.missed, piece.is_end, base64=data))
-    # A character that is not all there yet is left for the next piece.
-    whole = piece.data if piece.is_end else piece.data[: len(piece.data) - _cut(piece.data)]
-    if not whole:
-        whole = piece.data
-    text = whole.decode(errors="replace")
+    # A character that is not all there yet is left for the next piece; unless that is all that may be had.
+    cut = 0 if piece.is_end or len(piece.data) >= limit == _cut(piece.data) else _cut(piece.data)
+    whole = piece.data[: len(piece.data) - cut]
     return Answer(
-        messages.OutputPiece(piece.next - len(piece.data) + len(whole), piece.missed, piece.is_end, text=text)
+        messages.OutputPiece(piece.next - cut, piece.missed, piece.is_end, text=whole.decode(errors="replace"))
     )
 
 
@@ -223,6 +223,8 @@ ROUTES = (
         summary="Where a command stands, and how it ended.",
         query=messages.WaitFor,
         answer=messages.Command,
+        problems=(409,),
+        waits=True,
     ),
     Route(
         method="GET",
@@ -231,7 +233,8 @@ ROUTES = (
         summary="Its output from a byte on.",
         query=messages.ReadOutput,
         answer=messages.OutputPiece,
-        problems=(422,),
+        problems=(409, 422),
+        waits=True,
     ),
     Route(
         method="GET",
@@ -240,7 +243,8 @@ ROUTES = (
         summary="Wait until its output matches a pattern.",
         query=messages.WatchOutput,
         answer=messages.Matched,
-        problems=(422,),
+        problems=(409, 422),
+        waits=True,
     ),
     Route(
         method="POST",
@@ -258,7 +262,7 @@ ROUTES = (
         summary="Send a signal to its leader, or its group.",
         body=messages.SendSignal,
         answer=messages.Command,
-        problems=(422,),
+        problems=(409, 422),
     ),
     Route(
         method="POST",
@@ -267,7 +271,7 @@ ROUTES = (
         summary="Give its terminal another size.",
         body=messages.Resize,
         answer=messages.Command,
-        problems=(422,),
+        problems=(409, 422),
     ),
     Route(
         method="POST",
@@ -276,5 +280,6 @@ ROUTES = (
         summary="End it, and all that it started; answered when it is over.",
         body=messages.StopCommand,
         answer=messages.Command,
+        problems=(409,),
     ),
 )

@@ -16,8 +16,9 @@ what only reads must not say that another site began it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -27,21 +28,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from banksman.serve import token as tokens
 from banksman.serve.problems import Problem
 
-LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "[::1]"))
+LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
 # A name or an address, and perhaps a port.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 COOKIE_SECONDS = 30 * 24 * 3600
 
 
 class Door:
-    """In front of everything. `open_paths`: what is shown to everybody who asks for it by our name."""
+    """In front of everything. `is_open`: which paths are shown to everybody who asks for them by our name."""
 
     def __init__(
         self, app: ASGIApp, *, token: str, port: int, names: Collection[str], is_open: Callable[[str], bool]
     ) -> None:
         self._app = app
         self._token = token
-        self._names = LOOPBACK_NAMES | {name.lower() for name in names}
+        self._names = LOOPBACK_NAMES | {plain(name) for name in names}
         self._is_open = is_open
         # Cookies do not know ports: two servers of one machine must not take each other's away.
         self.cookie_name = f"banksman-{port}"
@@ -82,7 +83,7 @@ class Door:
         hosts = headers.getlist("host")
         host = hosts[0].lower() if len(hosts) == 1 else ""
         match = _HOST.fullmatch(host)
-        if match is None or match[1] not in self._names:
+        if match is None or plain(match[1]) not in self._names:
             hint = "use 127.0.0.1 or localhost, or name the proxy's host in the settings (hosts = […])"
             raise Problem(403, "ForeignHost", "this server is not known by that name", hint=hint)
         return host
@@ -101,6 +102,7 @@ class Door:
 
     @staticmethod
     def _check_page(method: str, headers: Headers, *, is_ours: bool) -> None:
+        # A HEAD changes as little as a GET, and comes from a browser in the same way.
         if method in ("GET", "HEAD"):
             # A browser sends no origin with a GET of our own page, but says who began it.
             if headers.get("sec-fetch-site", "same-origin") in ("cross-site", "same-site"):
@@ -124,5 +126,12 @@ class Door:
         }
 
 
+def plain(name: str) -> str:
+    """A host's name or address, written in the one way in which it is compared."""
+    try:
+        return str(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        return name.lower()
+
+
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="banksman"'}
-Handler = Callable[..., Awaitable[Any]]

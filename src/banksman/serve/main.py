@@ -11,13 +11,15 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from banksman import Host, raise_fd_limit
-from banksman.errors import BanksmanError
+from banksman.errors import BanksmanError, UsageError
 from banksman.serve import adopted, app, logs, notify, stacks, whereabouts
 from banksman.serve import server as servers
 from banksman.serve import token as tokens
@@ -31,7 +33,7 @@ from banksman.serve.streams.pages import Pages
 log = logging.getLogger("banksman.serve")
 
 # What is begun with the server, and ends with it.
-Then = Callable[[Host, str], Awaitable[None]]
+Then = Callable[[Host, str], Coroutine[Any, Any, None]]
 
 
 def run(settings: Settings, then: Then | None = None) -> int:
@@ -41,7 +43,8 @@ def run(settings: Settings, then: Then | None = None) -> int:
         return asyncio.run(_run(settings, then))
     except BanksmanError as exc:
         print(f"banksman: {exc}", file=sys.stderr)
-        return 2
+        # What the caller must change does not get right by being tried again; the rest may.
+        return 2 if isinstance(exc, UsageError) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -49,49 +52,54 @@ def run(settings: Settings, then: Then | None = None) -> int:
 async def _run(settings: Settings, then: Then | None) -> int:
     loop = asyncio.get_running_loop()
     notifier = notify.take()
-    token_path = tokens.default_path() if settings.token_file is None else Path(settings.token_file)
-    listener = servers.bind(settings)
-    try:
-        token = tokens.load_or_make(token_path) if settings.token is None else settings.token
-        port = int(listener.getsockname()[1])
-        logs.configure(
-            settings.log_format, settings.log_level, [token, tokens.cookie_of(token, port), *settings.secrets]
-        )
+    with closing(servers.bind(settings)) as listener:
+        token = settings.token or tokens.load_or_make(_token_path(settings))
+        cookie = tokens.cookie_of(token, servers.port_of(listener))
+        logs.configure(settings.log_format, settings.log_level, [token, cookie, *settings.secrets])
         raise_fd_limit()
-        ending = Ending(settings.drain_seconds)
         stacks.install(loop)
         adopted.install(loop)
-        policy = Policy(settings)
-        url = servers.url_of(listener)
-        async with Host(
-            _store(settings),
-            secrets=[token, *settings.secrets],
-            processes_max=settings.processes_max,
-            address=url,
-            permit=policy.reopen,
-            user_helper=settings.user_helper,
-        ) as host:
-            context = _context(host, settings, policy, ending)
-            server = servers.Server(app.make(context, token=token, port=port), listener, settings, context.streams)
-            server.start()
-            # Where clients look, wherever the token is.
-            folder = tokens.default_path().parent
-            whereabouts.announce(folder, url)
-            try:
+        try:
+            await _serve(settings, listener, token, notifier, then)
+        finally:
+            stacks.uninstall(loop)
+    return 0
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, token: str, notifier: notify.Notifier, then: Then | None
+) -> None:
+    url = servers.url_of(listener)
+    policy = Policy(settings)
+    ending = Ending(settings.drain_seconds)
+    async with Host(
+        _store(settings),
+        secrets=[token, *settings.secrets],
+        processes_max=settings.processes_max,
+        address=url,
+        permit=policy.reopen,
+        user_helper=settings.user_helper,
+    ) as host:
+        context = _context(host, settings, policy, ending)
+        application = app.make(context, token=token, port=servers.port_of(listener))
+        server = servers.Server(application, listener, settings, context.streams)
+        server.start()
+        try:
+            with _announced(url):
                 _tell(url, token)
                 notifier.ready(url)
-                async with _beating(notifier):
-                    await _until_told(host, url, ending, then)
+                async with _beating(notifier), _beside(host.take_up(), *([then(host, url)] if then else [])):
+                    await asyncio.shield(ending.asked)
                     context.streams.is_ending = True
                     notifier.stopping()
-                    await ending.drain(host)
-            finally:
-                whereabouts.withdraw(folder)
-                await server.close()
-    finally:
-        stacks.uninstall(loop)
-        listener.close()
-    return 0
+                await ending.finish(host)
+        finally:
+            # Those who read first, while there is something to read; then the log, with the host.
+            await server.close()
+
+
+def _token_path(settings: Settings) -> Path:
+    return tokens.default_path() if settings.token_file is None else Path(settings.token_file)
 
 
 def _context(host: Host, settings: Settings, policy: Policy, ending: Ending) -> Context:
@@ -134,20 +142,40 @@ def _is_journal() -> bool:
     return (device, inode) == (str(stat.st_dev), str(stat.st_ino))
 
 
-async def _until_told(host: Host, url: str, ending: Ending, then: Then | None) -> None:
-    # What an earlier server accepted and could not come to: nobody else knows that it is still to be done.
-    beside = [asyncio.ensure_future(host.take_up())]
-    if then is not None:
-        beside.append(asyncio.ensure_future(then(host, url)))
+@contextmanager
+def _announced(url: str) -> Generator[None]:
+    """Clients of this user find us in the state folder. A server can do without them."""
     try:
-        await asyncio.shield(ending.asked)
+        folder = tokens.default_path().parent
+        whereabouts.announce(folder, url)
+    except (BanksmanError, OSError) as exc:
+        log.warning("! clients must be told where we are (--url): %s", exc)
+        yield
+        return
+    try:
+        yield
     finally:
-        for task in beside:
+        whereabouts.withdraw(folder)
+
+
+@asynccontextmanager
+async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    """What is begun with the server, and ends with it. `Host.take_up` is: what an earlier server accepted and could not
+    come to, nobody else knows of."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    for task in tasks:
+        task.add_done_callback(_note_failure)
+    try:
+        yield
+    finally:
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(beside)
-        for task in beside:
-            if not task.cancelled() and (exc := task.exception()) is not None:
-                log.error("! what was begun with the server has failed: %s", exc)
+        await asyncio.wait(tasks)
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (exc := task.exception()) is not None:
+        log.error("! what was begun with the server has failed: %s", exc)
 
 
 @asynccontextmanager
@@ -196,9 +224,10 @@ class Ending:
             log.info("x %s again: what runs is stopped", signal.Signals(number).name)
             self._now.set_result(None)
 
-    async def drain(self, host: Host) -> None:
-        draining = asyncio.ensure_future(host.drain(timeout=self._seconds))
-        await asyncio.wait((draining, self._now), return_when=asyncio.FIRST_COMPLETED)
-        if not draining.done():
-            await host.close()
-        await draining
+    async def finish(self, host: Host) -> None:
+        """Until nothing runs any more: by itself, by the deadline, or because somebody would not wait."""
+        finishing = asyncio.ensure_future(host.finish(timeout=self._seconds))
+        await asyncio.wait((finishing, self._now), return_when=asyncio.FIRST_COMPLETED)
+        if not finishing.done():
+            await host.finish(timeout=0)
+        await finishing

@@ -27,7 +27,7 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     """What a client sends."""
 
 
-class Query(Struct, kw_only=True):
+class Query(Struct, forbid_unknown_fields=True, kw_only=True):
     """What a client asks for in the URL."""
 
 

@@ -53,7 +53,7 @@ class Once:
                 raise Problem(422, "KeyUsed", "this Idempotency-Key came with another body before", hint=hint)
             # Whoever did it may have failed, or have been cancelled: then it is our turn, or of who comes before us.
             await asyncio.wait((entry.answer,))
-            if not entry.answer.cancelled() and entry.answer.exception() is None:
+            if not entry.answer.cancelled():
                 if is_still_so(entry.answer.result()):
                     return entry.answer.result()
                 if self._entries.get((place, key)) is entry:
@@ -61,22 +61,23 @@ class Once:
         return await self._do(place, key, fingerprint, do)
 
     async def _do(self, place: str, key: str, fingerprint: bytes, do: Callable[[], Awaitable[Answer]]) -> Answer:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._entries[place, key] = _Entry(fingerprint, answer)
+        assert (place, key) not in self._entries, "it would be done twice"
+        entry = _Entry(fingerprint, asyncio.get_running_loop().create_future())
+        self._entries[place, key] = entry
         self._forget_oldest()
         try:
-            answer.set_result(await do())
-            return answer.result()
-        except BaseException as exc:
-            self._entries.pop((place, key), None)
-            answer.set_exception(exc) if isinstance(exc, Exception) else answer.cancel()
-            if not answer.cancelled():
-                answer.exception()  # Those who wait look at it; if nobody does, it was told here.
-            raise
+            entry.answer.set_result(await do())
+            return entry.answer.result()
+        finally:
+            if not entry.answer.done():
+                entry.answer.cancel()  # Who waits for it tries it itself.
+                del self._entries[place, key]
 
     def _forget_oldest(self) -> None:
-        while len(self._entries) > KEYS_MAX:
-            self._entries.popitem(last=False)
+        """Not those that are being done: each is a request that is open, and they are bounded by the connections."""
+        for place, entry in list(self._entries.items())[: max(0, len(self._entries) - KEYS_MAX)]:
+            if entry.answer.done():
+                del self._entries[place]
 
 
 def session_id(key: str) -> str:

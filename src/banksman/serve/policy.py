@@ -8,6 +8,7 @@ own affair.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -18,6 +19,8 @@ from banksman.errors import UsageError
 from banksman.serve.problems import Problem
 from banksman.serve.settings import Settings
 
+log = logging.getLogger("banksman.serve")
+
 
 class Policy:
     def __init__(self, settings: Settings) -> None:
@@ -25,8 +28,14 @@ class Policy:
         self._env = frozenset(settings.env)
         self._allowed: list[list[str]] | None = None
         if settings.programs is not None:
-            entries = [[entry] if isinstance(entry, str) else list(entry) for entry in settings.programs]
-            self._allowed = [[resolved, *entry[1:]] for entry in entries if entry and (resolved := _resolve(entry[0]))]
+            self._allowed = []
+            for entry in settings.programs:
+                program, *words = [entry] if isinstance(entry, str) else entry
+                resolved = _resolve(program)
+                if resolved is None:
+                    log.warning("! programs names %r, and there is no such program: nobody can start it", program)
+                else:
+                    self._allowed.append([resolved, *words])
 
     def command(self, words: Sequence[str]) -> list[str]:
         """These words as they may be started."""

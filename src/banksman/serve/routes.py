@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -29,6 +29,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 B = TypeVar("B", bound=Body)
 Q = TypeVar("Q", bound=Query)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,14 @@ class Answer:
         return Response(data, self.status, dict(self.headers), self.media_type)
 
 
-Handle = Callable[[Call], Awaitable[Answer | Response | Asgi]]
+Handle = Callable[[Call], Coroutine[Any, Any, Answer | Response | Asgi]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """`problems`: the statuses it may answer besides those that every route may. `streams`: the media types that it
-    answers without end, if `Accept` asks for one. `has_key`: it takes an `Idempotency-Key`."""
+    answers without end, if `Accept` asks for one. `has_key`: it takes an `Idempotency-Key`. `waits`: it changes nothing
+    and may take long, which is not for a client that is gone."""
 
     method: str
     path: str
@@ -81,6 +83,7 @@ class Route:
     problems: Sequence[int] = ()
     streams: Sequence[str] = ()
     has_key: bool = False
+    waits: bool = False
     is_open: bool = False
     media_type: str = "application/json"
 
@@ -106,7 +109,8 @@ class Endpoint:
                 raise Problem(
                     405, "WrongMethod", f"there is no {method} here", hint=hint, headers={"Allow": self._allow}
                 )
-            response = await route.handle(await self._taken_apart(route, request))
+            call = await self._taken_apart(route, request)
+            response = await (_while_there(route.handle(call), request) if route.waits else route.handle(call))
         except Problem as problem:
             response = problem.response()
         except BanksmanError as exc:
@@ -164,6 +168,21 @@ class Endpoint:
         except TimeoutError as exc:
             raise Problem(408, "TooSlow", f"a body takes at most {BODY_SECONDS_MAX:g} s") from exc
         return b"".join(pieces)
+
+
+async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:
+    """For as long as the client is. Nobody else would end what waits for it: a search, say, that is a process."""
+    lost: asyncio.Future[None] = request.state.connection.lost
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, lost), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    if task.cancelled():
+        raise ClientDisconnect
+    return task.result()
 
 
 def _query(kind: type[Q], request: Request) -> Q:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from banksman.errors import MachineError, UsageError
-from banksman.serve.accepting import Acceptor
+from banksman.serve.accepting import BACKLOG, Acceptor
 from banksman.serve.settings import Settings
 from banksman.serve.streams.follower import Streams
 from banksman.serve.wire import Connection, config_for
@@ -32,17 +32,23 @@ def bind(settings: Settings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.bind, settings.port))
+        # Now, because of two that start at once the second is told only here.
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as exc:
         listener.close()
         where = f"{settings.bind}:{settings.port}"
         if exc.errno == errno.EADDRINUSE:
             hint = "end the server that is there, or take another --port (0: any that is free)"
-            raise UsageError(f"{where} is taken", hint=hint) from exc
+            raise MachineError(f"{where} is taken", number=exc.errno, hint=hint) from exc
         if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
             raise MachineError(f"cannot listen at {where}: {exc.strerror}", number=exc.errno) from exc
         raise UsageError(f"cannot listen at {where}: {exc.strerror or exc}", hint="another --bind or --port") from exc
     return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
 
 
 def url_of(listener: socket.socket) -> str:
@@ -77,7 +83,7 @@ class Server:
 
     async def close(self) -> None:
         """Take nobody new, tell those who follow to come back, answer what was asked, and cut off who is left."""
-        self._acceptor.close()
+        await self._acceptor.close()
         if not self._streams.closing.done():
             self._streams.closing.set_result(None)
         connections: list[Any] = list(self._state.connections)
@@ -93,4 +99,5 @@ class Server:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        assert not self._state.connections, "what is left of a connection is left for ever"
         await self._streams.pages.close()

@@ -14,7 +14,6 @@ from banksman.serve import messages, tree
 from banksman.serve.context import Context
 from banksman.serve.messages import SESSIONS_MAX
 from banksman.serve.once import session_id
-from banksman.serve.problems import Problem
 from banksman.serve.routes import Answer, Call, Route
 
 
@@ -62,15 +61,12 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
 async def list_sessions(call: Call) -> Answer:
     """Oldest first. The next page begins after the last one of this."""
     query: messages.ListSessions = call.query
-    found = call.context.host.sessions()
-    if query.after is not None:
-        places = [place for place, session in enumerate(found) if query.after in (session.id, session.name)]
-        if not places:
-            raise Problem(404, "NotFound", "there is no such session to go on after", hint="begin again without after")
-        found = found[places[0] + 1 :]
-    page = found[: min(query.limit, SESSIONS_MAX)]
-    following = page[-1].id if len(page) < len(found) else None
-    return Answer(messages.Sessions([shown(session.status(), session) for session in page], following))
+    limit = min(query.limit, SESSIONS_MAX)
+    after = None if query.after is None else call.context.session(query.after).id
+    # One more than is shown tells whether there is a next page.
+    found = call.context.host.sessions(after, limit=limit + 1)
+    following = found[limit - 1].id if len(found) > limit else None
+    return Answer(messages.Sessions([shown(session.status(), session) for session in found[:limit]], following))
 
 
 async def look(call: Call) -> Answer:
@@ -115,6 +111,7 @@ async def close(call: Call) -> Answer:
     query: messages.DeleteSession = call.query
     if query.forget:
         await call.context.host.delete(session)
+        call.context.streams.pages.clear()
         return Answer(status=204)
     await session.close()
     return Answer(shown(await session.look(), session))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ import msgspec
 from banksman.errors import UsageError
 
 PORT = 4380
+_TOKEN = re.compile(r"[!-~]{8,4096}")
+_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
 Program = str | list[str]
 
 
@@ -68,10 +71,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise UsageError(f"there is no log_format {self.log_format!r}", hint='"text" or "json"')
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise UsageError(f"there is no log_level {self.log_level!r}", hint='"debug", "info", "warning" or "error"')
-        if self.token is not None and not (
-            8 <= len(self.token) <= 4096 and self.token.isascii() and self.token.isprintable()
-        ):
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
             raise UsageError("that cannot be a token", hint="8 visible ASCII characters or more")
+        if any(not entry or not entry[0] for entry in self.programs or ()):
+            raise UsageError("programs holds an empty one", hint="a program's name, or the words of a command")
+        for name in self.hosts:
+            if not _NAME.fullmatch(name):
+                raise UsageError(f"{name!r:.60} cannot be in hosts", hint="a name or an address, without a port")
         if not self.allow_remote and not is_loopback(self.bind):
             raise UsageError(
                 f"{self.bind} can be reached from other machines, and whoever has the token can start anything here",

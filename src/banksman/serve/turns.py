@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from banksman import Outcome, Receipt
 from banksman.run.sessions.turn import Turn
@@ -39,11 +38,15 @@ async def look(call: Call) -> Answer:
     query: messages.WaitFor = call.query
     turn = await _turn(call)
     outcome: Outcome | None = None
-    with suppress(TimeoutError):
-        # Even of one that is over it is read from the log; that is no waiting.
-        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX) if str(turn.state) != "ended" else None):
+    try:
+        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
             outcome = await turn.outcome()
-    return Answer(messages.Turn(turn.id, str(turn.state), None if outcome is None else shown(outcome)))
+    except TimeoutError:
+        # It may have ended in this moment: then its outcome is a commit away, or a read of the log, and is told too.
+        if str(turn.state) == "ended":
+            outcome = await turn.outcome()
+    state = str(turn.state) if outcome is None else "ended"
+    return Answer(messages.Turn(turn.id, state, None if outcome is None else shown(outcome)))
 
 
 async def interrupt(call: Call) -> Answer:
@@ -122,6 +125,7 @@ ROUTES = (
         summary="Where a turn stands, and how it ended.",
         query=messages.WaitFor,
         answer=messages.Turn,
+        waits=True,
     ),
     Route(
         method="POST",

@@ -6,6 +6,9 @@ answers, a client that does not take what it is sent. The last is told by the so
 somebody reads, however slowly; if it stands still for `stall_seconds` the connection is cut off. What the kernel has
 taken and nobody acknowledges (a laptop that was closed, a cable that was pulled) is cut off by the kernel, after the
 same time.
+
+So a connection that is open is never only held: either a request of it runs, which has deadlines of its own, or one
+timer runs for what is awaited of the client. There is one place that says which (`_watch`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from banksman.serve.problems import MEDIA_TYPE, Problem
 
@@ -35,9 +38,18 @@ LINGER_SECONDS_MAX = 5.0
 # Requests that wait for the answers to those before them. Hardly anybody sends even one ahead.
 PIPELINED_MAX = 64
 # A connection that is kept for the next request.
-IDLE_SECONDS_MAX = 75
+IDLE_SECONDS_MAX = 75.0
 # What the kernel is given beyond what is on its way: the rest waits here, where it is seen that nobody takes it.
 UNSENT_BYTES_MAX = 128 << 10
+
+
+# For browsers: nothing is guessed, nothing is shown inside of another page, no address is told to others.
+HEADERS_FOR_BROWSERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 
 class Part(enum.Enum):
@@ -46,20 +58,31 @@ class Part(enum.Enum):
     BEGIN, HEAD, BODY = range(3)
 
 
+class Awaited(enum.Enum):
+    """What the client owes us, when no request of it runs."""
+
+    HEAD = "the head of a request"
+    REST = "the end of a body whose answer it has"
+    NEXT = "another request, or that it goes"
+
+
 class Connection(HttpToolsProtocol):
     """A client's connection. `lost` is done when it is gone, by whichever side."""
 
-    def __init__(self, *, stall_seconds: float, on_stall: Callable[[], None], **rest: Any) -> None:
+    def __init__(self, *, stall_seconds: float, on_stall: Callable[[bool], None], **rest: Any) -> None:
+        """`on_stall` is told of each that is cut off because it does not read, and whether that was a stream."""
         super().__init__(**rest)
         self.lost: asyncio.Future[None] = self.loop.create_future()
         self._stall_seconds = stall_seconds
         self._on_stall = on_stall
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._awaited: Awaited | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # The one that was started last. Those that were sent ahead of its answer wait in `pipeline`.
+        self._running: RequestResponseCycle | None = None
         self._head_bytes = 0
         self._fields_bytes = 0
-        self._linger_timer: asyncio.TimerHandle | None = None
         self._part = Part.BEGIN
         self._requests = 0
         self._has_said_something = False
@@ -73,11 +96,13 @@ class Connection(HttpToolsProtocol):
             milliseconds = max(1, int(self._stall_seconds * 1000))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
-        self._start_head_timer()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, TimeoutError):
+            self._on_stall(self._is_streaming)  # The kernel was the first to see it.
         super().connection_lost(exc)
-        for timer in (self._head_timer, self._linger_timer, self._stall_timer, self.timeout_keep_alive_task):
+        for timer in (self._timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
         if not self.lost.done():
@@ -87,14 +112,58 @@ class Connection(HttpToolsProtocol):
         """Cut it off, whatever is still to be sent."""
         self.transport.abort()
 
+    # -- what is awaited ---------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """Arm the timer for what is awaited now. If it is what was awaited before, the time for it runs on: who sends a
+        byte now and then does not win any.
+        """
+        if self.transport.is_closing():
+            return
+        awaited = self._what_is_awaited()
+        if awaited is not self._awaited:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._awaited = awaited
+            self._timer = None if awaited is None else self.loop.call_later(_seconds(awaited), self._on_late, awaited)
+        is_running = self._running is not None and not self._running.response_complete
+        assert (self._timer is None) == is_running, "a connection that nobody ends"
+
+    def _what_is_awaited(self) -> Awaited | None:
+        """None: nothing, a request runs. For what is sent ahead of its answer, which we may not even listen to, the
+        time begins afterwards.
+        """
+        newest: Any = self.cycle  # None before the first request, whatever its type says.
+        if newest is None:
+            return Awaited.HEAD
+        if not newest.response_complete:
+            return None
+        match self._part:
+            case Part.BEGIN:
+                return Awaited.NEXT
+            case Part.HEAD:
+                return Awaited.HEAD
+            case Part.BODY:
+                return Awaited.REST
+
+    def _on_late(self, awaited: Awaited) -> None:
+        assert awaited is self._awaited
+        # Browsers open connections that they may need later. Who asked nothing is told nothing.
+        if awaited is Awaited.HEAD and self._has_said_something and not self.transport.is_closing():
+            self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
+        else:
+            self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        assert self._running is None or self._running.response_complete, "two answers at once"
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     # -- the head of a request ---------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return  # Refused already. What it still sends is nothing to us.
         self._has_said_something = True
         before = self._requests
-        if self._part is not Part.BODY and self._head_timer is None:
-            self._start_head_timer()
         super().data_received(data)
         # Of a head that has not ended nothing may have been handed to us yet that could have been counted. If another
         # request ended in the same piece, it is counted from the next one on.
@@ -102,8 +171,7 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data) if self._requests == before else 0
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_too_large())
-            elif self._head_timer is None:
-                self._start_head_timer()
+        self._watch()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -127,29 +195,28 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._fields_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
         super().on_headers_complete()
         self._part = Part.BODY
         if len(self.pipeline) > PIPELINED_MAX:
-            raise self._remember(Problem(429, "TooManyAhead", f"at most {PIPELINED_MAX} requests are sent ahead"))
+            # It is cut off. An answer would be taken for the one to a request before it. To raise stops the parser.
+            self.abort()
+            raise ConnectionAbortedError
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._part = Part.BEGIN
         self._requests += 1
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._part is Part.BODY and not self.pipeline and not self.transport.is_closing():
-            self._linger_timer = self.loop.call_later(LINGER_SECONDS_MAX, self.transport.close)
+        # uvicorn's own timer for an idle connection knows nothing of bodies that go on.
+        self._unset_keepalive_if_required()
+        self._watch()
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not go on with: it is not HTTP, or we have stopped it."""
+        if self.transport.is_closing():
+            return
         hint = "send HTTP/1.1"
         self._refuse(self._refusal or Problem(400, "BadRequest", "this is not an HTTP request", hint=hint))
 
@@ -171,19 +238,16 @@ class Connection(HttpToolsProtocol):
             self.transport.close()  # It was answered already, and the rest of it is of no interest.
             return
         body = problem.body()
-        head = STATUS_LINE[problem.status] + b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (MEDIA_TYPE.encode(), len(body)) + body)
+        headers = (
+            *((name.lower().encode(), value.encode()) for name, value in problem.headers.items()),
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            *HEADERS_FOR_BROWSERS,
+        )
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[problem.status], lines, body))
         self.transport.close()
-
-    def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS_MAX, self._on_head_late)
-
-    def _on_head_late(self) -> None:
-        self._head_timer = None
-        if not self._has_said_something:
-            self.transport.close()  # Browsers open connections that they may need later. It asked nothing.
-        elif self._part is not Part.BODY and not self.transport.is_closing():
-            self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
 
     # -- a client that does not read ---------------------------------------------------------------------------------
     def pause_writing(self) -> None:
@@ -205,8 +269,26 @@ class Connection(HttpToolsProtocol):
             self._watch_stall()  # Slow, but it takes what it is sent.
             return
         self._stall_timer = None
-        self._on_stall()
         self.abort()
+        self._on_stall(self._is_streaming)
+
+    @property
+    def _is_streaming(self) -> bool:
+        """Whether the answer that is being sent is one whose length nobody knows: no other is sent in chunks."""
+        running = self._running
+        if running is None or not running.response_started or running.response_complete:
+            return False
+        return running.chunked_encoding is True
+
+
+def _seconds(awaited: Awaited) -> float:
+    match awaited:
+        case Awaited.HEAD:
+            return HEAD_SECONDS_MAX
+        case Awaited.REST:
+            return LINGER_SECONDS_MAX
+        case Awaited.NEXT:
+            return IDLE_SECONDS_MAX
 
 
 def _too_large() -> Problem:
@@ -226,7 +308,6 @@ def config_for(app: Any) -> Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=IDLE_SECONDS_MAX,
     )
     config.load()
     # What it would say there is said by us, or is no news: that a client spoke no HTTP, that a task was cancelled.

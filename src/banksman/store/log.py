@@ -231,8 +231,9 @@ class Log(Protocol):
         ...
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self) -> list[Known]:
-        """Every session of the store, oldest first."""
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+        """Every session of the store, oldest first; or those after the one of this id, so many at most. After one that
+        is not there: none."""
         ...
 
     def owned(self) -> list[tuple[Owner | None, int]]:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 import os
 import time
@@ -302,9 +303,14 @@ class MemoryLog:
             await self._wait(self._order_waiters, place)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
         self._check_open()
-        return [state.known(self._owner) for state in self._sessions.values()]
+        states = iter(self._sessions.values())
+        if after is not None:
+            for state in states:
+                if state.id == after:
+                    break
+        return [state.known(self._owner) for state in itertools.islice(states, limit)]
 
     def owned(self) -> list[tuple[Owner | None, int]]:
         self._check_open()

@@ -103,10 +103,6 @@ class Readers:
         await self._look_back(after, epoch)
         return await self._read(self._store.read(self._session, after, limit, project=self._project))
 
-    async def check(self, after: int, epoch: int | None) -> None:
-        """A reader wants to go on from here: `HistoryLost` if it cannot have been here."""
-        await self._look_back(after, epoch)
-
     async def wait_past(self, seq: int) -> None:
         """Until there is an event after this one. `StoreError`: there never will be one, for the log was closed or the
         session deleted."""

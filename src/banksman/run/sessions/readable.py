@@ -60,10 +60,20 @@ class Readable:
         epoch, seq = place_of(after)
         return await self._readers.page(seq, limit, epoch=epoch)
 
+    @property
+    def committed(self) -> int:
+        """The seq of the last event that is committed."""
+        return self._store.head(self.id).seq
+
+    @property
+    def created(self) -> float:
+        """When it was made. Another session of the same id, after this one was deleted, was made at another time."""
+        known = self._store.find(self.id)
+        return 0.0 if known is None else known.created
+
     async def head(self) -> str | None:
         """The cursor of the last event that is committed."""
-        last = self._store.head(self.id).seq
-        page = await self._readers.page(max(0, last - 1), 1)
+        page = await self._readers.page(max(0, self.committed - 1), 1)
         return page.events[0].cursor if page.events else None
 
     async def wait_past(self, seq: int) -> None:

@@ -23,6 +23,7 @@ from banksman.core.redaction import Redactor
 from banksman.core.session_facts import StartProcess
 from banksman.errors import BanksmanError, NameTaken, NotFound, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
+from banksman.run.sessions.abandoned import is_waited_in
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.cleaning import Cleaning
 from banksman.run.sessions.following import Readers
@@ -35,7 +36,6 @@ from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.recorded import opening_of
 from banksman.run.sessions.session import Session
 from banksman.run.sessions.totals import Totals
-from banksman.run.sessions.waking import is_waited_in
 from banksman.store.log import Known, Log, ManyPage
 
 log = logging.getLogger("banksman")
@@ -286,11 +286,11 @@ class Sessions:
             return self._handle(known)
         raise NotFound(f"there is no session {id_or_name!r}", hint="see sessions()")
 
-    def all(self) -> list[Session]:
-        """Every session of the store, oldest first; of one that is closed, those that we had."""
+    def all(self, after: str | None = None, limit: int | None = None) -> list[Session]:
+        """Every session of the store, oldest first, or a page of them; of one that is closed, those that we had."""
         if self._ends.done():
             return self.ours()
-        return [self._handle(known) for known in self.store.sessions()]
+        return [self._handle(known) for known in self.store.sessions(after, limit)]
 
     def ours(self) -> list[Session]:
         """Those that are open here, and those that were closed and are still kept, oldest first."""
@@ -352,7 +352,7 @@ class Sessions:
                 raise
 
     async def take_up(self) -> None:
-        """Go on with every session that nobody has, and in which somebody waits: see waking.py."""
+        """Go on with every session that nobody has, and in which somebody waits: see abandoned.py."""
         await self.settle()
         for known in self.store.sessions():
             try:

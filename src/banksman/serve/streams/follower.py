@@ -112,8 +112,10 @@ class Follower(Generic[Place]):
             except StoreError as exc:
                 # The session was deleted, or the log is closed or cannot be read: who comes back is told which.
                 return "closing" if self._streams.is_ending else exc.args[0]
+            if connection.lost.done():
+                return None
             if page is None:
-                return None if connection.lost.done() else "closing"
+                return "closing"
             await self._send_page(page, send)
             self._place = page.place
 
@@ -125,7 +127,10 @@ class Follower(Generic[Place]):
             while not await waking.wait(making):
                 head = self._source.shown(self._place)
                 await self._write(send, made(self._form, "stream.heartbeat", head=head))
-            return None if waking.is_over else making.result()
+            if not waking.is_over or making.done():
+                return making.result()
+        # The server lets go of its clients: what is there is still theirs, and nothing is waited for any more.
+        return None if await self._source.is_at_end(self._place) else await make()
 
     async def _send_page(self, page: Page[Place], send: Send) -> None:
         counts = self._streams.counts
@@ -134,8 +139,7 @@ class Follower(Generic[Place]):
                 self._gaps[session] = last
                 counts.gaps += 1
                 await self._write(send, made(self._form, "stream.gap", session=session, first=first, last=last))
-        for piece in page.pieces:
-            await self._write(send, piece)
+        await self._write(send, page.data)
         counts.events += page.events
 
     async def _write(self, send: Send, data: bytes) -> None:

@@ -2,8 +2,9 @@
 
 A follower is a place in the log and nothing more. Those who stand at the same one want the same bytes, so they are
 made once: the first who asks begins, the others wait for the same, and who comes a moment later finds it still there.
-What comes after a place never changes, so a page cannot be wrong, only shorter than what there is by now. A page that
-nobody waits for any more is not made to its end.
+What comes after a place never changes, as long as its history is there, so a page cannot be wrong, only shorter than
+what there is by now; what is deleted here is forgotten here. A page that nobody waits for any more is not made to its
+end.
 """
 
 from __future__ import annotations
@@ -27,14 +28,10 @@ class Page(Generic[Place]):
     """What is to be sent, and the place after it. `gaps`: what is no longer there, by session: the first and the last
     seq."""
 
-    pieces: tuple[bytes, ...]
+    data: bytes
     events: int
     place: Place
     gaps: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-
-    @property
-    def bytes(self) -> int:
-        return sum(map(len, self.pieces))
 
 
 class Making(Generic[Place]):
@@ -67,6 +64,8 @@ class Pages(Generic[Place]):
         # Oldest first.
         self._made: OrderedDict[Hashable, tuple[float, Making[Place]]] = OrderedDict()
         self._bytes = 0
+        # Those that nobody wants any more, until they have ended.
+        self._forsaken: set[asyncio.Task[Page[Place]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Page[Place]]]) -> Making[Place]:
@@ -82,16 +81,29 @@ class Pages(Generic[Place]):
 
     def _forsake(self, key: Hashable, making: Making[Place]) -> None:
         """Who comes next begins anew: this one will never be made."""
+        self._let_go(key, making)
+        self._forsaken.add(making.task)
+
+    def _let_go(self, key: Hashable, making: Making[Place]) -> None:
         if self._making.get(key) is making:
             del self._making[key]
 
+    def clear(self) -> None:
+        """A session was deleted: what was made of it is shown to nobody any more, and what is being made of it has no
+        name under which it could be found."""
+        for key in list(self._made):
+            self._drop(key)
+        self._making.clear()
+
     def _keep(self, key: Hashable, making: Making[Place], task: asyncio.Task[Page[Place]]) -> None:
-        self._forsake(key, making)
-        if task.cancelled() or task.exception() is not None:
+        self._forsaken.discard(task)
+        is_wanted = self._making.get(key) is making
+        self._let_go(key, making)
+        if task.cancelled() or task.exception() is not None or not is_wanted:
             return
         self._drop(key)
         self._made[key] = self._loop.time(), making
-        self._bytes += task.result().bytes
+        self._bytes += len(task.result().data)
         while self._made and self._bytes > PAGES_BYTES_MAX:
             self._drop(next(iter(self._made)))
         if self._timer is None:
@@ -100,7 +112,7 @@ class Pages(Generic[Place]):
     def _drop(self, key: Hashable) -> None:
         found = self._made.pop(key, None)
         if found is not None:
-            self._bytes -= found[1].task.result().bytes
+            self._bytes -= len(found[1].task.result().data)
 
     def _forget_old(self) -> None:
         """Of a session that is quiet nobody would else take the last page away."""
@@ -117,8 +129,9 @@ class Pages(Generic[Place]):
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [making.task for making in self._making.values()]
+        tasks = {*(making.task for making in self._making.values()), *self._forsaken}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        assert all(task.done() for task in self._forsaken)

@@ -6,7 +6,7 @@ A source knows how to make the page after a place. It makes none that is empty: 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
 from banksman.errors import HistoryLost
@@ -15,11 +15,12 @@ from banksman.run.sessions.following import place_of
 from banksman.run.sessions.session import Session
 from banksman.serve.streams.encoding import Form, encode, placed, stored
 from banksman.serve.streams.pages import Page
+from banksman.store import log as store
 
-# Encoded in one go: the loop is everybody's, and this is a millisecond or two of it.
+# Read in one go, and encoded until there is enough: the loop is everybody's, and this is a millisecond or two of it. A
+# page goes out as it is, so it is also what a client that does not read can hold.
 PAGE_EVENTS_MAX = 250
-# Sent in one go; a page is cut into such pieces between events.
-PIECE_BYTES_MAX = 256 << 10
+PAGE_BYTES_MAX = 256 << 10
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -43,46 +44,74 @@ class Source(Protocol[Place]):
 
 
 class Cursor(NamedTuple):
-    """`text` None: before the first event."""
+    """After which event. `epoch` None: nobody can tell any more under which it was written, or it is the beginning."""
 
+    epoch: int | None
     seq: int
-    text: str | None
 
 
 class OneSession:
-    """The events of one session."""
+    """The events of one session.
+
+    A place names its history: no epoch is given twice for an id, also if a session was deleted and another made under
+    the same one. For the beginning, which has no epoch, the time at which the session was made says which it is.
+    """
 
     def __init__(self, session: Session, *, raw: bool) -> None:
         self._session = session
         self._raw = raw
-        self.key = (session.id, raw)
+        self.key = (session.id, session.created, raw)
 
     async def begin(self, after: str | None) -> Cursor:
         """`HistoryLost`, `UsageError`: nobody can have been there."""
         epoch, seq = place_of(after)
-        page = await self._session.page(after, limit=1)
-        if epoch is None and seq and not page.events and not (await self._session.page(seq - 1, limit=1)).events:
-            hint = "begin again from the first event"
-            raise HistoryLost(f"the store has no event {seq}", hint=hint, session=self._session.id)
-        return Cursor(seq, after)
+        if not seq:
+            return Cursor(None, 0)
+        await self._session.page(after, limit=1)
+        found = await self._session.page(seq - 1, limit=1)
+        if found.gap is not None:
+            return Cursor(epoch, seq)
+        if not found.events:
+            raise self._lost(f"the store has no event {seq}")
+        return Cursor(found.events[0].epoch, seq)
 
     async def is_at_end(self, place: Cursor) -> bool:
-        page = await self._session.page(place.seq, limit=1)
-        return not page.events
+        return self._session.committed <= place.seq
 
     async def next(self, place: Cursor, form: Form) -> Page[Cursor]:
         # First this: where there is something it costs nothing, and where there is nothing it spares a look at the disk
         # by another thread, which nearly everybody who is live would take before each event.
         await self._session.wait_past(place.seq)
-        while not (page := await self._session.page(place.seq, limit=PAGE_EVENTS_MAX)).events:
+        while not (page := await self._after(place)).events:
             await self._session.wait_past(place.seq)
-        lines = [stored(form, event.cursor, encode(event, raw=self._raw)) for event in page.events]
-        end = page.events[-1]
+        before = place.seq if page.gap is None else page.gap[1]
+        assert page.events[0].seq == before + 1, "a page begins right after its place"
+        data, taken = _joined(stored(form, event.cursor, encode(event, raw=self._raw)) for event in page.events)
+        end = page.events[taken - 1]
+        assert end.seq > place.seq, "a page leads on"
         gaps = {} if page.gap is None else {self._session.id: page.gap}
-        return Page(_pieces(lines), len(lines), Cursor(end.seq, end.cursor), gaps)
+        return Page(data, taken, Cursor(end.epoch, end.seq), gaps)
+
+    async def _after(self, place: Cursor) -> store.Page:
+        """What follows, with the event at which the reader stands looked at in the same read: it must be the one that
+        it was."""
+        if place.epoch is None:
+            return await self._session.page(place.seq, limit=PAGE_EVENTS_MAX)
+        page = await self._session.page(place.seq - 1, limit=PAGE_EVENTS_MAX + 1)
+        if page.gap is not None:
+            # It is no longer kept, and what is missing for this reader begins after it.
+            return store.Page(page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None)
+        if not page.events or page.events[0].epoch != place.epoch:
+            raise self._lost(f"the store has no event {place.epoch}.{place.seq} any more")
+        return store.Page(page.events[1:], None)
+
+    def _lost(self, message: str) -> HistoryLost:
+        return HistoryLost(message, hint="begin again from the first event", session=self._session.id)
 
     def shown(self, place: Cursor) -> str | None:
-        return place.text
+        if not place.seq:
+            return None
+        return str(place.seq) if place.epoch is None else f"{place.epoch}.{place.seq}"
 
 
 class ManySessions:
@@ -109,21 +138,22 @@ class ManySessions:
             page = await self._host.read_many(page.position, limit=PAGE_EVENTS_MAX, sessions=self._sessions)
         # All up to the last one are gone, whether this reader has seen some of them or not.
         gaps = {session: (1, last) for session, last in page.gaps.items()}
-        lines = [placed(form, one.position, encode(one.event, raw=self._raw)) for one in page.events]
-        return Page(_pieces(lines), len(lines), page.position, gaps)
+        data, taken = _joined(placed(form, one.position, encode(one.event, raw=self._raw)) for one in page.events)
+        position = page.position if taken == len(page.events) else page.events[taken - 1].position
+        assert position != place, "a page leads on"
+        return Page(data, taken, position, gaps)
 
     def shown(self, place: str | None) -> str | None:
         return place
 
 
-def _pieces(lines: list[bytes]) -> tuple[bytes, ...]:
-    pieces: list[bytes] = []
-    begin = size = 0
-    for number, line in enumerate(lines):
-        if size and size + len(line) > PIECE_BYTES_MAX:
-            pieces.append(b"".join(lines[begin:number]))
-            begin, size = number, 0
+def _joined(lines: Iterable[bytes]) -> tuple[bytes, int]:
+    """As many of these as make a page, at least one, and how many they are. The rest is not even made."""
+    taken: list[bytes] = []
+    size = 0
+    for line in lines:
+        if taken and size + len(line) > PAGE_BYTES_MAX:
+            break
+        taken.append(line)
         size += len(line)
-    if lines:
-        pieces.append(b"".join(lines[begin:]))
-    return tuple(pieces)
+    return b"".join(taken), len(taken)

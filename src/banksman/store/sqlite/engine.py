@@ -284,9 +284,9 @@ class SqliteLog:
         await self._waiting.wait_past_chunk(place.whole)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
         self._check_open()
-        return self._look.sessions(self._bridge.host)
+        return self._look.sessions(self._bridge.host, after, limit)
 
     def owned(self) -> list[tuple[Owner | None, int]]:
         self._check_open()

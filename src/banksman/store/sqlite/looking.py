@@ -70,10 +70,15 @@ class Look:
         """How many sessions were ever deleted."""
         return self._rows("SELECT value FROM store WHERE key = 'deletions'")[0][0]
 
-    def sessions(self, host: int | None) -> list[Known]:
-        """All of them, oldest first, as the host of this id sees them."""
+    def sessions(self, host: int | None, after: str | None, limit: int | None) -> list[Known]:
+        """Oldest first, as the host of this id sees them."""
         alive: dict[int, bool] = {}
-        return [self._known(row, host, alive) for row in self._rows(f"{_KNOWN} ORDER BY s.number")]
+        # A number below 0 is no limit, as SQLite has it.
+        rows = self._rows(
+            f"{_KNOWN} WHERE ? OR s.number > (SELECT number FROM sessions WHERE id = ?) ORDER BY s.number LIMIT ?",
+            *(after is None, after, -1 if limit is None else limit),
+        )
+        return [self._known(row, host, alive) for row in rows]
 
     def owned(self, host: int | None) -> list[tuple[Owner | None, int]]:
         rows = self._rows(_OWNED)
