@@ -90,10 +90,25 @@ def test_what_is_no_url_is_said_so(url: str) -> None:
 
 
 def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
-    for url in ("http://me:pass@h", "http://127.0.0.1:4380/#token=pass", "http://h/?token=pass"):
+    for url in (
+        "http://me:pass@h",
+        "http://h/#pass",
+        "http://h/?token=pass",
+        "ftp://h/#token=pass",
+        "http://h/#token=pass é",
+    ):
         with pytest.raises(UsageError) as caught:
             find(url)
         assert "pass" not in str(caught.value).replace("password", "")
+
+
+def test_the_url_that_a_server_prints_is_taken_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(token="of-the-file")
+    printed = f"http://127.0.0.1:5000/#token={SECRET}"
+    assert (find(printed).url, find(printed).prefix, find(printed).token) == ("http://127.0.0.1:5000", "", SECRET)
+    assert find("http://127.0.0.1:5000/#token=").token == "of-the-file"
+    monkeypatch.setenv("BANKSMAN_TOKEN", "of-the-variable")
+    assert find(printed).token == "of-the-variable"
 
 
 def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +120,26 @@ def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANKSMAN_TOKEN", SECRET)
     assert find().token == SECRET
     assert SECRET not in repr(find())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("see sessions()", "see banksman ps"),
+        ("it may have ended long ago; see commands()", "see banksman ps --all"),
+        ("begin again from the first event (after=None)", "begin again without --after"),
+        ('on_busy="enqueue" waits', "--on-busy enqueue waits"),
+        ("INTERACTIVE, NORMAL, BACKGROUND, or an int", "interactive, normal, background, or a number"),
+        ("write numbers as str(…)", ""),
+        ("raise the limit (ulimit -n)", "raise the limit (ulimit -n)"),
+        ("set NAME=value, or --flag=value", "set NAME=value, or --flag=value"),
+    ],
+)
+def test_a_hint_that_names_python_is_said_in_our_own_words(said: str, told: str) -> None:
+    refusal = answer(404, {"title": "NotFound", "detail": "no", "hint": said, "status": 404})
+    with Player(lambda request: refusal) as player, pytest.raises(Problem) as caught:
+        client(player).get("/v1/x")
+    assert caught.value.hint == told
 
 
 def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:

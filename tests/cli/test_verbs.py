@@ -189,7 +189,9 @@ def test_a_question_is_shown_and_answered(served: Served) -> None:
     with begin(served, "ask", "asks", '@@ask Bash {"command": "ls"}\n@@say over') as asking:
         assert 'Bash {"command": "ls"}' in wait_line(asking.stderr, "question:")
         question = wait_line(asking.stderr, "banksman answer").split()[3]
-        assert question in run(served, "why", "asks").stdout
+        told = run(served, "why", "asks").stdout
+        assert f'{question}: Bash {{"command": "ls"}}\n' in told
+        assert f"  banksman answer asks {question} allow|deny\n" in told
         done = run(served, "answer", "asks", "--message", "not here", "deny")
         assert (done.returncode, done.stdout) == (0, f"{question}: deny\n")
         out, _ = asking.communicate(timeout=SECONDS_MAX)
@@ -222,6 +224,7 @@ def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
     assert command["id"] not in run(served, "ps").stdout
     assert command["id"] in run(served, "ps", "--all").stdout
     run(served, "interrupt", "busy")
+    assert "also the commands that have ended" in run(served, "ps", "--help").stdout
 
 
 def test_stacks_say_where_the_server_stands(served: Served) -> None:
@@ -309,6 +312,26 @@ def test_a_reader_that_has_enough_ends_it_quietly(served: Served) -> None:
         assert objects(done.stdout)[0]["kind"] == "session.opened"
 
 
+@pytest.mark.parametrize("words", [("log", "full"), ("log", "full", "--json"), ("ps",), ("why", "nobody", "--json")])
+def test_a_stdout_that_takes_nothing_is_one_line_and_a_code(served: Served, words: tuple[str, ...]) -> None:
+    opened(served, "full")
+    line = " ".join([*BANKSMAN, *words])
+    is_refused = "nobody" in words
+    for redirection, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        done = subprocess.run(
+            ["bash", "-c", f"{line} {redirection}"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            env=environment(served),
+        )
+        # A refusal is told on stderr first, so that it is not lost.
+        said = "there is no session 'nobody' (see banksman ps)" if is_refused else f"cannot write to stdout: {reason}"
+        assert (done.returncode, done.stderr) == (4 if is_refused else 5, f"banksman: {said}\n")
+    assert "5 stdout could not be written" in run(served, words[0], "--help").stdout
+
+
 def test_a_locale_without_the_letters_is_no_failure(served: Served) -> None:
     opened(served, "ascii")
     done = run(served, "ask", "ascii", "@@say h\u00e9 \u2026", env=environment(served, PYTHONIOENCODING="ascii"))
@@ -330,6 +353,19 @@ def test_refusals_and_strangers(served: Served) -> None:
     out = run(served, "ps", "--url", served.url, env=environment(served, BANKSMAN_TOKEN="wrong"))
     assert (out.returncode, "BANKSMAN_TOKEN" in out.stderr) == (3, True)
     assert TOKEN not in out.stderr
+
+
+def test_the_url_that_the_server_prints_can_be_pasted(served: Served) -> None:
+    variables = environment(served, BANKSMAN_TOKEN="", XDG_STATE_HOME="/nowhere/at/all")
+    done = run(served, "ps", "--json", "--url", f"{served.url}/#token={TOKEN}", env=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = run(served, "ps", "--url", f"{served.url}/#token=wrong-one", env=variables)
+    assert (refused.returncode, "wrong-one" in refused.stderr) == (3, False)
+
+
+def test_every_way_of_being_busy_is_named(served: Served) -> None:
+    told = " ".join(run(served, "ask", "--help").stdout.split())
+    assert "enqueue, reject, interrupt, steer or collect" in told
 
 
 @pytest.mark.parametrize("verb", ["serve", "open", "ask", "interrupt", "answer", "close", "ps", "why", "log", "drain"])

@@ -20,12 +20,13 @@ from banksman import Host, Kind
 from banksman.serve import app, server
 from banksman.serve.context import Context
 from banksman.serve.policy import Policy
+from banksman.serve.sending import SLICE_BYTES
 from banksman.serve.settings import Settings
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.encoding import Form
 from banksman.serve.streams.follower import Streams
 from banksman.serve.streams.pages import PAGES_BYTES_MAX, Page, Pages
-from banksman.serve.streams.sources import PAGE_EVENTS_MAX, PIECE_BYTES_MAX, Cursor, OneSession
+from banksman.serve.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
 from banksman.serve.streams.waking import Waking
 from banksman.testing import fake_agent
 
@@ -122,7 +123,7 @@ def pages_in_memory() -> list[Page[Any]]:
     return [each for each in gc.get_objects() if isinstance(each, Page)]
 
 
-async def test_clients_that_do_not_read_hold_a_page_and_a_piece_and_no_more() -> None:
+async def test_clients_that_do_not_read_hold_a_page_and_a_slice_and_no_more() -> None:
     async with serving() as served:
         session = await served.host.open("claude", command=fake_agent.command())
         async with following(served, f"/v1/sessions/{session.id}/events?raw=1", stopped=STOPPED) as reader:
@@ -138,11 +139,12 @@ async def test_clients_that_do_not_read_hold_a_page_and_a_piece_and_no_more() ->
             assert len(unread) == STOPPED + 1
             # They have stopped, all but the one that reads, and what each holds is bounded.
             assert unread[1] > HIGH_WATER_BYTES
-            assert unread[-1] <= HIGH_WATER_BYTES + PIECE_BYTES_MAX + AROUND_BYTES
+            assert unread[-1] <= HIGH_WATER_BYTES + SLICE_BYTES + AROUND_BYTES
             # So is what is kept for who comes a moment later, and what is in somebody's hand besides it.
             kept = served.streams.pages._bytes  # pyright: ignore[reportPrivateUsage]
             assert kept <= PAGES_BYTES_MAX
-            held = {id(page): page.bytes for page in pages_in_memory()}
+            held = {id(page): len(page.data) for page in pages_in_memory()}
+            assert max(held.values()) <= PAGE_BYTES_MAX
             assert sum(held.values()) <= PAGES_BYTES_MAX + STOPPED * max(held.values())
             # They have taken the first turn or two, and were asked to take no more.
             assert counts.events <= session.status().seq + STOPPED * PAGE_EVENTS_MAX
@@ -241,3 +243,16 @@ async def test_a_page_that_is_done_as_the_silence_is_told_does_not_wake_for_the_
 def hanging(future: asyncio.Future[Any]) -> int:
     """How many are to be called when it is done."""
     return len(getattr(future, "_callbacks") or ())  # noqa: B009
+
+
+async def test_a_huge_event_is_not_copied_for_each_who_does_not_read_it() -> None:
+    """One frame of many megabytes, and clients that stop before it: what all of them hold is the one object."""
+    async with serving() as served:
+        session = await served.host.open("claude", command=fake_agent.command({"prompt 1": ["huge_result 8000000"]}))
+        async with following(served, f"/v1/sessions/{session.id}/events?raw=1", stopped=STOPPED) as reader:
+            turn = await session.ask("go")
+            await reader.read_until(b'"kind":"turn.ended"')
+            assert (await turn.outcome()).kind is Kind.DONE
+            unread = [each.transport.get_write_buffer_size() for each in served.connections()]
+            assert max(unread) <= HIGH_WATER_BYTES + SLICE_BYTES + AROUND_BYTES
+        await session.close()

@@ -125,7 +125,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(served: Served, t
         timeout=60,
         check=False,
     )
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert f"127.0.0.1:{served.port} is taken" in done.stderr
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr

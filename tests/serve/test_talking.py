@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 from tests.serve.kit import Answer, Served
+
+from banksman import Host
+from banksman.testing import fake_agent
 
 ASKS = {"prompt 1": ['ask Bash {"command": "make test"}', "say done"]}
 
@@ -229,3 +233,30 @@ def test_a_name_may_have_a_slash(served: Served) -> None:
     session = served.open(name="a/b ü")
     assert served.get("/v1/sessions/a%2Fb%20%C3%BC")["id"] == session
     assert served.request("GET", "/v1/sessions/a/b").status == 404
+
+
+# -- sessions that another host has ----------------------------------------------------------------------------------
+async def test_what_another_host_does_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """A turn that runs and one that waits there, and a question: each is shown at once, as the log has it."""
+    with Served(tmp_path / "server") as served:
+        async with Host(f"sqlite:{tmp_path / 'server' / 'store.db'}") as host:
+            session = await host.open("claude", command=fake_agent.command(ASKS))
+            running, waiting = await session.ask("go"), await session.ask("later")
+            async for event in session.follow():
+                if event.kind == "question.asked":
+                    break
+            path = f"/v1/sessions/{session.id}"
+
+            def look() -> tuple[Any, ...]:
+                (question,) = served.get(f"{path}/questions")["questions"]
+                turns = [served.get(f"{path}/turns/{turn.id}?wait=0.05") for turn in (running, waiting)]
+                refused = served.request("POST", f"{path}/questions/{question['id']}", {"decision": "allow"})
+                return question, turns, refused
+
+            question, turns, refused = await asyncio.to_thread(look)
+            assert (question["tool"], question["turn"]) == ("Bash", running.id)
+            assert [(turn["state"], turn["outcome"]) for turn in turns] == [("running", None), ("queued", None)]
+            assert (refused.status, refused.json["title"]) == (409, "NotOwner")
+            await session.answer(question["id"], "allow")
+            await running.outcome()
+        assert (await asyncio.to_thread(served.outcome, session.id, running.id))["kind"] == "done"

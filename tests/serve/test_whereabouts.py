@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -99,3 +100,19 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(BanksmanError, match=r"server\.json"):
         whereabouts.announce(tmp_path / "file", "http://one")
     whereabouts.withdraw(tmp_path / "file")
+
+
+def test_a_second_server_leaves_the_first_to_its_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        url = f"http://127.0.0.1:{first.getsockname()[1]}"
+        said = json.dumps({"url": url, "pid": os.getppid(), "started": 0})
+        (tmp_path / "server.json").write_text(said)
+        whereabouts.announce(tmp_path, "http://127.0.0.1:1")
+        assert (tmp_path / "server.json").read_text() == said
+        assert url in caplog.text
+        whereabouts.withdraw(tmp_path)
+        assert (tmp_path / "server.json").read_text() == said
+    # Nobody answers there any more, though a process of that pid lives: it is somebody else's by now.
+    whereabouts.announce(tmp_path, "http://127.0.0.1:1")
+    assert json.loads((tmp_path / "server.json").read_text())["url"] == "http://127.0.0.1:1"
+    whereabouts.withdraw(tmp_path)

@@ -24,7 +24,7 @@ from banksman.cli.opening import add_cwd, ask_to_open
 from banksman.cli.stream import Event, Follower
 from banksman.cli.terminal import as_line, as_text, say, say_aside, say_json
 from banksman.cli.verb import NOT_DONE, OK, Parser, client_of, perform, split_command
-from banksman.cli.wording import question_of, text_of, tools_of
+from banksman.cli.wording import QUESTION_CHARACTERS_MAX, how_to_answer, question_of, text_of, tools_of
 from banksman.errors import BanksmanError, UsageError
 
 # How long the server may hold one question for the outcome; then it is put again.
@@ -44,7 +44,7 @@ def ask(words: list[str]) -> int:
     parser.add_argument("session", metavar="SESSION", help="its id or its name; with --open its name")
     parser.add_argument("prompt", metavar="PROMPT", help="what to say; -: what is on stdin")
     parser.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
-    parser.add_argument("--on-busy", metavar="HOW", help="enqueue, reject, interrupt or steer")
+    parser.add_argument("--on-busy", metavar="HOW", help="enqueue, reject, interrupt, steer or collect")
     parser.add_argument("--key", metavar="KEY", help="asked again with the same key, it is the same turn")
     parser.add_argument("--no-wait", action="store_true", help="return when it is accepted; print the turn's id")
     parser.add_argument("--open", metavar="AGENT", help="open the session first, if there is none of this name")
@@ -153,8 +153,8 @@ def _show(event: Event, arguments: argparse.Namespace, session: dict[str, Any]) 
     if event["kind"] == "question.asked":
         question = event["body"]["question"]
         name = session["name"] or session["id"]
-        say_aside(as_line(f"question: {question_of(event)}", characters_max=2000))
-        say_aside(as_line(f"  banksman answer {name} {question} allow|deny"))
+        say_aside(as_line(f"question: {question_of(event['body'])}", characters_max=QUESTION_CHARACTERS_MAX))
+        say_aside(as_line(f"  {how_to_answer(name, question)}"))
     return bool(text)
 
 

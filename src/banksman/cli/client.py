@@ -17,6 +17,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from banksman.cli.finding import Place
+from banksman.cli.wording import hint_of
 from banksman.errors import BanksmanError
 
 CONNECT_SECONDS_MAX = 10.0
@@ -235,7 +236,7 @@ def _problem(response: http.client.HTTPResponse, place: Place) -> Problem:
             said = cast("dict[str, Any]", decoded)
     title = str(said.get("title") or http.client.responses.get(response.status, "Refused"))
     detail = str(said.get("detail") or f"{place.url} answers {response.status} {title}")
-    hint = str(said.get("hint") or "")
+    hint = hint_of(str(said.get("hint") or ""))
     ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
     kind = Problem
     if response.status == 401:

@@ -1,9 +1,10 @@
 """Where the server is, and the token that it asks for.
 
 The place: `--url`, else `BANKSMAN_URL`, else what a running server has left in the state folder, else the default one.
-The token: `BANKSMAN_TOKEN`, else the file in the state folder. It is never an argument, because everybody can read
-those; and it never gets into a message, because those are copied about. What is in the file is the key to the server of
-this machine: it is told to that one only, and not to whatever a URL names.
+The token: `BANKSMAN_TOKEN`, else what the URL ends with if it is the one that a server prints (`/#token=…`), else the
+file in the state folder. It has no flag, because everybody can read those, and it never gets into a message, because
+those are copied about. What is in the file is the key to the server of this machine: it is told to that one only, and
+not to whatever a URL names.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ def find(url: str | None = None) -> Place:
     """The server to talk to, as it is known at this moment. Raises `UsageError` if what was given cannot be one."""
     said = _said_by_server()
     given = url or os.environ.get("BANKSMAN_URL") or said or DEFAULT
-    place = _parsed(given)
+    address, token = _without_token(given)
+    place = _parsed(address)
     return Place(
         url=place.url,
         is_secure=place.is_secure,
         host=place.host,
         port=place.port,
         prefix=place.prefix,
-        token=_token(is_ours=place.is_local or given == said),
+        token=_token(token, is_ours=place.is_local or address == said),
     )
 
 
@@ -68,6 +70,12 @@ def _said_by_server() -> str | None:
         return None  # None has been started here, or it is just being written; there is a default.
     url = cast("dict[str, Any]", said).get("url") if isinstance(said, dict) else None
     return url if isinstance(url, str) and url else None
+
+
+def _without_token(url: str) -> tuple[str, str]:
+    """What a server prints, taken apart. It is cut off before anything else looks at it, so that nothing repeats it."""
+    address, _, token = url.partition("#token=")
+    return address, token
 
 
 def _parsed(url: str) -> Place:
@@ -83,7 +91,7 @@ def _parsed(url: str) -> Place:
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError(f"{url!r} is not the URL of a server", hint=hint)
     if parts.fragment or parts.query:
-        # The address of the page carries the token there.
+        # Not repeated: whoever wrote it may have put a secret there.
         raise UsageError("the server's URL has a ? or a # in it", hint="leave away what comes after the port")
     is_secure = parts.scheme == "https"
     return Place(
@@ -96,8 +104,10 @@ def _parsed(url: str) -> Place:
     )
 
 
-def _token(*, is_ours: bool) -> str | None:
+def _token(in_url: str, *, is_ours: bool) -> str | None:
     token, place = os.environ.get("BANKSMAN_TOKEN", "").strip(), "BANKSMAN_TOKEN"
+    if not token:
+        token, place = in_url.strip(), "the server's URL"
     if not token and is_ours:
         path = state_folder() / "token"
         try:

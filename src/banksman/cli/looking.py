@@ -6,20 +6,19 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from banksman.cli.client import Client, segment
+from banksman.cli.client import Client, Problem, segment
 from banksman.cli.terminal import as_line, as_text, say, say_json, table
 from banksman.cli.verb import OK, Parser, client_of, perform
+from banksman.cli.wording import QUESTION_CHARACTERS_MAX, how_to_answer, question_of
 
 Shown = dict[str, Any]
 
 COMMAND_CHARACTERS_MAX = 60
-# What is over, and only in the way of whoever wants to see what is going on.
-_OVER = ("closed", "deleted")
 
 
 def ps(words: list[str]) -> int:
-    parser = Parser("ps", "[--all]", "List the sessions and the commands of the server.", "banksman ps --json")
-    parser.add_argument("-a", "--all", action="store_true", help="also what is closed or has ended")
+    parser = Parser("ps", "[--all]", "List the sessions, and the commands that run.", "banksman ps --json")
+    parser.add_argument("-a", "--all", action="store_true", help="also the commands that have ended")
     return perform(_ps, parser.read(words))
 
 
@@ -51,7 +50,8 @@ def sessions(client: Client) -> Iterator[Shown]:
 
 def _ps(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
-    shown = [each for each in sessions(client) if arguments.all or each["phase"] not in _OVER]
+    # All of them, always: a session is never over, since one that was closed wakes when it is asked something.
+    shown = list(sessions(client))
     commands: list[Shown] = client.get("/v1/commands")["commands"]
     commands = [each for each in commands if arguments.all or each["finished"] is None]
     match arguments.format:
@@ -121,7 +121,7 @@ def _why(arguments: argparse.Namespace) -> int:
             if found:
                 say(as_line(found["phase"]))
         case _:
-            for name, lines in _account(found) if found else ():
+            for name, lines in _account(found, _questions(client, found)) if found else ():
                 for number, line in enumerate(lines):
                     say(f"{'' if number else name:<10}{as_line(line)}")
             if stacks is not None:
@@ -129,7 +129,7 @@ def _why(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
+def _account(found: Shown, questions: list[str]) -> Iterator[tuple[str, list[str]]]:
     """What there is to say, by topic; a topic with nothing to say is left out."""
     name = f" ({found['name']})" if found["name"] else ""
     yield "session", [f"{found['id']}{name}, {found['agent']}"]
@@ -139,13 +139,33 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
         yield "owner", [f"process {found['owner']['pid']} at {found['owner']['address'] or 'this machine'}"]
     yield "holder", [found["holder"] or (f"hold {found['hold']}" if found["hold"] else "nobody")]
     yield "queue", [_waiting(each) for each in found["queue"]] or ["empty"]
-    yield "questions", [f"{each} waits for an answer" for each in found["questions"]]
+    yield "questions", questions
     yield "clocks", [_clock(each) for each in found["clocks"]]
     yield "timers", [f"{name}: in {seconds:.1f} s" for name, seconds in found["timers"].items()]
     yield "frames", [_frames(found)]
     cost = money(found["cost"])
     yield "cost", [] if cost is None else [cost]
     yield "tree", list(_tree(found["tree"]))
+
+
+def _questions(client: Client, found: Shown) -> list[str]:
+    """What is asked, and under each the command that answers it."""
+    if not found["questions"]:
+        return []
+    try:
+        asked: list[Shown] = client.get(f"/v1/sessions/{segment(found['id'])}/questions")["questions"]
+    except Problem:
+        # Of a session that another has, or that sleeps, only the log knows them, and nobody could answer them here.
+        asked = []
+    known = {each["id"]: each for each in asked}
+    lines: list[str] = []
+    for id in found["questions"]:
+        if id in known:
+            lines.append(as_line(f"{id}: {question_of(known[id])}", characters_max=QUESTION_CHARACTERS_MAX))
+            lines.append(f"  {how_to_answer(found['name'] or found['id'], id)}")
+        else:
+            lines.append(f"{id} waits for an answer")
+    return lines
 
 
 def _waiting(each: Shown) -> str:

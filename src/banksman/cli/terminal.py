@@ -12,7 +12,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO, cast
+
+from banksman.errors import MachineError
 
 # C0 but for tab and newline, DEL and C1; then what is invisible and moves the text about: marks and overrides of
 # direction, the separators of lines, and halves of a pair, which no terminal could be sent at all.
@@ -43,10 +45,23 @@ def as_line(value: object, *, characters_max: int | None = None) -> str:
     return text.translate(_LINE)
 
 
+class CannotWrite(MachineError):
+    """Our stdout takes nothing more: a full disk, say. That nobody reads it any more is a `BrokenPipeError`."""
+
+
 def say(text: str = "", *, end: str = "\n") -> None:
     """To stdout, at once: whoever reads us through a pipe sees an event when it comes."""
-    sys.stdout.write(text + end)
-    sys.stdout.flush()
+    # Closed when we were started (`>&-`), it is not there at all.
+    stdout = cast("TextIO | None", sys.stdout)
+    if stdout is None:
+        raise CannotWrite("cannot write to stdout: it is closed")
+    try:
+        stdout.write(text + end)
+        stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise CannotWrite(f"cannot write to stdout: {exc.strerror or exc}") from exc
 
 
 def say_aside(text: str) -> None:

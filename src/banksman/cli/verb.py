@@ -11,18 +11,18 @@ from typing import NoReturn
 from banksman.cli import INTERRUPTED
 from banksman.cli.client import Client, ClientError, NoServer, NotLetIn, Problem
 from banksman.cli.finding import find
-from banksman.cli.terminal import as_line, close_stdout, say_aside, say_json, speak_any_language
+from banksman.cli.terminal import CannotWrite, as_line, close_stdout, say_aside, say_json, speak_any_language
 from banksman.errors import BanksmanError
 
-OK, NOT_DONE, USAGE, NO_SERVER, REFUSED = 0, 1, 2, 3, 4
+OK, NOT_DONE, USAGE, NO_SERVER, REFUSED, NOT_SAID = 0, 1, 2, 3, 4, 5
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _EPILOG = """\
-The server: --url, BANKSMAN_URL, the one that was started here, or http://127.0.0.1:4380. The token: BANKSMAN_TOKEN, or
-the file that the server keeps it in.
+The server: --url, BANKSMAN_URL, the one that was started here, or http://127.0.0.1:4380. The token: BANKSMAN_TOKEN, what
+the URL ends with if it is the one that the server prints, or the file that the server keeps it in.
 
 exit codes: 0 it went well, 1 the turn or command did not, 2 wrong usage, 3 no server or not let in, 4 the server
-refused, 130 Ctrl-C.
+refused, 5 stdout could not be written (what was asked for may be done), 130 Ctrl-C.
 
 example:
   {example}
@@ -98,13 +98,16 @@ def perform(act: Act, arguments: argparse.Namespace) -> int:
 
 def _failed(error: BanksmanError, *, is_json: bool) -> int:
     say_aside(f"banksman: {as_line(error)}")
+    if isinstance(error, CannotWrite):
+        close_stdout()
+        return NOT_SAID
     if is_json:
         told = {"error": type(error).__name__, "message": error.args[0], "hint": error.hint}
         if isinstance(error, Problem):
             told |= {"error": error.title, "status": error.status, "ids": error.ids}
         try:
             say_json(told)
-        except BrokenPipeError:
+        except (BrokenPipeError, CannotWrite):
             close_stdout()
     match error:
         case NoServer() | NotLetIn():

@@ -1,8 +1,10 @@
-"""Events in words: one line each, for whoever reads a log, and nothing for those that say nothing to a person."""
+"""In words: events, one line each and nothing for those that say nothing to a person; questions; and hints."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import time
 from typing import Any
 
@@ -12,8 +14,18 @@ Event = dict[str, Any]
 
 # A line is to be read. Whoever wants all of it takes --json, or --raw.
 SUMMARY_CHARACTERS_MAX = 500
+QUESTION_CHARACTERS_MAX = 2000
 # Of our own kinds, what is not worth a line's room.
 _LONG = ("born", "ref", "usage", "details", "command", "args", "env", "options", "rules", "system_prompt", "schema")
+_ON_BUSY = re.compile(r'on_busy="(\w+)"')
+# `sessions()` and `after=None`; but not `(ulimit -n)`, `--flag=value` or `VARIABLE=value`, which a shell understands.
+_PYTHON = re.compile(r"\w\(|(?<![-\w])[a-z_]+=|\ban int\b")
+_STEPS = (
+    ("sessions()", "see banksman ps"),
+    ("commands()", "see banksman ps --all"),
+    ("an int", "interactive, normal, background, or a number"),
+    ("after=None", "begin again without --after"),
+)
 
 
 def line_of(event: Event) -> str | None:
@@ -44,10 +56,23 @@ def tools_of(event: Event) -> list[str]:
     return [str(update.get("title")) for update in _updates(event) if update.get("sessionUpdate") == "tool_call"]
 
 
-def question_of(event: Event) -> str:
-    """What is asked, in a `question.asked`."""
-    body = event["body"]
-    return f"{body.get('tool') or body.get('wants')} {json.dumps(body.get('input'), ensure_ascii=False)}"
+def question_of(asked: dict[str, Any]) -> str:
+    """What is asked, in the body of a `question.asked` or in a question that is open."""
+    return f"{asked.get('tool') or asked.get('wants')} {json.dumps(asked.get('input'), ensure_ascii=False)}"
+
+
+def how_to_answer(session: str, question: str) -> str:
+    """The command, to be copied: whatever the session is called, a shell takes it for one word."""
+    return f"banksman answer {shlex.quote(session)} {shlex.quote(question)} allow|deny"
+
+
+def hint_of(said: str) -> str:
+    """A hint of the server's for whoever sits at a shell. It was written for whoever calls Python: where it names a
+    call or an argument, our own next step is said instead, or nothing, if there is none that helps for sure."""
+    hint = _ON_BUSY.sub(r"--on-busy \1", said)
+    if not _PYTHON.search(hint):
+        return hint
+    return next((step for named, step in _STEPS if named in hint), "")
 
 
 def _updates(event: Event) -> list[Event]:

@@ -55,7 +55,7 @@ def _refuse_queue(work: Work) -> None:
 
 
 def _closing() -> Closed:
-    return Closed("the session was closed before this was sent", hint="ask again in another session")
+    return Closed("the session was closed before this was sent", hint="ask again")
 
 
 def finish(work: Work) -> None:

@@ -27,7 +27,7 @@ from banksman.core.work import Work
 
 def kept(past: Past) -> tuple[Kept, ...]:
     """Those of a session that is taken over."""
-    return tuple(Kept(question.id, _requested(question)) for question in past.questions if question.is_kept)
+    return tuple(Kept(question.id, requested(question)) for question in past.questions if question.is_kept)
 
 
 def is_about_a_tool(question: OpenQuestion) -> bool:
@@ -35,7 +35,7 @@ def is_about_a_tool(question: OpenQuestion) -> bool:
     return bool(msgspec.json.decode(question.about)["wants"] == Wants.PERMISSION)
 
 
-def _requested(question: OpenQuestion) -> Requested:
+def requested(question: OpenQuestion) -> Requested:
     about: dict[str, Any] = msgspec.json.decode(question.about)
     return Requested(
         # Before we had names of our own for questions, theirs was the agent's.

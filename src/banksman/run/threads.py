@@ -176,6 +176,7 @@ class Session(Face[AsyncSession]):
         return Reader(self._bridge, self._inner.follow(after))
 
     questions = looking(AsyncSession.questions)
+    open_questions = blocking(AsyncSession.open_questions, Manner.READS)
     answer = blocking(AsyncSession.answer)
     set_model = blocking(AsyncSession.set_model)
     set_permission_mode = blocking(AsyncSession.set_permission_mode)

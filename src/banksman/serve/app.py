@@ -17,6 +17,7 @@ from banksman.serve.context import Context
 from banksman.serve.door import Door
 from banksman.serve.problems import Problem
 from banksman.serve.routes import Answer, Call, Endpoint, Route
+from banksman.serve.wire import HEADERS_FOR_BROWSERS
 
 log = logging.getLogger("banksman.serve")
 
@@ -73,7 +74,7 @@ class Logged:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                message["headers"] = [*message.get("headers", ()), *HEADERS_FOR_BROWSERS]
             await send(message)
 
         try:
@@ -94,12 +95,3 @@ class Logged:
 
 def _ids(scope: Scope) -> dict[str, Any]:
     return {"method": scope["method"], "path": scope["path"]}
-
-
-# For browsers: nothing is guessed, nothing is shown inside of another page, no address is told to others.
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)

@@ -76,7 +76,7 @@ class Door:
             return f"cookie {address}"
         if self._is_open(path):
             return f"nobody {address}"
-        hint = "send `Authorization: Bearer TOKEN`; the token is in the file that the server names when it starts"
+        hint = "send `Authorization: Bearer TOKEN`; it is in the file banksman/token of the state folder of its user"
         raise Problem(401, "NotLetIn", "there is no token, or not the right one", hint=hint, headers=_CHALLENGE)
 
     def _check_host(self, headers: Headers) -> str:

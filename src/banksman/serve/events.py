@@ -14,6 +14,8 @@ from banksman.serve.streams.follower import Follower
 from banksman.serve.streams.sources import ManySessions, OneSession
 
 STREAMS = (Form.SSE.value, Form.NDJSON.value)
+# A page ends before the event that exceeds it, whatever `limit` says: the next one begins there.
+PAGE_BYTES_MAX = 4 << 20
 # As many as a URL has room for.
 SESSIONS_MAX = 500
 
@@ -29,10 +31,17 @@ async def of_session(call: Call) -> Answer | Asgi:
         return Follower(context.streams, source, await source.begin(after or None), form, kind="session")
     page = await session.page(after or None, limit=min(query.limit, EVENTS_MAX))
     # Each as a stream would show it; one way of showing, and no second.
-    events = [msgspec.Raw(encode(event, raw=query.raw)) for event in page.events]
+    events: list[msgspec.Raw] = []
+    size = 0
+    for event in page.events:
+        data = encode(event, raw=query.raw)
+        size += len(data)
+        if events and size > PAGE_BYTES_MAX:
+            break
+        events.append(msgspec.Raw(data))
     shown = {
         "events": events,
-        "next": page.events[-1].cursor if page.events else after or None,
+        "next": page.events[len(events) - 1].cursor if events else after or None,
         "head": await session.head(),
         **({} if page.gap is None else {"gap": {"first": page.gap[0], "last": page.gap[1]}}),
     }

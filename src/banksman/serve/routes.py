@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from banksman.errors import BanksmanError, no_room
 from banksman.serve.messages import Body, Query
 from banksman.serve.problems import Problem, problem_of
+from banksman.serve.sending import Sliced
 from banksman.serve.wire import BODY_SECONDS_MAX
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -60,7 +61,7 @@ class Answer:
         if self.value is None:
             return Response(status_code=self.status, headers=dict(self.headers))
         data = self.value if isinstance(self.value, bytes) else msgspec.json.encode(self.value, enc_hook=str)
-        return Response(data, self.status, dict(self.headers), self.media_type)
+        return Sliced(data, self.status, dict(self.headers), self.media_type)
 
 
 Handle = Callable[[Call], Coroutine[Any, Any, Answer | Response | Asgi]]

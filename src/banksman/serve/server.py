@@ -78,8 +78,8 @@ class Server:
             on_stall=self._on_stall,
         )
 
-    def _on_stall(self) -> None:
-        self._streams.counts.cut += 1
+    def _on_stall(self, is_stream: bool) -> None:
+        self._streams.counts.cut += is_stream
 
     async def close(self) -> None:
         """Take nobody new, tell those who follow to come back, answer what was asked, and cut off who is left."""

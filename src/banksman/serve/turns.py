@@ -60,7 +60,7 @@ async def interrupt_now(call: Call) -> Answer:
 
 
 async def list_questions(call: Call) -> Answer:
-    questions = call.context.session(call.path["id"]).questions()
+    questions = await call.context.session(call.path["id"]).open_questions()
     return Answer(
         messages.Questions(
             [messages.Question(q.id, q.turn, q.tool, dict(q.input), q.wants, dict(q.details)) for q in questions]

@@ -11,10 +11,12 @@ import fcntl
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from banksman.errors import MachineError
 from banksman.serve.token import make_private_folder, write_beside
@@ -23,6 +25,8 @@ NAME = "server.json"
 # Whoever holds the lock longer was stopped in the middle of it, and may never go on.
 LOCK_SECONDS_MAX = 1.0
 _LOCK_AGAIN_SECONDS = 0.01
+# On this machine one that is there answers at once.
+LOOK_SECONDS_MAX = 0.5
 
 log = logging.getLogger("banksman")
 
@@ -32,7 +36,11 @@ _announced: dict[str, bytes] = {}
 
 
 def announce(folder: Path, url: str) -> None:
-    """Say that a server of ours is at this URL; what another said before is replaced."""
+    """Say that a server of ours is at this URL. What another said before is replaced, unless that one is still there:
+    clients of this user keep the server that they have."""
+    if (other := _living(Path(os.path.abspath(folder)) / NAME)) is not None:
+        log.warning("! clients of this user find the server at %s; for this one they need --url %s", other, url)
+        return
     text = json.dumps({"url": url, "pid": os.getpid(), "started": time.time()}) + "\n"
     path = Path(os.path.abspath(folder)) / NAME
     try:
@@ -63,6 +71,20 @@ def withdraw(folder: Path) -> None:
         pass
     except OSError as exc:
         log.warning("! %s could not be removed: %s", path, exc)
+
+
+def _living(path: Path) -> str | None:
+    """The address of another server that is announced there, and answers. Its process may be gone by now, and its pid
+    another's; or its port."""
+    try:
+        said = json.loads(path.read_bytes())
+        pid, address = int(said["pid"]), urlsplit(str(said["url"]))
+        if pid != os.getpid():
+            os.kill(pid, 0)
+        with socket.create_connection((address.hostname or "", address.port or 0), LOOK_SECONDS_MAX):
+            return str(said["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @contextmanager

@@ -276,9 +276,7 @@ class Connection(HttpToolsProtocol):
     def _is_streaming(self) -> bool:
         """Whether the answer that is being sent is one whose length nobody knows: no other is sent in chunks."""
         running = self._running
-        if running is None or not running.response_started or running.response_complete:
-            return False
-        return running.chunked_encoding is True
+        return running is not None and running.chunked_encoding is True and not running.response_complete
 
 
 def _seconds(awaited: Awaited) -> float:

@@ -19,9 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from banksman.core import event as kinds
+from banksman.core import keeping
 from banksman.core.decision import Decision
 from banksman.core.event import Event, storable
 from banksman.core.meaning import Wants
+from banksman.core.past import OpenQuestion
 from banksman.core.session_facts import AskHuman, QuestionAnswered, TellAnswer
 from banksman.core.state import Kept, Mode, Store
 from banksman.core.state import Question as Waiting
@@ -287,3 +289,9 @@ def _decision(wants: Wants, answer: Answer) -> Decision:
         remember=_place(answer),
         interrupts=answer.interrupt,
     )
+
+
+def asked_before(question: OpenQuestion) -> Question:
+    """One that the log of a session tells of."""
+    asked = keeping.requested(question)
+    return Question(question.id, question.turn, asked.tool, asked.input, wants=asked.wants.value, details=asked.details)

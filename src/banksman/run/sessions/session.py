@@ -43,7 +43,7 @@ from banksman.run.sessions.life import Life
 from banksman.run.sessions.names import check_no_secret, checked_name
 from banksman.run.sessions.opening import Opening
 from banksman.run.sessions.promises import Promises, ignore
-from banksman.run.sessions.questions import Answer, Answered, OnQuestion, Question, checked, find_answer
+from banksman.run.sessions.questions import Answer, Answered, OnQuestion, Question, asked_before, checked, find_answer
 from banksman.run.sessions.readable import Readable
 from banksman.run.sessions.recovery import load
 from banksman.run.sessions.status import Status
@@ -194,7 +194,7 @@ class Session(Readable):
             async for event in events:
                 if event.turn == id:
                     turn = Turn(self, id, event.seq - 1)
-                    turn.watch(Watch(is_over=await self._is_over(id)))
+                    turn.watch(await self._watched(id))
                     return turn
         raise NotFound(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
 
@@ -205,12 +205,13 @@ class Session(Readable):
         ignore(self._promises.expect_turn(Turn(self, ask.id, self._driver.state.head)))
         self._tell(Asked(self._now(), ask))
 
-    async def _is_over(self, turn: str) -> bool:
+    async def _watched(self, turn: str) -> Watch:
         """Of one that nobody here was promised."""
         if self._life is not None:
-            return True
+            return Watch(is_over=True)
         past = await load(self._store, self.id, Config(dialect=self.dialect))
-        return status.find_turn(past.session, turn) is None
+        found = status.find_turn(past.session, turn)
+        return Watch(is_over=True) if found is None else Watch(is_over=False, phase=found.phase)
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
         """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
@@ -257,6 +258,13 @@ class Session(Readable):
     def questions(self) -> list[Question]:
         """Those that wait for an answer."""
         return [] if self._life is None else self._life.questions.open()
+
+    async def open_questions(self) -> list[Question]:
+        """The same, wherever the session is: of one that is not ours, what its log says."""
+        if self._life is not None:
+            return self.questions()
+        past = await load(self._store, self.id, Config(dialect=self.dialect))
+        return [asked_before(question) for question in past.questions]
 
     async def answer(
         self,

@@ -32,10 +32,12 @@ class Home(Protocol):
 
 
 class Watch(NamedTuple):
-    """What is known of a turn that another host had, or has: that it is over, and how it ended."""
+    """What is known of a turn that another host had, or has: that it is over, and how it ended; or its phase when its
+    log was looked at."""
 
     is_over: bool
     kind: Kind | None = None
+    phase: str = Phase.ENDED
 
 
 class Turn:
@@ -60,6 +62,8 @@ class Turn:
         """queued, starting, running, interrupting or ended."""
         if self._outcome.done():
             return Phase.ENDED
+        if self._watch is not None and not self._watch.is_over:
+            return self._watch.phase
         return self.session.state_of(self.id)
 
     @property

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from banksman.errors import StoreError
 from banksman.serve.problems import Problem
+from banksman.serve.sending import send_slices
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.encoding import RETRY_MILLISECONDS, Form, made, preamble
 from banksman.serve.streams.pages import Page, Pages
@@ -145,4 +146,4 @@ class Follower(Generic[Place]):
     async def _write(self, send: Send, data: bytes) -> None:
         if data:
             self._streams.counts.bytes += len(data)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send_slices(send, data)
