@@ -256,3 +256,14 @@ async def test_a_huge_event_is_not_copied_for_each_who_does_not_read_it() -> Non
             unread = [each.transport.get_write_buffer_size() for each in served.connections()]
             assert max(unread) <= HIGH_WATER_BYTES + SLICE_BYTES + AROUND_BYTES
         await session.close()
+
+
+async def test_what_is_small_is_sent_at_once() -> None:
+    """Else the kernel waits for the client to say that it has what came before: forty milliseconds for each answer."""
+    async with serving() as served:
+        session = await served.host.open("claude", command=fake_agent.command())
+        async with following(served, f"/v1/sessions/{session.id}/events", stopped=1):
+            for each in served.connections():
+                peer = each.transport.get_extra_info("socket")
+                assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await session.close()

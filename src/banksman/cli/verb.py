@@ -18,8 +18,8 @@ OK, NOT_DONE, USAGE, NO_SERVER, REFUSED, NOT_SAID = 0, 1, 2, 3, 4, 5
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _EPILOG = """\
-The server: --url, BANKSMAN_URL, the one that was started here, or http://127.0.0.1:4380. The token: BANKSMAN_TOKEN, what
-the URL ends with if it is the one that the server prints, or the file that the server keeps it in.
+The server: --url, BANKSMAN_URL, the one that was started here, or http://127.0.0.1:4380. The token: BANKSMAN_TOKEN, the
+end of a URL such as the server prints (#token=…), or the file that the server keeps it in.
 
 exit codes: 0 it went well, 1 the turn or command did not, 2 wrong usage, 3 no server or not let in, 4 the server
 refused, 5 stdout could not be written (what was asked for may be done), 130 Ctrl-C.

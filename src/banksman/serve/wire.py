@@ -92,6 +92,11 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         peer = cast("socket.socket | None", transport.get_extra_info("socket"))
+        if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
+            # Head and body are two writes, and what is small is news: neither may wait for the client to say that it
+            # has the one before. (asyncio does this for sockets that were made for TCP by name, and accepted ones were
+            # not.)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6) and sys.platform == "linux":
             milliseconds = max(1, int(self._stall_seconds * 1000))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

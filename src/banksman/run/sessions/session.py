@@ -34,6 +34,7 @@ from banksman.core.session_facts import (
     SettingAsked,
 )
 from banksman.core.state import Mode, Store
+from banksman.core.turn import Phase
 from banksman.errors import NotFound, UsageError
 from banksman.run.sessions import holding, status
 from banksman.run.sessions.driver import Driver
@@ -211,7 +212,10 @@ class Session(Readable):
             return Watch(is_over=True)
         past = await load(self._store, self.id, Config(dialect=self.dialect))
         found = status.find_turn(past.session, turn)
-        return Watch(is_over=True) if found is None else Watch(is_over=False, phase=found.phase)
+        if found is None:
+            return Watch(is_over=True)
+        # What was started has been sent, as far as a log can tell.
+        return Watch(is_over=False, phase=Phase.QUEUED if found.phase is Phase.QUEUED else Phase.RUNNING)
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
         """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
