@@ -258,7 +258,8 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         busy = run("serve", "--port", port, "--store", f"sqlite:{tmp_path / 'store.db'}")
-    assert (busy.returncode, port in busy.stderr) == (2, True)
+    # To try this again may help, so it is not the code that keeps a service manager from it.
+    assert (busy.returncode, port in busy.stderr) == (1, True)
     remote = run("serve", "--bind", "0.0.0.0", "--store", "memory:")
     assert (remote.returncode, "allow-remote" in remote.stderr) == (2, True)
     for failed in (misspelt, busy, remote):

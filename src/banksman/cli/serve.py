@@ -15,8 +15,8 @@ Everything that can be set is in the [serve] table of a TOML file, by default ba
 configuration folder; flags come before it. The server prints its URL. TERM and Ctrl-C: it takes nothing new, finishes
 what runs, and exits; a second one ends what runs at once. USR1: it writes where every task stands to stderr.
 
-exit codes: 0 it was told to go, 2 it could not start: wrong usage or settings, a port that is taken, a store that
-cannot be used, packages that are not installed.
+exit codes: 0 it was told to go, 1 the machine does not let it, and may do so later (a port that is taken, a disk that
+is full), 2 it cannot start before something is changed: wrong usage or settings, packages that are not installed.
 
 example:
   banksman serve --port 4380 --store sqlite:/var/lib/banksman/log.db

@@ -130,7 +130,10 @@ def _tell(url: str, token: str) -> None:
     """The address to open. What comes after the # is for the browser: it sends it to nobody. Into a journal, which
     others may read and which is kept, the token does not go."""
     shown = url if _is_journal() else f"{url}/#token={token}"
-    print(f"Banksman is at {shown}", flush=True)
+    try:
+        print(f"Banksman is at {shown}", flush=True)
+    except OSError as exc:
+        log.warning("! nobody could be told that we are at %s: %s", url, exc.strerror)
 
 
 def _is_journal() -> bool:

@@ -25,6 +25,9 @@ log = logging.getLogger("banksman.serve")
 class Policy:
     def __init__(self, settings: Settings) -> None:
         self._roots = None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
+        for root in self._roots or ():
+            if not os.path.isdir(root):
+                log.warning("! roots names %r, and there is no such folder: nothing can be started there", root)
         self._env = frozenset(settings.env)
         self._allowed: list[list[str]] | None = None
         if settings.programs is not None:
