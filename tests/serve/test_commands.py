@@ -114,7 +114,7 @@ def test_a_terminal_has_a_size_and_gets_another(served: Served) -> None:
 
 
 def test_what_cannot_be_started_is_the_callers_error(served: Served) -> None:
-    for body, status in (
+    bodies: list[tuple[dict[str, Any], int]] = [
         ({"argv": []}, 400),
         ({"argv": ["no-such-program-anywhere"]}, 422),
         ({"argv": ["true"], "cwd": "/nowhere"}, 422),
@@ -122,7 +122,8 @@ def test_what_cannot_be_started_is_the_callers_error(served: Served) -> None:
         ({"argv": ["true"], "pty": [0, 0]}, 422),
         ({"argv": ["true"], "user": "nobody-of-this-name"}, 422),
         ({"argv": ["true"], "nonsense": 1}, 400),
-    ):
+    ]
+    for body, status in bodies:
         answer = served.request("POST", "/v1/commands", body)
         assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json"), body
         assert answer.json["detail"]

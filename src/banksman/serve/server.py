@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from typing import Any
+from typing import cast
 
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
@@ -86,14 +86,17 @@ class Server:
         await self._acceptor.close()
         if not self._streams.closing.done():
             self._streams.closing.set_result(None)
-        connections: list[Any] = list(self._state.connections)
+        connections = [cast("Connection", connection) for connection in self._state.connections]
+        lost = [connection.lost for connection in connections]
         for connection in connections:
             connection.shutdown()
-        lost = [connection.lost for connection in connections]
         if lost:
             await asyncio.wait(lost, timeout=CLOSE_SECONDS_MAX)
-        for connection in list(self._state.connections):
-            connection.abort()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        for connection in connections:
+            connection.abort()
+        if lost:
+            await asyncio.wait(lost)  # In the next pass of the loop: whatever was to be sent is dropped.
+        # What waited for something on behalf of a client that is gone.
         tasks = list(self._state.tasks)
         for task in tasks:
             task.cancel()
