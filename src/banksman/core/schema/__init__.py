@@ -12,11 +12,10 @@ is looked at before anything else, without recursion, and all that recurses afte
 A schema that leads back to itself without going down in the value is refused. What is left is a schema that looks at
 each part of a value twice, at each depth: that doubles with the depth, and the steps are counted.
 
-**What does not end** is a pattern that tries the same text in ever more ways, such as `(a+)+$`. Python's `re` cannot be
-stopped. A pattern is part of the caller's own schema: write it so that there is one way to match.
+A pattern is followed in all its ways at once, and not in one after the other: see pattern.py.
 
-**Where it stands.** values.py knows JSON and no schema; checking.py knows schemas and no value; holding.py brings both
-together. Each imports only those named before it.
+**Where it stands.** values.py knows JSON and no schema, pattern.py a text and no JSON; checking.py knows schemas and no
+value; holding.py brings them together. Each imports only those named before it.
 """
 
 from __future__ import annotations

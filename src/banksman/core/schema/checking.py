@@ -1,16 +1,17 @@
 """A schema is checked: each keyword is known and holds what it may, and each `$ref` leads somewhere, not in circles.
 
 What passes here can be held to in full; holding.py looks for no mistake in a schema again. What both must read alike
-stands here: where a `$ref` leads (`target`), what a pattern means (`compiled`), which types are named (`type_names`).
+stands here: where a `$ref` leads (`target`), which types are named (`type_names`). What a pattern means is
+in pattern.py.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from banksman.core.schema.pattern import HINT, NoPattern, compiled
 from banksman.core.schema.values import TYPES, is_number, is_text, is_whole, no_json, shown
 from banksman.errors import UsageError
 
@@ -32,8 +33,6 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 # Those whose schemas are applied to the very value, and not to a part of it.
 _IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else"))
 _REF = re.compile(r"#(?:/(\$defs|definitions)/([^/]+))?")
-# An escape, a class, or the dollar that is neither.
-_DOLLAR = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\$)", re.DOTALL)
 
 
 def check(schema: object) -> None:
@@ -93,16 +92,8 @@ def _wrong(place: str, given: object, words: str) -> UsageError:
 def _check_pattern(place: str, pattern: str) -> None:
     try:
         compiled(pattern)
-    except (re.error, OverflowError, RecursionError) as exc:
-        raise UsageError(f"{place}: {shown(pattern)} is no pattern: {exc}", hint="as Python's re writes them") from exc
-
-
-@functools.lru_cache(maxsize=256)
-def compiled(pattern: str) -> re.Pattern[str]:
-    # In JSON Schema `$` is the end of the text and of nothing else, and \d and \w are of ASCII (as is \s here, which it
-    # is not there). In Python `$` is also before a last newline: what was to be one line would then pass with two.
-    ended = _DOLLAR.sub(lambda match: r"\Z" if match[1] else match[0], pattern)
-    return re.compile(ended, re.ASCII)
+    except NoPattern as exc:
+        raise UsageError(f"{place}: {shown(pattern)} {exc}", hint=HINT) from exc
 
 
 def target(ref: str, root: object, place: str) -> object:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from banksman.core.schema.checking import compiled, target, type_names
+from banksman.core.schema.checking import target, type_names
+from banksman.core.schema.pattern import TooMuch, compiled
 from banksman.core.schema.values import (
     COMPARED_CHARS,
     LEAVES,
@@ -44,13 +45,9 @@ def fault(value: object, schema: object) -> str | None:
     if found is None:
         try:
             found = _Holding(schema).hold(_Place(value, schema, "", 0))
-        except _TooMuch as exc:
+        except TooMuch as exc:
             found = Fault("", str(exc))
     return None if found is None else found.words()
-
-
-class _TooMuch(Exception):
-    """No fault, which a `not` would turn into a fit: the value cannot be judged at all."""
 
 
 class _Place(NamedTuple):
@@ -78,7 +75,7 @@ class _Holding:
     def spend(self, steps: int) -> None:
         self.steps += steps
         if self.steps > STEPS_MAX:
-            raise _TooMuch(f"cannot be checked in {STEPS_MAX} steps")
+            raise TooMuch(f"cannot be checked in {STEPS_MAX} steps")
 
     def compared(self, value: object) -> str:
         """The text by which a value is compared, at its price."""
@@ -95,7 +92,7 @@ class _Holding:
     def hold(self, at: _Place) -> Fault | None:
         self.spend(1)
         if at.nested > NESTED_MAX:
-            raise _TooMuch(f"cannot be checked: more than {NESTED_MAX} schemas apply within each other")
+            raise TooMuch(f"cannot be checked: more than {NESTED_MAX} schemas apply within each other")
         if isinstance(at.schema, bool):
             return None if at.schema else Fault(at.path, "must not be there")
         # The wrong type is the best reason there is: whatever else is wrong follows from it.
@@ -132,7 +129,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]
     "type": (_is_any, _is_typed, "must be {}"),
     "minLength": (is_text, lambda text, least: len(text) >= least, "must have at least {} characters"),
     "maxLength": (is_text, lambda text, most: len(text) <= most, "must have at most {} characters"),
-    "pattern": (is_text, lambda text, pattern: bool(compiled(pattern).search(text)), "must match the pattern {}"),
+    "pattern": (is_text, lambda text, pattern: compiled(pattern).search(text), "must match the pattern {}"),
     "minimum": (is_number, lambda number, least: number >= least, "must be at least {}"),
     "maximum": (is_number, lambda number, most: number <= most, "must be at most {}"),
     "exclusiveMinimum": (is_number, lambda number, bound: number > bound, "must be above {}"),

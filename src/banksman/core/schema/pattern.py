@@ -1,0 +1,244 @@
+r"""Whether a text matches a pattern, in a time that is known before: so many steps a character, whatever the two are.
+
+Python's own matcher tries one way after the other, and for some patterns (`^(a+)+$`) the number of ways doubles with
+each character: an answer of an agent of forty letters would stop the loop, and with it every other session, for hours.
+So the pattern is read by Python, and followed here in all ways at once: a set of places in the pattern, moved on by
+each character. What cannot be followed so (a reference to a group, a look ahead or behind) is refused when the schema
+is given.
+
+In JSON Schema `$` is the end of the text and of nothing else, and \d and \w are of ASCII (as is \s here, which it is
+not there). In Python `$` is also before a last newline: what was to be one line would then pass with two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+# Python reads patterns by these, and says so to nobody. They have been the same from 3.11 to 3.13; a test would tell.
+_parser: Any = getattr(re, "_parser")  # noqa: B009
+_MAXREPEAT: Any = getattr(re, "_constants").MAXREPEAT  # noqa: B009
+
+# Places in one pattern, with every repeat written out.
+PLACES_MAX = 2000
+# For one text: a fraction of a second. A text that takes more cannot be judged.
+STEPS_MAX = 1_000_000
+# What is remembered of the ways that were taken, so that a long text costs a look for each character.
+REMEMBERED_MAX = 10_000
+
+HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?s) and (?m)"
+
+
+class NoPattern(Exception):
+    """What is wrong with it."""
+
+
+class TooMuch(Exception):
+    """No fault, which a `not` would turn into a fit: the value cannot be judged at all."""
+
+
+@lru_cache(maxsize=256)
+def compiled(text: str) -> Pattern:
+    """`NoPattern` if it is none, or none that can be followed."""
+    return Pattern(text)
+
+
+Is = Callable[[str], bool]
+# Where between two characters: the one before and the one after, "" at the ends.
+Between = tuple[str, str]
+
+
+class Pattern:
+    """Places are numbers. At each is either a character that leads on, or a condition, or only ways on; `END` is the
+    last."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            tree: Any = _parser.parse(text, re.ASCII)
+        except (re.error, RecursionError, OverflowError) as exc:
+            raise NoPattern(f"is no pattern: {exc}") from exc
+        flags = int(tree.state.flags)
+        self._text = text
+        self._is_multiline = bool(flags & re.MULTILINE)
+        self._is_dotall = bool(flags & re.DOTALL)
+        if flags & ~(re.ASCII | re.MULTILINE | re.DOTALL):
+            raise self._refused("flags")
+        self._characters: dict[int, tuple[Is, int]] = {}
+        self._conditions: dict[int, tuple[Callable[[Between], bool], int]] = {}
+        self._ways: dict[int, list[int]] = {0: []}
+        self._count = 1  # Place 0 is the end.
+        self._start = self._sequence(tree, 0)
+        self._reached: dict[Any, frozenset[int]] = {}
+
+    def search(self, text: str) -> bool:
+        """Whether it matches somewhere. `TooMuch` if that cannot be told in so many steps."""
+        places: frozenset[int] = frozenset()
+        before, steps = "", 0
+        for index in range(len(text) + 1):
+            after = text[index] if index < len(text) else ""
+            reached = self._spread(places | {self._start}, (before, after))
+            if 0 in reached:
+                return True
+            steps += 1 + len(reached)
+            if steps > STEPS_MAX:
+                raise TooMuch(f"cannot be checked: the pattern {self._text!r:.60} takes too long")
+            places = self._moved(reached, after) if after else frozenset()
+            before = after
+        return False
+
+    # -- following ---------------------------------------------------------------------------------------------------
+    def _spread(self, places: frozenset[int], between: Between) -> frozenset[int]:
+        """All that can be reached from these without a character."""
+        before, after = between
+        # What a condition can ask: ends, lines and words.
+        kind = (not before, not after, before == "\n", after == "\n", _is_word(before), _is_word(after))
+        return self._remembered((places, kind), lambda: self._spread_anew(places, between))
+
+    def _spread_anew(self, places: Iterable[int], between: Between) -> frozenset[int]:
+        reached: set[int] = set()
+        waiting = list(places)
+        while waiting:
+            place = waiting.pop()
+            if place not in reached:
+                reached.add(place)
+                waiting += self._ways.get(place, ())
+                condition = self._conditions.get(place)
+                if condition is not None and condition[0](between):
+                    waiting.append(condition[1])
+        return frozenset(reached)
+
+    def _moved(self, places: frozenset[int], character: str) -> frozenset[int]:
+        def move() -> frozenset[int]:
+            leading = (self._characters[place] for place in places if place in self._characters)
+            return frozenset(following for is_it, following in leading if is_it(character))
+
+        return self._remembered((places, character), move)
+
+    def _remembered(self, key: Any, make: Callable[[], frozenset[int]]) -> frozenset[int]:
+        found = self._reached.get(key)
+        if found is None:
+            if len(self._reached) >= REMEMBERED_MAX:
+                self._reached.clear()
+            found = self._reached[key] = make()
+        return found
+
+    # -- reading the pattern: each part is given where it leads to, and gives where it begins -------------------------
+    def _place(self) -> int:
+        self._count += 1
+        if self._count > PLACES_MAX:
+            raise self._refused("so many places")
+        return self._count - 1
+
+    def _sequence(self, parts: Any, following: int) -> int:
+        for operation, argument in reversed(list(parts)):
+            following = self._part(operation, argument, following)
+        return following
+
+    def _part(self, operation: Any, argument: Any, following: int) -> int:
+        match str(operation):
+            case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
+                place = self._place()
+                self._characters[place] = self._character(operation, argument), following
+                return place
+            case "AT":
+                place = self._place()
+                self._conditions[place] = self._condition(argument), following
+                return place
+            case "BRANCH":
+                place = self._place()
+                self._ways[place] = [self._sequence(part, following) for part in argument[1]]
+                return place
+            case "SUBPATTERN":
+                _group, added, removed, parts = argument
+                if added or removed:
+                    raise self._refused("flags")
+                return self._sequence(parts, following)
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                least, most, parts = argument
+                return self._repeat(least, most, parts, following)
+            case _:
+                raise self._refused(str(operation).lower().replace("_", " "))
+
+    def _repeat(self, least: int, most: Any, parts: Any, following: int) -> int:
+        if most is _MAXREPEAT:
+            begin = self._place()
+            self._ways[begin] = [self._sequence(parts, begin), following]
+        else:
+            begin = following
+            for _ in range(most - least):
+                place = self._place()
+                self._ways[place] = [self._sequence(parts, begin), following]
+                begin = place
+        for _ in range(least):
+            begin = self._sequence(parts, begin)
+            self._place()  # Counted also where a part is empty: a huge number of those would else cost only time.
+        return begin
+
+    def _character(self, operation: Any, argument: Any) -> Is:
+        match str(operation):
+            case "LITERAL":
+                return chr(argument).__eq__
+            case "NOT_LITERAL":
+                return chr(argument).__ne__
+            case "ANY":
+                return _is_any if self._is_dotall else "\n".__ne__
+            case _:
+                return self._one_of(argument)
+
+    def _one_of(self, choices: Any) -> Is:
+        is_negated = str(choices[0][0]) == "NEGATE"
+        tests = [self._choice(*choice) for choice in choices[is_negated:]]
+        return lambda character: any(test(character) for test in tests) is not is_negated
+
+    def _choice(self, operation: Any, argument: Any) -> Is:
+        match str(operation):
+            case "LITERAL":
+                return chr(argument).__eq__
+            case "RANGE":
+                low, high = argument
+                return lambda character: low <= ord(character) <= high
+            case "CATEGORY":
+                name = str(argument).removeprefix("CATEGORY_")
+                test = _CATEGORIES[name.removeprefix("NOT_")]
+                return (lambda character: not test(character)) if name.startswith("NOT_") else test
+            case _:
+                raise self._refused(str(operation).lower())
+
+    def _condition(self, code: Any) -> Callable[[Between], bool]:
+        match str(code):
+            case "AT_BEGINNING" if self._is_multiline:
+                return lambda between: between[0] in ("", "\n")
+            case "AT_BEGINNING" | "AT_BEGINNING_STRING":
+                return lambda between: not between[0]
+            case "AT_END" if self._is_multiline:
+                return lambda between: between[1] in ("", "\n")
+            case "AT_END" | "AT_END_STRING":
+                return lambda between: not between[1]
+            case "AT_BOUNDARY":
+                return lambda between: _is_word(between[0]) is not _is_word(between[1])
+            case "AT_NON_BOUNDARY":
+                # Python has none in an empty text.
+                return lambda between: _is_word(between[0]) is _is_word(between[1]) and between != ("", "")
+            case _:
+                raise self._refused(str(code).lower())
+
+    @staticmethod
+    def _refused(what: str) -> NoPattern:
+        return NoPattern(f"cannot be followed in a bounded time: {what}")
+
+
+def _is_any(_: str) -> bool:
+    return True
+
+
+def _is_word(character: str) -> bool:
+    return character.isascii() and (character.isalnum() or character == "_")
+
+
+_CATEGORIES: dict[str, Is] = {
+    "DIGIT": lambda character: "0" <= character <= "9",
+    "SPACE": lambda character: character in " \t\n\r\f\v",
+    "WORD": _is_word,
+}

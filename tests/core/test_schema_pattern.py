@@ -1,0 +1,103 @@
+"""Patterns of a schema: against Python's own matcher where that ends, and in a bounded time where it does not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banksman.core import schema
+from banksman.core.schema import pattern
+from banksman.core.schema.pattern import NoPattern, TooMuch, compiled
+
+ATOMS = [
+    *(
+        "a",
+        "b",
+        "_",
+        "\\.",
+        ".",
+        "\\d",
+        "\\w",
+        "\\s",
+        "\\D",
+        "\\W",
+        "\\S",
+        "[ab]",
+        "[^a]",
+        "[a-c1]",
+        "[^\\d_]",
+        "[\\w-]",
+    ),
+    *("^", "$", "\\A", "\\Z", "\\b", "\\B", "(?:)", "ä"),
+]
+REPEATS = ["", "", "*", "+", "?", "*?", "+?", "{2}", "{1,2}", "{0,1}", "{2,}"]
+
+
+def optional(both: tuple[str, str]) -> str:
+    return f"(?:{both[0]}){both[1]}"
+
+
+def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return (
+        st.lists(inner, max_size=3).map("".join)
+        | st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"({'|'.join(parts)})")
+        | st.tuples(inner, st.sampled_from(["?", "{1,2}", "{0,2}"])).map(optional)
+    )
+
+
+repeated = st.tuples(st.sampled_from(ATOMS[:16]), st.sampled_from(REPEATS)).map("".join)
+patterns = st.recursive(repeated | st.sampled_from(ATOMS), grown, max_leaves=6)
+
+
+@settings(max_examples=600, deadline=None)
+@given(patterns, st.text("ab_1 \n.äZ", max_size=8))
+def test_it_finds_what_python_finds(text: str, subject: str) -> None:
+    # In a schema `$` is the end of the text alone. None of the atoms has one in a class or behind a backslash.
+    try:
+        wanted = re.compile(text.replace("$", "\\Z"), re.ASCII)
+    except re.error:
+        return
+    assert compiled(text).search(subject) is bool(wanted.search(subject)), (text, subject)
+
+
+@pytest.mark.parametrize("text", ["^(a+)+$", "^(a|a)*$", "(a*)*b", "^(([a-z])+.)+[A-Z]([a-z])+$", "(x+x+)+y"])
+def test_what_python_would_never_come_back_from_is_answered(text: str) -> None:
+    assert compiled(text).search("a" * 5000 + "!") is False
+
+
+def test_a_text_that_takes_too_long_cannot_be_judged_and_so_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pattern, "STEPS_MAX", 100)
+    with pytest.raises(TooMuch):
+        compiled("b").search("a" * 1000)
+    assert "takes too long" in str(schema.fault("a" * 1000, {"pattern": "b"}))
+    assert "takes too long" in str(schema.fault("a" * 1000, {"not": {"pattern": "b"}}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(a)\\1",
+        "(?=a)",
+        "(?!a)",
+        "(?<=a)b",
+        "(?i)a",
+        "(?i:a)",
+        "(?>a)",
+        "a++",
+        "(",
+        "a{3000}",
+        "(?:){5000}",
+        "(a)(?(1)b|c)",
+    ],
+)
+def test_what_cannot_be_followed_is_refused(text: str) -> None:
+    with pytest.raises(NoPattern):
+        compiled(text)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pattern, "REMEMBERED_MAX", 8)
+    assert not compiled("x[abc]{3}y").search("".join(map(chr, range(0x4E00, 0x4E80))))
