@@ -156,3 +156,12 @@ def test_a_problem_is_one_for_every_kind_of_refusal_at_the_door(tmp_path: Path, 
         problem(served.request(method, "/v1/server", token=False), 401, "not-let-in")
         problem(served.request(method, "/v1/server", headers={"Host": "evil.example"}), 403, "foreign-host")
         problem(served.request(method, "/v1/server", headers={"Origin": "null"}), 403, "foreign-origin")
+
+
+def test_a_list_without_end_and_a_word_without_end_are_refused_shortly(tmp_path: Path) -> None:
+    with Served(tmp_path / "server") as served:
+        many = served.request("POST", "/v1/commands", {"argv": ["x"] * 10_001})
+        assert many.status == 400
+        long = served.request("POST", "/v1/commands", {"argv": ["x" * 1_000_000]})
+        assert long.status == 422
+        assert len(long.body) < 10_000

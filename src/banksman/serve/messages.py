@@ -17,7 +17,13 @@ SESSIONS_MAX = 1000
 # A request that waits is answered after so long, so that nobody between here and there takes it for dead.
 WAIT_SECONDS_MAX = 60.0
 
+# Of a list or a mapping: more than anybody means, and few enough to be looked at in a moment.
+ITEMS_MAX = 10_000
+
 Text = Annotated[str, Meta(max_length=1 << 20)]
+Texts = Annotated[list[Text], Meta(max_length=ITEMS_MAX)]
+Variables = Annotated[dict[str, str], Meta(max_length=ITEMS_MAX)]
+Objects = Annotated[list[dict[str, Any]], Meta(max_length=ITEMS_MAX)]
 Word = Annotated[str, Meta(min_length=1, max_length=255)]
 Seconds = Annotated[float, Meta(ge=0, le=1e8)]
 Wait = Annotated[float, Meta(ge=0)]
@@ -36,18 +42,18 @@ class OpenSession(Body):
     agent: Word = "claude"
     cwd: Text | None = None
     name: Word | None = None
-    command: Text | list[Text] | None = None
-    args: list[Text] = []
-    env: dict[str, str] | None = None
+    command: Text | Texts | None = None
+    args: Texts = []
+    env: Variables | None = None
     inherit_env: bool = True
     model: Word | None = None
     permission_mode: Word | None = None
     system_prompt: Text | None = None
-    mcp_servers: list[dict[str, Any]] = []
+    mcp_servers: Objects = []
     options: dict[str, Any] | None = None
     resume: Word | None = None
     fork: bool = False
-    rules: dict[str, str] | None = None
+    rules: Variables | None = None
 
 
 class ChangeSession(Body):
@@ -127,12 +133,12 @@ class Why(Session, kw_only=True):
 
 # -- turns -----------------------------------------------------------------------------------------------------------
 class Ask(Body):
-    prompt: str | list[dict[str, Any]]
+    prompt: str | Objects
     priority: int | Word = "normal"
     on_busy: Word = "enqueue"
     on_preempt: Word = "end"
     schema: dict[str, Any] | None = None
-    rules: dict[str, str] | None = None
+    rules: Variables | None = None
 
 
 class WaitFor(Query):
@@ -250,9 +256,9 @@ class Given(Body):
 
 
 class StartCommand(Body):
-    argv: Annotated[list[Text], Meta(min_length=1)]
+    argv: Annotated[list[Text], Meta(min_length=1, max_length=ITEMS_MAX)]
     cwd: Text | None = None
-    env: dict[str, str] | None = None
+    env: Variables | None = None
     inherit_env: bool = True
     timeout: Seconds | None = None
     idle_timeout: Seconds | None = None

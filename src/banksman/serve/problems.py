@@ -19,6 +19,7 @@ MEDIA_TYPE = "application/problem+json"
 # What a client is told to wait, in seconds. Nobody can know; it is long enough not to be a storm, and short enough not
 # to be noticed.
 RETRY_SECONDS = 1
+DETAIL_CHARACTERS_MAX = 2000
 
 # The first line that fits counts: the special before the general.
 _STATUSES: tuple[tuple[type[BanksmanError], int], ...] = (
@@ -55,8 +56,9 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.title = title
-        self.detail = detail
-        self.hint = hint
+        # What was wrong may be a megabyte, and whoever sent it knows it.
+        self.detail = detail[:DETAIL_CHARACTERS_MAX]
+        self.hint = hint[:DETAIL_CHARACTERS_MAX]
         self.ids = dict(ids or {})
         self.headers = dict(headers or {})
         if status in (429, 503):
