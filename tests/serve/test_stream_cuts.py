@@ -28,9 +28,9 @@ MANY = "/v1/events"
     ("path", "accept", "step"),
     [
         pytest.param(ONE, SSE, 1, id="sse"),
-        pytest.param(ONE, NDJSON, 1, id="ndjson"),
-        pytest.param(MANY, SSE, 1, id="many-sse"),
-        # The same code as two of those above, so not at every byte, but in all of its characters.
+        # The same code but for a line or two, so not at every byte, but in all of its characters.
+        pytest.param(ONE, NDJSON, 3, id="ndjson"),
+        pytest.param(MANY, SSE, 3, id="many-sse"),
         pytest.param(MANY, NDJSON, 7, id="many-ndjson"),
     ],
 )

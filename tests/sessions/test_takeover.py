@@ -426,6 +426,30 @@ async def test_a_host_that_starts_settles_what_dead_ones_left(tmp_path: Path, ma
             check(await read(session), it.agents, it.accepted)
 
 
+async def test_who_waits_is_come_to_by_a_host_that_takes_up_and_who_looks_meanwhile_is_told_the_truth(
+    tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session becomes ours while somebody reads in its log what became of a turn that waits in it."""
+    async with scene(tmp_path, marker) as it:
+        await it.reaches("one\n@@hang")
+        waiting = await it.ask("two")
+        it.kill()
+        async with Host(f"sqlite:{it.store}") as host:
+            session = host.session(NAME)
+            watched = Session._watched  # pyright: ignore[reportPrivateUsage]
+
+            async def first_taken_up(self: Session, turn: str) -> Any:
+                await host.take_up()
+                return await watched(self, turn)
+
+            monkeypatch.setattr(Session, "_watched", first_taken_up)
+            turn = await session.turn(waiting)
+            assert (await turn.outcome()).kind is Kind.DONE
+            assert session.is_open
+            await session.close()
+            check(await read(session), it.agents, it.accepted)
+
+
 async def test_of_hosts_that_start_together_one_settles(tmp_path: Path, marker: str) -> None:
     async with scene(tmp_path, marker) as it:
         await it.reaches("one\n@@hang")

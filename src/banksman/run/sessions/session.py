@@ -189,14 +189,22 @@ class Session(Readable):
 
     async def turn(self, id: str) -> Turn:
         """A turn by its id, whoever asked for it and wherever it is: one that waits, runs, or is over long since."""
-        if self._life is not None and (known := self._life.promises.turn(id)) is not None:
-            return known
+        while True:
+            life = self._life
+            if life is not None and (known := life.promises.turn(id)) is not None:
+                return known
+            found = await self._find_turn(id)
+            watch = await self._watched(id)
+            if self._life is life:
+                found.watch(watch)
+                return found
+            # It has become ours, or another's, while its log was read: what is known of its turns is known elsewhere.
+
+    async def _find_turn(self, id: str) -> Turn:
         async with aclosing(self._readers.events(0, waits=False)) as events:
             async for event in events:
                 if event.turn == id:
-                    turn = Turn(self, id, event.seq - 1)
-                    turn.watch(await self._watched(id))
-                    return turn
+                    return Turn(self, id, event.seq - 1)
         raise NotFound(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
 
     def _save(self, prompt: str) -> None:
