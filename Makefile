@@ -66,9 +66,10 @@ check-deep: venv ## made-up bytes at framing, dialects, streams and the server, 
 test-agents: venv ## the real Claude Code against a fake model, in a namespace without a network; ends with a table
 	$(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents
 
-# Without what is explored in the core: it is pure, and the same on each.
+# Without what is explored in the core: it is pure, and the same on each. Of the server what speaks with it in earnest.
+SERVED := $(addprefix tests/serve/test_,accepting.py commands.py connections.py running.py stream_marks.py talking.py)
 test-pythons: ## the tests on each other Python from 3.11 to 3.13 that is found
-	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/test_session.py tests/core tests/real tests/sessions tests/sim tests/store tests/threads tests/testing
+	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/test_session.py tests/core tests/real tests/sessions tests/sim tests/store tests/threads tests/testing $(SERVED)
 
 # The locks name no registry: whoever installs uses their own, and the hashes hold whichever it is. The header of a lock
 # says `make lock` and not the command, because the command could name one.
