@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.serve.kit import Served
 
-from banksman.serve import accepting
+from banksman.serve.entrance import accepting
 
 FDS = 160
 

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from banksman.serve import adopted
+from banksman.serve.running import adopted
 
 # The program is process 1. Each of its children says so by a pipe, and it looks for them in /proc, which is its own.
 PROGRAM = """
 import asyncio, os, subprocess, sys, time
 from banksman.run.child import inherited
 from banksman.run.child.spawner import spawner
-from banksman.serve import adopted
+from banksman.serve.running import adopted
 
 def state(pid):
     try:

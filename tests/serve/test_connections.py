@@ -15,7 +15,7 @@ from tests.serve.kit import SECONDS_MAX, Served, head, statuses, talk
 from tests.serve.test_limits import JSON_LINE, in_this_process
 
 from banksman.serve import server as servers
-from banksman.serve import wire
+from banksman.serve.entrance import wire
 
 BODY = b'{"token": "not the one"}'
 SHORT = 0.1

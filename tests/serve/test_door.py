@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.serve.kit import TOKEN, Served, head, statuses, talk
 
-from banksman.serve import token as tokens
+from banksman.serve.entrance import token as tokens
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import pytest
 
 from banksman import Host, Kind
 from banksman.serve import app, server
+from banksman.serve.api.sending import SLICE_BYTES
 from banksman.serve.context import Context
-from banksman.serve.policy import Policy
-from banksman.serve.sending import SLICE_BYTES
+from banksman.serve.entrance.policy import Policy
 from banksman.serve.settings import Settings
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.encoding import Form

@@ -14,10 +14,12 @@ import pytest
 from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, statuses, talk
 
 from banksman import Host
-from banksman.serve import app, routes, wire
+from banksman.serve import app
 from banksman.serve import server as servers
+from banksman.serve.api import routes
 from banksman.serve.context import Context
-from banksman.serve.policy import Policy
+from banksman.serve.entrance import wire
+from banksman.serve.entrance.policy import Policy
 from banksman.serve.settings import Settings
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.follower import Streams

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from banksman.errors import UsageError
-from banksman.serve import logs
+from banksman.serve.running import logs
 
 SECRET = "tok-EN_of~mine"
 
 # What a program does with its log is seen from outside: a real stderr, a real end of the process.
 PROGRAM = """
 import logging, os, sys, threading
-from banksman.serve import logs
+from banksman.serve.running import logs
 log = logging.getLogger("banksman.test")
 """
 

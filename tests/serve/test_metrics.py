@@ -16,7 +16,7 @@ from banksman import Host, Kind, NotOwner, StoreError
 from banksman.run.child.launch import prepare
 from banksman.run.commands.options import Options
 from banksman.run.sessions import registry
-from banksman.serve import metrics
+from banksman.serve.running import metrics
 from banksman.serve.streams.counts import Counts
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from banksman.serve import notify
+from banksman.serve.running import notify
 
 NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 

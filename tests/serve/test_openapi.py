@@ -9,7 +9,8 @@ import jsonschema_rs
 import msgspec
 from schemathesis.specs.openapi import definitions
 
-from banksman.serve import openapi, problems
+from banksman.serve import problems
+from banksman.serve.api import openapi
 from banksman.serve.app import ROUTES
 
 DESCRIBED: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi.describe(ROUTES)))

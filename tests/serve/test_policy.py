@@ -17,7 +17,7 @@ from tests.serve.kit import Served
 
 from banksman import Host
 from banksman.errors import UsageError
-from banksman.serve.policy import Policy
+from banksman.serve.entrance.policy import Policy
 from banksman.serve.problems import Problem
 from banksman.serve.settings import Settings
 from banksman.testing import fake_agent

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from banksman.serve import stacks
+from banksman.serve.running import stacks
 
 
 def functions(stack: list[str]) -> list[str]:
@@ -206,7 +206,7 @@ async def test_it_can_be_sent_and_be_read() -> None:
 # -- signals ----------------------------------------------------------------------------------------------------------
 SERVER = """
 import asyncio, os, signal, sys, time
-from banksman.serve import logs, stacks
+from banksman.serve.running import logs, stacks
 
 def stuck():
     os.write(1, b"!")

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import UsageError
-from banksman.serve import token
+from banksman.serve.entrance import token
 
 SERVER = """
 import os, sys
 from pathlib import Path
-from banksman.serve import token
+from banksman.serve.entrance import token
 os.write(1, b"!")
 sys.stdin.buffer.read(1)
 os.write(1, token.load_or_make(Path(sys.argv[1])).encode())

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import BanksmanError
-from banksman.serve import whereabouts
+from banksman.serve.running import whereabouts
 
 SERVER = """
 import sys
 from pathlib import Path
-from banksman.serve import whereabouts
+from banksman.serve.running import whereabouts
 folder = Path(sys.argv[1])
 for number in range(int(sys.argv[2])):
     whereabouts.announce(folder, f"http://{sys.argv[3]}/{number}")

@@ -12,12 +12,13 @@ from starlette.routing import Route as PathRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from banksman.serve import commands, events, openapi, operation, page, sessions, turns
+from banksman.serve import page
+from banksman.serve.api import commands, events, openapi, operation, sessions, turns
+from banksman.serve.api.routes import Answer, Call, Endpoint, Route
 from banksman.serve.context import Context
-from banksman.serve.door import Door
+from banksman.serve.entrance.door import Door
+from banksman.serve.entrance.wire import HEADERS_FOR_BROWSERS
 from banksman.serve.problems import Problem
-from banksman.serve.routes import Answer, Call, Endpoint, Route
-from banksman.serve.wire import HEADERS_FOR_BROWSERS
 
 log = logging.getLogger("banksman.serve")
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from banksman import Host
 from banksman.errors import NotFound
 from banksman.run.sessions.session import Session
-from banksman.serve.door import Door
-from banksman.serve.once import Once
-from banksman.serve.policy import Policy
+from banksman.serve.api.once import Once
+from banksman.serve.entrance.door import Door
+from banksman.serve.entrance.policy import Policy
 from banksman.serve.settings import Settings
 from banksman.serve.streams.follower import Streams
 

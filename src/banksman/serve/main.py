@@ -20,11 +20,12 @@ from typing import Any
 
 from banksman import Host, raise_fd_limit
 from banksman.errors import BanksmanError, UsageError
-from banksman.serve import adopted, app, logs, notify, stacks, whereabouts
+from banksman.serve import app
 from banksman.serve import server as servers
-from banksman.serve import token as tokens
 from banksman.serve.context import Context
-from banksman.serve.policy import Policy
+from banksman.serve.entrance import token as tokens
+from banksman.serve.entrance.policy import Policy
+from banksman.serve.running import adopted, logs, notify, stacks, whereabouts
 from banksman.serve.settings import Settings
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.follower import Streams

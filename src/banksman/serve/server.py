@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from banksman.errors import MachineError, UsageError
-from banksman.serve.accepting import BACKLOG, Acceptor
+from banksman.serve.entrance.accepting import BACKLOG, Acceptor
+from banksman.serve.entrance.wire import Connection, config_for
 from banksman.serve.settings import Settings
 from banksman.serve.streams.follower import Streams
-from banksman.serve.wire import Connection, config_for
 
 # From the word that it ends to the last byte of those who take it.
 CLOSE_SECONDS_MAX = 2.0

@@ -6,7 +6,7 @@ from importlib import resources
 
 from starlette.responses import Response
 
-from banksman.serve.routes import Call, Route
+from banksman.serve.api.routes import Call, Route
 
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),

@@ -18,14 +18,14 @@ from typing import Any, Generic, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from banksman.errors import StoreError
+from banksman.serve.api.sending import send_slices
+from banksman.serve.entrance.wire import Connection
 from banksman.serve.problems import Problem
-from banksman.serve.sending import send_slices
 from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.encoding import RETRY_MILLISECONDS, Form, made, preamble
 from banksman.serve.streams.pages import Page, Pages
 from banksman.serve.streams.sources import Source
 from banksman.serve.streams.waking import Waking
-from banksman.serve.wire import Connection
 
 Place = TypeVar("Place", bound=Hashable)
 

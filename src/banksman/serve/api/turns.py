@@ -6,10 +6,10 @@ import asyncio
 
 from banksman import Outcome, Receipt
 from banksman.run.sessions.turn import Turn
-from banksman.serve import messages
+from banksman.serve.api import messages
+from banksman.serve.api.messages import WAIT_SECONDS_MAX
+from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
-from banksman.serve.messages import WAIT_SECONDS_MAX
-from banksman.serve.routes import Answer, Call, Route
 
 
 async def ask(call: Call) -> Answer:

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from banksman.errors import MachineError
-from banksman.serve.token import make_private_folder, write_beside
+from banksman.serve.entrance.token import make_private_folder, write_beside
 
 NAME = "server.json"
 # Whoever holds the lock longer was stopped in the middle of it, and may never go on.

@@ -19,10 +19,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from banksman.errors import BanksmanError, no_room
-from banksman.serve.messages import Body, Query
+from banksman.serve.api.messages import Body, Query
+from banksman.serve.api.sending import Sliced
+from banksman.serve.entrance.wire import BODY_SECONDS_MAX
 from banksman.serve.problems import Problem, problem_of
-from banksman.serve.sending import Sliced
-from banksman.serve.wire import BODY_SECONDS_MAX
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

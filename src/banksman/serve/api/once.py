@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from banksman.serve.api.routes import Answer
 from banksman.serve.problems import Problem
-from banksman.serve.routes import Answer
 
 KEYS_MAX = 10_000
 

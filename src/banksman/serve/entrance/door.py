@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from banksman.serve import token as tokens
+from banksman.serve.entrance import token as tokens
 from banksman.serve.problems import Problem
 
 LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))

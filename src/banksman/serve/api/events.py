@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from banksman.serve import messages
+from banksman.serve.api import messages
+from banksman.serve.api.messages import EVENTS_MAX
+from banksman.serve.api.routes import Answer, Asgi, Call, Route
 from banksman.serve.context import Context
-from banksman.serve.messages import EVENTS_MAX
 from banksman.serve.problems import Problem
-from banksman.serve.routes import Answer, Asgi, Call, Route
 from banksman.serve.streams.encoding import Form, encode
 from banksman.serve.streams.follower import Follower
 from banksman.serve.streams.sources import ManySessions, OneSession

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from banksman import __version__
-from banksman.serve import messages
+from banksman.serve.api import messages
+from banksman.serve.api.routes import Route
 from banksman.serve.problems import MEDIA_TYPE
-from banksman.serve.routes import Route
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")

@@ -14,7 +14,7 @@ import resource
 import socket
 from collections.abc import Callable
 
-from banksman.serve.wire import Connection
+from banksman.serve.entrance.wire import Connection
 
 log = logging.getLogger("banksman.serve")
 

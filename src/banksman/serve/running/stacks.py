@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from banksman.serve import logs
+from banksman.serve.running import logs
 
 TASKS_MAX = 2000
 THREADS_MAX = 200

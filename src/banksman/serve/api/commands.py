@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any
 
 from banksman import Command, Piece
-from banksman.serve import messages
+from banksman.serve.api import messages
+from banksman.serve.api.messages import WAIT_SECONDS_MAX
+from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
-from banksman.serve.messages import WAIT_SECONDS_MAX
 from banksman.serve.problems import Problem
-from banksman.serve.routes import Answer, Call, Route
 
 # A piece of output, at most.
 OUTPUT_BYTES_MAX = 1 << 20

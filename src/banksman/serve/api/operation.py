@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from banksman import __version__
 from banksman.run.sessions import profiles
-from banksman.serve import messages, metrics, stacks
+from banksman.serve.api import messages
+from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
 from banksman.serve.problems import Problem
-from banksman.serve.routes import Answer, Call, Route
+from banksman.serve.running import metrics, stacks
 
 
 async def health(_: Call) -> Answer:

@@ -10,11 +10,11 @@ from banksman.errors import NotFound
 from banksman.run.sessions import profiles
 from banksman.run.sessions import session as sessions
 from banksman.run.sessions.status import Status
-from banksman.serve import messages, tree
+from banksman.serve.api import messages, tree
+from banksman.serve.api.messages import SESSIONS_MAX
+from banksman.serve.api.once import session_id
+from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
-from banksman.serve.messages import SESSIONS_MAX
-from banksman.serve.once import session_id
-from banksman.serve.routes import Answer, Call, Route
 
 
 async def open_session(call: Call) -> Answer:

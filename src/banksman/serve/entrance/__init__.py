@@ -1,0 +1,1 @@
+"""Who comes in: the socket, the connection, the door, the secret, and what may be started."""
