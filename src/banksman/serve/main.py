@@ -89,11 +89,12 @@ async def _serve(
             with _announced(url):
                 _tell(url, token)
                 notifier.ready(url)
-                async with _beating(notifier), _beside(host.take_up(), *([then(host, url)] if then else [])):
-                    await asyncio.shield(ending.asked)
-                    context.streams.is_ending = True
-                    notifier.stopping()
-                await ending.finish(host)
+                async with _beating(notifier):
+                    async with _beside(host.take_up(), *([then(host, url)] if then else [])):
+                        await asyncio.shield(ending.asked)
+                        context.streams.is_ending = True
+                        notifier.stopping()
+                    await ending.finish(host)
         finally:
             # Those who read first, while there is something to read; then the log, with the host.
             await server.close()
