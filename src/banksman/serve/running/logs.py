@@ -64,6 +64,8 @@ def close() -> None:
     for handler in [handler for handler in root.handlers if isinstance(handler, StderrHandler)]:
         root.removeHandler(handler)
         handler.close()
+    # Without any, errors would go to stderr by a way of Python's own: by the one that may be broken, and with secrets.
+    root.addHandler(logging.NullHandler())
 
 
 def write(text: str) -> None:
