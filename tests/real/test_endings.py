@@ -295,9 +295,12 @@ sys.exit(5)
         done = await command.stop()
         seconds = time.monotonic() - began
     assert seconds < 2
-    assert (done.ended, done.code) == (Ended.STOPPED, 5)
+    assert done.code == 5
+    # What sets it free is that it is read from. On a busy machine it may have come to its own end before the keeper came
+    # to TERM; then that is what is told.
+    assert done.ended in (Ended.STOPPED, Ended.EXITED)
     assert done.stdout.total >= 1 << 20
-    assert rungs(done) == ["term", "rest"]
+    assert rungs(done)[:1] == ["term"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
