@@ -296,8 +296,8 @@ sys.exit(5)
         seconds = time.monotonic() - began
     assert seconds < 2
     assert done.code == 5
-    # What sets it free is that it is read from. On a busy machine it may have come to its own end before the keeper came
-    # to TERM; then that is what is told.
+    # What sets it free is that it is read from. On a busy machine it may have come to its own end before the keeper has
+    # come to TERM; then that is what is told.
     assert done.ended in (Ended.STOPPED, Ended.EXITED)
     assert done.stdout.total >= 1 << 20
     assert rungs(done)[:1] == ["term"]
