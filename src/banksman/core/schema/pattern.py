@@ -28,7 +28,7 @@ STEPS_MAX = 1_000_000
 # What is remembered of the ways that were taken, so that a long text costs a look for each character.
 REMEMBERED_MAX = 10_000
 
-HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?s) and (?m)"
+HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?i), (?m) and (?s)"
 
 
 class NoPattern(Exception):
@@ -63,7 +63,8 @@ class Pattern:
         self._text = text
         self._is_multiline = bool(flags & re.MULTILINE)
         self._is_dotall = bool(flags & re.DOTALL)
-        if flags & ~(re.ASCII | re.MULTILINE | re.DOTALL):
+        self._ignores_case = bool(flags & re.IGNORECASE)
+        if flags & ~(re.ASCII | re.MULTILINE | re.DOTALL | re.IGNORECASE):
             raise self._refused("flags")
         self._characters: dict[int, tuple[Is, int]] = {}
         self._conditions: dict[int, tuple[Callable[[Between], bool], int]] = {}
@@ -179,9 +180,10 @@ class Pattern:
     def _character(self, operation: Any, argument: Any) -> Is:
         match str(operation):
             case "LITERAL":
-                return chr(argument).__eq__
+                return self._one_of([(operation, argument)])
             case "NOT_LITERAL":
-                return chr(argument).__ne__
+                is_it = self._in_either_case(chr(argument).__eq__)
+                return lambda character: not is_it(character)
             case "ANY":
                 return _is_any if self._is_dotall else "\n".__ne__
             case _:
@@ -189,8 +191,16 @@ class Pattern:
 
     def _one_of(self, choices: Any) -> Is:
         is_negated = str(choices[0][0]) == "NEGATE"
-        tests = [self._choice(*choice) for choice in choices[is_negated:]]
+        tests = [self._in_either_case(self._choice(*choice)) for choice in choices[is_negated:]]
+        if len(tests) == 1 and not is_negated:
+            return tests[0]
         return lambda character: any(test(character) for test in tests) is not is_negated
+
+    def _in_either_case(self, test: Is) -> Is:
+        """If the pattern says so: of the letters of ASCII, which are all that have two here."""
+        if not self._ignores_case:
+            return test
+        return lambda character: test(character) or (character.isascii() and test(character.swapcase()))
 
     def _choice(self, operation: Any, argument: Any) -> Is:
         match str(operation):
@@ -212,8 +222,6 @@ class Pattern:
                 return lambda between: between[0] in ("", "\n")
             case "AT_BEGINNING" | "AT_BEGINNING_STRING":
                 return lambda between: not between[0]
-            case "AT_END" if self._is_multiline:
-                return lambda between: between[1] in ("", "\n")
             case "AT_END" | "AT_END_STRING":
                 return lambda between: not between[1]
             case "AT_BOUNDARY":
