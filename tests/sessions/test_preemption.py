@@ -203,10 +203,11 @@ async def test_reject_is_refused_while_anything_is_going_on(tmp_path: Path) -> N
     async with opened(tmp_path) as case:
         assert (await case.answer("idle", on_busy="reject")).kind is Kind.DONE
         first = await case.running("first")
-        before = await case.kinds()
+        # What the agent is still saying comes when it comes; of ours there must be nothing more.
+        before = [kind for kind in await case.kinds() if kind != "update"]
         with pytest.raises(Busy):
             await case.ask("second", on_busy="reject", priority=INTERACTIVE)
-        assert await case.kinds() == before
+        assert [kind for kind in await case.kinds() if kind != "update"] == before
         await first.interrupt()
         await case.outcome(first)
         assert (await case.answer("third", on_busy="reject")).kind is Kind.DONE
