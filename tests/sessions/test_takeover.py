@@ -439,7 +439,9 @@ async def test_who_waits_is_come_to_by_a_host_that_takes_up_and_who_looks_meanwh
             watched = Session._watched  # pyright: ignore[reportPrivateUsage]
 
             async def first_taken_up(self: Session, turn: str) -> Any:
-                await host.take_up()
+                # The killed one may still seem to be there for a moment, and then it is not taken from it.
+                while not session.is_ours:
+                    await host.take_up()
                 return await watched(self, turn)
 
             monkeypatch.setattr(Session, "_watched", first_taken_up)
