@@ -18,8 +18,13 @@ async def send_slices(send: Send, data: bytes) -> None:
     if len(data) <= SLICE_BYTES:
         await send({"type": "http.response.body", "body": data, "more_body": True})
         return
-    for begin in range(0, len(data), SLICE_BYTES):
-        await send({"type": "http.response.body", "body": data[begin : begin + SLICE_BYTES], "more_body": True})
+    begin = 0
+    while begin < len(data):
+        # Between two events, if there is a border: who looks at what comes, as it comes, then sees whole ones.
+        border = data.rfind(b"\n\n", begin, begin + SLICE_BYTES)
+        end = begin + SLICE_BYTES if border < 0 else border + 2
+        await send({"type": "http.response.body", "body": data[begin:end], "more_body": True})
+        begin = end
 
 
 class Sliced(Response):
