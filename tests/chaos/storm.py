@@ -223,7 +223,7 @@ class Storm:
                 return answer.json
             # A full queue, a host that is not yet sure that the other one is dead.
             assert answer.status in (409, 429, 503), answer
-            self._is_calm.wait(RETRY_SECONDS) if not self._is_calm.is_set() else time.sleep(RETRY_SECONDS)
+            time.sleep(RETRY_SECONDS)  # What a client does that is told to come again.
 
     # -- afterwards --------------------------------------------------------------------------------------------------
     def _check(self, clients: list[Client], sessions: list[str]) -> None:

@@ -232,7 +232,13 @@ class Ending:
     async def finish(self, host: Host) -> None:
         """Until nothing runs any more: by itself, by the deadline, or because somebody would not wait."""
         finishing = asyncio.ensure_future(host.finish(timeout=self._seconds))
-        await asyncio.wait((finishing, self._now), return_when=asyncio.FIRST_COMPLETED)
-        if not finishing.done():
-            await host.finish(timeout=0)
-        await finishing
+        try:
+            await asyncio.wait((finishing, self._now), return_when=asyncio.FIRST_COMPLETED)
+            if not finishing.done():
+                await host.finish(timeout=0)
+            await finishing
+        finally:
+            if not finishing.done():
+                # We were cancelled. This only stops the waiting: what runs is the host's, which is closed next.
+                finishing.cancel()
+                await asyncio.wait((finishing,))

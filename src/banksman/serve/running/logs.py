@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -103,7 +104,7 @@ class Redactor:
         return text if left <= 0 else f"{text[:TEXT_CHARACTERS_MAX]}… ({left} characters more)"
 
 
-class Form:
+class Form(ABC):
     """How a record becomes a line, or a few, each with its end."""
 
     def __init__(self, redactor: Redactor) -> None:
@@ -121,11 +122,14 @@ class Form:
             exception=self._clean(_exception(record)),
         )
 
+    @abstractmethod
     def block(self, text: str) -> str:
-        raise NotImplementedError
+        """Several lines for people, as one thing."""
 
-    def _line(self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _line(
+        self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str
+    ) -> str: ...
 
     def _value(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float):
