@@ -835,7 +835,8 @@ _OTHER_MEMBERS = tuple(name for name in Turn.__dataclass_fields__ if name not in
 
 
 # All that it knows, but for numbers that only grow and words that only explain.
-_UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema")
+# What a toy was told is told by the rest.
+_UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "speech")
 _PROCESS_MEMBERS = tuple(name for name in Process.__dataclass_fields__ if name not in _UNIMPORTANT)
 
 

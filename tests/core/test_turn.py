@@ -87,7 +87,7 @@ def test_prompts_that_were_collected_are_sent_as_one() -> None:
 
 
 def test_a_turn_of_the_agents_own_is_nobodys_ask() -> None:
-    turn = own("own-1", "task", 0, seq=7, heard=())
+    turn = own("own-1", "task", 0, seq=7, heard=(), at=0.0)
     assert turn.is_own
     assert turn.is_open
     assert not turn.asks

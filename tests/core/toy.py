@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from banksman.core.decision import Decision
-from banksman.core.dialects.dialect import PLAIN, Projector, Prompt, Setup, Transcript
+from banksman.core.dialects.dialect import PLAIN, Plain, Projector, Prompt, Setup, Speech, Transcript
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -72,8 +72,11 @@ class ToyDialect:
     def read(self, line: bytes) -> Meaning | None:
         return _meaning(line)
 
-    def read_head(self, head: bytes) -> Meaning | None:
+    def read_head(self, head: bytes, tail: bytes = b"") -> Meaning | None:
         return _meaning(head)
+
+    def begin(self, setup: Setup) -> Speech:
+        return Plain(self, setup)
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         return f"H {request}\n".encode()

@@ -198,9 +198,12 @@ async def test_what_was_never_a_question_is_not_found(tmp_path: Path) -> None:
 async def test_what_is_no_answer_is_none_whatever_became_of_the_question(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         question = await asked(case)
+        # It could be an option of another's; of this one it is none.
+        with pytest.raises(UsageError):
+            await case.session.answer(question, "perhaps")
         for _ in range(2):
             with pytest.raises(UsageError):
-                await case.session.answer(question, "perhaps")
+                await case.session.answer(question, "")
             with pytest.raises(UsageError):
                 await case.session.answer(question, "allow", interrupt=True)
             await case.session.answer(question, "allow")

@@ -125,7 +125,7 @@ def send_steered(work: Work, key: str, id: str) -> None:
         return
     ask = next(ask for ask in turn.steered if ask.id == id)
     work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
-    work.send(turn.id, work.state.config.dialect.prompt(ask.ref, ask.prompt))
+    work.speak(turn.id, lambda speech: speech.prompt(ask.ref, ask.prompt))
 
 
 def _takes_prompts(state: Session, turn: Turn) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from banksman.core.dialects.dialect import Dialect, Registration
+from banksman.core.dialects.dialect import PLAIN, Dialect, Setup
 from banksman.core.rules import Rules
 
 
@@ -45,9 +45,14 @@ class Config:
     # How long after a second crash in a row no process is started; doubled with each further one.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
-    # What the agent is told at its start, and which tools it may use: see rules.py.
-    hooks: tuple[Registration, ...] = ()
-    servers: tuple[str, ...] = ()
+    # What the agent is told at its start, as far as that is the same for each process; which tools it may use: see
+    # rules.py.
+    setup: Setup = PLAIN
     rules: Rules = ()
+    # After a boundary, how long it must have been quiet until the turn is over: some agents say a few words more.
+    quiet_seconds: float = 0.0
+    # The agent's tools live on after an interrupt; and whether they are ended then ("sweep") or only told of ("keep").
+    leaves_tools: bool = False
+    after_interrupt: str = "sweep"
     # The watchdogs of a turn, by name; None or missing: there is none.
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, clocks, questioning, schema
+from banksman.core import arbiter, clocks, questioning, schema, sweeping
 from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.meaning import TurnOver
@@ -72,7 +72,7 @@ def interrupt(work: Work, turn: Turn) -> None:
     if work.state.config.dialect.acknowledges_interrupts:
         unacknowledged = (*unacknowledged, (request, turn.key))
     work.set_process(requests=process.requests + 1, unacknowledged=unacknowledged)
-    work.send(turn.id, work.state.config.dialect.interrupt(request))
+    work.speak(turn.id, lambda speech: speech.interrupt(request))
 
 
 def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
@@ -152,6 +152,8 @@ def end(
         work.after_commit(OwnOver(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
+    if is_stopped and by is By.BOUNDARY:
+        sweeping.after(work, turn)
     queued = tuple(ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
     for id in turn.interrupts:
         work.after_commit(GiveReceipt(id, Receipt(stopped=is_stopped, by=by, queued=queued)))

@@ -17,6 +17,7 @@ import msgspec
 Entry = tuple[str | None, str, bytes]
 
 UPDATE = "update"  # a frame from the agent
+RECITED = "recited"  # a frame from the agent that repeats what was said before, in another process
 SENT = "sent"  # a frame to the agent
 TURN_QUEUED = "turn.queued"
 TURN_STARTED = "turn.started"
@@ -27,6 +28,7 @@ QUEUE_CHANGED = "queue.changed"
 PROCESS_STARTED = "process.started"
 PROCESS_EXITED = "process.exited"
 PROCESS_SWEPT = "process.swept"
+PROCESS_LEFT = "process.left"  # what an interrupted turn's tools left running, and by policy goes on
 PROCESS_RETIRED = "process.retired"  # it is stopped for a reason of ours, with nothing open
 PROCESS_BACKED_OFF = "process.backed_off"
 QUESTION_ASKED = "question.asked"  # `question`: our name for it, for ever; `request`: the agent's, in one process
@@ -43,6 +45,9 @@ SESSION_CLOSED = "session.closed"
 CLOCK_WARNING = "clock.warning"
 # Made for one reader, never stored: it says which events are no longer there.
 STREAM_GAP = "stream.gap"
+
+# Their data is the line itself.
+FRAMES = frozenset((UPDATE, RECITED, SENT))
 
 Project = Callable[[bytes], list[dict[str, Any]]]
 
@@ -82,7 +87,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_frame(self) -> bool:
-        return self.kind in (UPDATE, SENT)
+        return self.kind in FRAMES
 
 
 def storable(value: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, clocks, closing, ending, resting
+from banksman.core import arbiter, asking, clocks, closing, ending, hearing, resting
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
 from banksman.core.session_facts import (
@@ -66,9 +66,10 @@ def _write_prompt(work: Work) -> None:
         work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
         work.set(turn=None, queue=arbiter.requeue(state.queue, again))
         return
-    turn = turn.moved(Move.WRITE)
+    turn = replace(turn.moved(Move.WRITE), began_at=work.at)
     work.set(turn=turn, clocks=clocks.wound(state.config.clocks, work.at))
-    work.send(turn.id, state.config.dialect.prompt(turn.ref, turn.prompt))
+    hearing.know_conversation(work)
+    work.speak(turn.id, lambda speech: speech.prompt(turn.ref, turn.prompt))
     work.arm_clocks(turn)
 
 
@@ -80,6 +81,7 @@ def _is_free(state: Session) -> bool:
         and process.stdin is Stdin.FREE
         and not process.unacknowledged
         and not process.changes
+        and process.sweeps_after is None
         and state.own is None
     )
 

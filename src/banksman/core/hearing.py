@@ -20,6 +20,7 @@ from banksman.core import turn as turns
 from banksman.core.changing import changed
 from banksman.core.clocks import Name
 from banksman.core.meaning import (
+    Forgot,
     Meaning,
     Noise,
     PromptSettled,
@@ -29,6 +30,7 @@ from banksman.core.meaning import (
     RequestWithdrawn,
     TasksChanged,
     Thought,
+    Told,
     ToolBegan,
     ToolEnded,
     TurnOpened,
@@ -45,6 +47,8 @@ HANDSHAKE = "handshake"
 TASKS_MAX = 256
 # A prompt of this size may overflow a model by itself; and how many of those in a row are the conversation's fault.
 LARGE_PROMPT_CHARACTERS = 256 << 10
+# How many times its quiet an agent may go on talking after a boundary.
+QUIET_TIMES_MAX = 10
 OVERFLOWS_MAX = 2
 # Whether it went well is for the boundary to say. Without one nobody has.
 _UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
@@ -56,16 +60,21 @@ def read_frames(work: Work, fact: FramesRead) -> None:
     # turn's first; the boundary is its last.
     for index, meaning in fact.meanings:
         _keep(work, fact.lines[begin:index])
-        if isinstance(meaning, TurnOpened):
-            hear(work, meaning)
-            _keep(work, fact.lines[index : index + 1])
-        else:
-            if isinstance(meaning, TurnOver) and work.state.own is None and not _is_ours(work, meaning):
-                _open_own(work, meaning.origin, meaning.refs)
-            _keep(work, fact.lines[index : index + 1])
-            hear(work, meaning)
+        meanings, answers = _resolved(work, meaning)
+        first = meanings[0] if meanings else None
+        if isinstance(first, TurnOpened):
+            hear(work, first)
+            meanings = meanings[1:]
+        elif isinstance(first, TurnOver) and work.state.own is None and not _is_ours(work, first):
+            _open_own(work, first.origin, first.refs)
+        _keep(work, fact.lines[index : index + 1])
+        for answer in answers:
+            work.send(work.speaker, answer)
+        for each in meanings:
+            hear(work, each)
         begin = index + 1
     _keep(work, fact.lines[begin:])
+    _wait_for_quiet(work)
     if work.state.clocks:
         has_progress = len(fact.lines) > sum(isinstance(meaning, Noise | Thought) for _, meaning in fact.meanings)
         names = (Name.BYTES, Name.PROGRESS) if has_progress else (Name.BYTES,)
@@ -74,9 +83,10 @@ def read_frames(work: Work, fact: FramesRead) -> None:
 
 def _keep(work: Work, lines: Sequence[bytes]) -> None:
     if lines and work.state.store is Store.WORKING:
-        speaking = work.state.speaking
-        tag = None if speaking is None else speaking.id
-        work.entries += [(tag, kinds.UPDATE, line) for line in lines]
+        speech = work.state.process.speech
+        kind = kinds.RECITED if speech is not None and speech.recites else kinds.UPDATE
+        tag = work.speaker
+        work.entries += [(tag, kind, line) for line in lines]
 
 
 def hear(work: Work, meaning: Meaning) -> None:
@@ -105,6 +115,12 @@ def hear(work: Work, meaning: Meaning) -> None:
             questioning.on_request(work, meaning)
         case RequestWithdrawn(request=request):
             questioning.on_withdrawn(work, request)
+        case Forgot(error=error):
+            # Whoever comes after it is told so, and begins anew: see living.py.
+            work.set_process(has_forgotten=True)
+            work.stop_process(AgentError(error))
+        case Told():
+            raise AssertionError("it is resolved where it is read")
 
 
 # -- replies ---------------------------------------------------------------------------------------------------------
@@ -114,7 +130,9 @@ def _on_reply(work: Work, reply: Replied) -> None:
         if process.phase is ProcessPhase.STARTING:
             work.cancel_timer(Timer.START, str(process.number))
             if reply.error is None:
-                work.set_process(phase=ProcessPhase.READY, was_ready=True)
+                work.set_process(phase=ProcessPhase.READY, ready_at=work.at)
+                if process.speech is not None and process.speech.conversation is not None:
+                    work.set(is_adopted=False)  # It has found the one that it was to go on with.
                 work.set(resume_failures=0)
                 work.do(BeReady(process.number))
                 settings.tell_ready(work)
@@ -212,7 +230,7 @@ def _open_own(work: Work, origin: str | None, refs: tuple[str, ...] = ()) -> Non
         return  # Its beginning cannot be told, so its end must not be. The process is on its way out anyway.
     count = work.state.own_count + 1
     seq = work.state.head + len(work.entries) + 1
-    turn = turns.own(f"own-{count}", origin or "agent", arbiter.OWN_PRIORITY, seq=seq, heard=refs)
+    turn = turns.own(f"own-{count}", origin or "agent", arbiter.OWN_PRIORITY, seq=seq, heard=refs, at=work.at)
     work.set(own=turn, own_count=count)
     if work.state.turn is None or not work.state.turn.is_open:
         work.set(clocks=clocks.wound(work.state.config.clocks, work.at))
@@ -229,6 +247,14 @@ def _log_own_episode(work: Work, boundary: TurnOver) -> None:
     # One that names a prompt which the open turn never named is the end of something older, said again.
     if own is not None and (not boundary.refs or set(boundary.refs) & set(own.heard)):
         ending.end_by_boundary(work, own, boundary)
+
+
+def know_conversation(work: Work) -> None:
+    """The agent is about to be told something that must not be lost. Before that there is nothing to go on with, and
+    some agents do not find a conversation in which nothing was said."""
+    speech = work.state.process.speech
+    if speech is not None and speech.conversation is not None:
+        _know_conversation(work, speech.conversation)
 
 
 def _know_conversation(work: Work, conversation: str) -> None:
@@ -257,12 +283,37 @@ def _on_over(work: Work, over: TurnOver) -> None:
     is_certain = _is_certain(work, turn, over)
     # Steered prompts are told apart by what is said about each, so that is always waited for.
     will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
+    seconds = state.config.settle_seconds
     if is_certain and (turn.settled is not None or not will_settle):
-        _end_ours(work, turn, over)
-        return
-    # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
-    work.set_turn(changed(turn, boundary=over))
-    work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+        seconds = state.config.quiet_seconds
+        if not seconds:
+            _end_ours(work, turn, over)
+            return
+    # The agent is about to say that it is done with the prompt, or that it is only now beginning with it; or it has a
+    # few words more.
+    work.set_turn(changed(turn, boundary=over, quiet_until=work.at + seconds * QUIET_TIMES_MAX))
+    work.start_timer(seconds, Timer.SETTLE, turn.key)
+
+
+def _resolved(work: Work, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[bytes, ...]]:
+    """What it means with what was said before, and what is answered to it at once."""
+    if not isinstance(meaning, Told):
+        return (meaning,), ()
+    speech = work.state.process.speech
+    if speech is None:
+        return (), ()  # Of a process that nothing was said to: it is on its way out.
+    spoken = speech.hear(meaning)
+    work.set_process(speech=spoken.speech)
+    return spoken.meanings, spoken.frames
+
+
+def _wait_for_quiet(work: Work) -> None:
+    """Something came after the boundary of an agent that may have a few words more: they are its turn's, and the wait
+    for more of them begins anew. Not for ever: what does not end is not the end of a turn."""
+    turn = work.state.turn
+    seconds = work.state.config.quiet_seconds
+    if seconds and turn is not None and turn.boundary is not None and work.at < turn.quiet_until:
+        work.start_timer(seconds, Timer.SETTLE, turn.key)
 
 
 def _counted(work: Work, over: TurnOver) -> TurnOver:

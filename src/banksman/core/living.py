@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings
+from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings, sweeping
 from banksman.core import event as kinds
-from banksman.core.dialects.dialect import Setup
 from banksman.core.outcome import By, Kind
 from banksman.core.session_facts import (
     HoldConversation,
@@ -31,12 +30,19 @@ START_ATTEMPTS_MAX = 3
 def started(work: Work, fact: ProcessStarted) -> None:
     work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid, born=fact.born)
     work.set_process(is_there=True, epoch=fact.epoch)
-    process = work.state.process
+    state = work.state
+    process = state.process
     if process.phase is ProcessPhase.STARTING:
-        config = work.state.config
-        setup = Setup(hooks=config.hooks, servers=config.servers, schema=process.schema)
-        work.send(None, config.dialect.handshake(f"{hearing.HANDSHAKE}-{fact.process}", setup))
-        work.start_timer(config.start_seconds, Timer.START, str(fact.process))
+        setup = replace(
+            state.config.setup,
+            schema=process.schema,
+            conversation=process.resumes,
+            forks=process.forks,
+            **dict(state.settings),
+        )
+        work.set_process(speech=state.config.dialect.begin(setup))
+        work.speak(None, lambda speech: speech.handshake(f"{hearing.HANDSHAKE}-{fact.process}"))
+        work.start_timer(state.config.start_seconds, Timer.START, str(fact.process))
 
 
 def exited(work: Work, fact: ProcessExited) -> None:
@@ -72,7 +78,7 @@ def gone(work: Work, fact: ProcessGone) -> None:
         )
     exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
     message = exited_how if process.error is None else f"{process.error.args[0]}; {exited_how}"
-    has_forgotten = work.state.config.dialect.has_forgotten(fact.stderr)
+    has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(fact.stderr)
     stderr = fact.stderr[-STDERR_CHARACTERS_MAX:].strip()
     lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
 
@@ -94,17 +100,18 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     work.cancel_timer(Timer.START, str(process.number))
     work.cancel_timer(Timer.WRITE, f"{process.number}.{process.frames_sent}")
     work.cancel_timer(Timer.AGE, str(process.number))
+    sweeping.forget(work)
     resting.drop_saving(work)
     work.set(process=Process(number=process.number))
     is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
     if is_crash and not has_forgotten and state.mode is Mode.OPEN:
         resting.count_crash(work, process)
-    if process.was_ready or state.mode is not Mode.OPEN:
+    if process.ready_at is not None or state.mode is not Mode.OPEN:
         return
     if process.was_told_to_stop and process.error is None:
         return  # Nobody needed it any more; whoever has come since is served by the next one.
     has_spoken = process.exited_by_itself and not process.was_killed and process.error is None
-    if process.is_resuming and (has_forgotten or has_spoken):
+    if process.resumes is not None and (has_forgotten or has_spoken):
         failures = state.resume_failures + 1
         if has_forgotten or failures >= RESUME_FAILURES_MAX:
             error = _lose_memory(work, error)

@@ -115,6 +115,8 @@ class Wants(enum.StrEnum):
     # A callback of the caller's: a hook, or a message to the tools that live in the caller's process.
     HOOK = "hook"
     TOOL = "tool"
+    # A file, or a terminal, of where the session works: the agent has its client read, write and run for it.
+    WORKSPACE = "workspace"
     # Nothing that we know how to answer.
     UNKNOWN = "unknown"
 
@@ -142,6 +144,20 @@ class RequestWithdrawn:
     request: str
 
 
+@dataclass(frozen=True, slots=True)
+class Forgot:
+    """It was to go on with a conversation, and does not know it any more."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What only the memory of this process can tell: see `Speech`. `message` is the dialect's own."""
+
+    message: Any
+
+
 Meaning = (
     Noise
     | Thought
@@ -155,4 +171,6 @@ Meaning = (
     | PromptSettled
     | Requested
     | RequestWithdrawn
+    | Forgot
+    | Told
 )

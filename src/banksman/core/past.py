@@ -30,7 +30,7 @@ from banksman.core.state import Mode, Process, Session
 from banksman.core.turn import Turn
 from banksman.errors import StoreTooNew
 
-_FRAMES = frozenset((kinds.UPDATE, kinds.SENT))
+_FRAMES = kinds.FRAMES
 _kind_of = itemgetter(1)
 # How many idempotency keys a session remembers, the last ones.
 KEYS_MAX = 1024

@@ -47,8 +47,8 @@ def on_request(work: Work, asked: Requested) -> None:
         case Wants.RULING:
             # Of a call too large to be read to its name nobody knows what the rules say.
             verdict = _verdict(work, asked, work.state.speaking) if asked.tool else Verdict.DENY
-            work.send(_tag(work), work.state.config.dialect.rule(asked, verdict))
-        case Wants.HOOK | Wants.TOOL:
+            work.speak(work.speaker, lambda speech: speech.rule(asked, verdict))
+        case Wants.HOOK | Wants.TOOL | Wants.WORKSPACE:
             _call_back(work, asked)
         case Wants.UNKNOWN:
             _refuse(work, asked, f"Banksman does not answer {asked.subtype!r}")
@@ -69,7 +69,7 @@ def _ask(work: Work, asked: Requested) -> None:
     if not state.process.is_there or state.process.phase is ProcessPhase.STOPPING:
         return  # It could not be told the answer. And one that was stopped since the log failed has no names any more.
     if speaking is not None and speaking.phase is Phase.INTERRUPTING:
-        _refuse(work, asked, "cancelled")
+        work.speak(work.speaker, lambda speech: speech.cancel(asked))
         return
     if any(question.asked.request == asked.request for question in state.questions):
         return  # Asked again, and not answered yet.
@@ -77,9 +77,9 @@ def _ask(work: Work, asked: Requested) -> None:
         _refuse(work, asked, "too many questions are open")
         return
     id = _name(work)
-    work.set(questions=(*state.questions, Question(id, _tag(work), asked)))
+    work.set(questions=(*state.questions, Question(id, work.speaker, asked)))
     work.log(
-        _tag(work),
+        work.speaker,
         kinds.QUESTION_ASKED,
         question=id,
         request=asked.request,
@@ -98,7 +98,7 @@ def _ask(work: Work, asked: Requested) -> None:
     if kept is not None:
         answer(work, id, kept)
         return
-    work.do(AskHuman(id, asked, _tag(work)))
+    work.do(AskHuman(id, asked, work.speaker))
     if state.config.question_seconds is not None:
         work.start_timer(state.config.question_seconds, Timer.QUESTION, id)
     work.attend_clocks()
@@ -120,8 +120,8 @@ def answer(work: Work, id: str, decision: Decision) -> Question | None:
         return None
     question = next((question for question in work.state.questions if question.id == id), None)
     if question is not None:
-        work.send(question.turn, work.state.config.dialect.answer(question.asked, decision))
-        forget(work, id, decision.word, by=decision.by, message=decision.message)
+        work.speak(question.turn, lambda speech: speech.answer(question.asked, decision))
+        forget(work, id, decision.word, by=decision.by, message=decision.message, option=decision.option)
     return question
 
 
@@ -142,7 +142,8 @@ def close(work: Work, *turns: str | None) -> None:
     """Those of these turns need no answer any more; the agent is told so, if it still hears us."""
     for question in work.state.questions:
         if question.turn in turns:
-            work.send(question.turn, work.state.config.dialect.refuse(question.asked.request, "cancelled"))
+            asked = question.asked
+            work.speak(question.turn, lambda speech, asked=asked: speech.cancel(asked))
             forget(work, question.id, "cancelled", by="turn")
 
 
@@ -160,10 +161,11 @@ def lose_all(work: Work) -> None:
         forget(work, question.id, "withdrawn", by="store")
 
 
-def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None) -> None:
+def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None, option: str | None = None) -> None:
     question = next(question for question in work.state.questions if question.id == id)
     work.set(questions=tuple(other for other in work.state.questions if other is not question))
-    work.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer, by=by, message=message)
+    more = {} if option is None else {"option": option}
+    work.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer, by=by, message=message, **more)
     work.cancel_timer(Timer.QUESTION, id)
     work.do(CloseQuestion(id))
     work.after_commit(TellAnswer(id, answer, by, message))
@@ -190,7 +192,8 @@ def on_called(work: Work, fact: CallbackAnswered) -> None:
     if fact.response is None:
         _refuse(work, asked, fact.error)
     else:
-        work.send(_tag(work), work.state.config.dialect.respond(asked, fact.response))
+        response = fact.response
+        work.speak(work.speaker, lambda speech: speech.respond(asked, response))
 
 
 def _forget_callback(work: Work, request: str) -> None:
@@ -210,9 +213,4 @@ def forget_all(work: Work) -> None:
 
 # -- both ------------------------------------------------------------------------------------------------------------
 def _refuse(work: Work, asked: Requested, error: str) -> None:
-    work.send(_tag(work), work.state.config.dialect.refuse(asked.request, error))
-
-
-def _tag(work: Work) -> str | None:
-    speaking = work.state.speaking
-    return None if speaking is None else speaking.id
+    work.speak(work.speaker, lambda speech: speech.refuse(asked, error))

@@ -31,7 +31,7 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core import event as events
-from banksman.core.event import SENT, UPDATE, Entry
+from banksman.core.event import FRAMES, Entry
 from banksman.core.outcome import By, Kind
 from banksman.errors import UsageError
 
@@ -147,7 +147,7 @@ class Redactor:
             (
                 turn,
                 kind,
-                self.redact(data) if kind in (UPDATE, SENT) else in_strings(data, self.redact_text, _is_string),
+                self.redact(data) if kind in FRAMES else in_strings(data, self.redact_text, _is_string),
             )
             for turn, kind, data in entries
         ]

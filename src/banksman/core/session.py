@@ -26,6 +26,7 @@ from banksman.core import (
     resting,
     settings,
     storing,
+    sweeping,
     timing,
 )
 from banksman.core.arbiter import Hold
@@ -58,6 +59,7 @@ from banksman.core.session_facts import (
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
+    ProcessSwept,
     QuestionAnswered,
     Reconfigured,
     Reject,
@@ -96,6 +98,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
             | WriteFailed()
             | ProcessExited()
             | ProcessGone()
+            | ProcessSwept()
         ):
             if _is_current(state, fact):
                 _from_process(work, fact)
@@ -104,6 +107,10 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
         case _:
             _from_caller(work, fact)
     granting.advance(work)
+    # What was sent may have meant something by itself: a setting that is only kept, say.
+    while work.heard:
+        hearing.hear(work, work.heard.pop(0))
+        granting.advance(work)
     return work.done()
 
 
@@ -128,6 +135,8 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
             living.exited(work, fact)
         case ProcessGone():
             living.gone(work, fact)
+        case ProcessSwept():
+            sweeping.swept(work, fact)
         case FramesRead():
             hearing.read_frames(work, fact)
         case _:

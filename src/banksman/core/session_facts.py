@@ -37,6 +37,7 @@ class Timer(enum.Enum):
     IDLE = "idle"  # a process (and count): nobody has needed it
     AGE = "age"  # a process (number): it is old
     BACKOFF = "backoff"  # a process (number) that crashed: another may be tried
+    SWEEP = "sweep"  # a process (number): what a turn left running should be gone
 
 
 Subject = tuple[Timer, str]
@@ -258,6 +259,16 @@ class ProcessGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSwept:
+    """What the last turn had left running is gone or named; or, where it was only looked for, it is all here."""
+
+    at: float
+    process: int
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     at: float
     subject: Subject
@@ -288,6 +299,7 @@ ProcessFact = (
     | WriteFailed
     | ProcessExited
     | ProcessGone
+    | ProcessSwept
 )
 Fact = CallerFact | ProcessFact | Committed | AppendFailed | TimerFired
 
@@ -316,6 +328,16 @@ class StopProcess:
     """Walk the ladder."""
 
     process: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepTools:
+    """End what the agent has started since then, and what that has started, but not the agent. `ends` False: only find
+    out what there is. `ProcessSwept` answers."""
+
+    process: int
+    since: float
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +488,7 @@ Effect = (
     Append
     | StartProcess
     | StopProcess
+    | SweepTools
     | WriteFrame
     | StartTimer
     | CancelTimer

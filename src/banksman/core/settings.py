@@ -56,7 +56,7 @@ def tell_ready(work: Work) -> None:
 
 def _tell(work: Work, change: Change) -> None:
     config = work.state.config
-    work.send(None, config.dialect.setting(change.request, change.name, change.value))
+    work.speak(None, lambda speech: speech.setting(change.request, change.name, change.value))
     work.start_timer(config.setting_seconds, Timer.SETTING, change.request)
 
 

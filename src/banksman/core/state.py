@@ -11,6 +11,7 @@ from banksman.core.arbiter import Hold, Queue
 from banksman.core.clocks import Clocks
 from banksman.core.config import Config
 from banksman.core.decision import Decision
+from banksman.core.dialects.dialect import Speech
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
 from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken, TellAnswer
@@ -101,10 +102,19 @@ class Process:
     # What its answers look like, if that was asked for at its start.
     schema: Mapping[str, Any] | None = None
     stale: Stale = Stale.NO
-    is_resuming: bool = False
+    # What it was told and has said so far, as far as its dialect must know it.
+    speech: Speech | None = None
+    # The conversation that it was started to go on with; or, if it forks, to begin with.
+    resumes: str | None = None
+    forks: bool = False
+    # It has said that it does not know that one.
+    has_forgotten: bool = False
+    # The turn (id) that was stopped, while what its tools have left running is looked for.
+    sweeps_after: str | None = None
     # It has a pid: from here on it is the agent that is waited for.
     is_there: bool = False
-    was_ready: bool = False
+    # Since when it listens; None: it never has.
+    ready_at: float | None = None
     # It has brought a turn to its boundary: whatever ends it now is no failed start.
     has_served: bool = False
     # It holds a conversation that was given up: what it calls it is not learnt again.

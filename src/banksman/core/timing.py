@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from banksman.core import clocks, ending, hearing, questioning, resting, settings, storing
+from banksman.core import clocks, ending, hearing, questioning, resting, settings, storing, sweeping
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.session_facts import (
@@ -24,6 +24,8 @@ def fire(work: Work, timer: Timer, subject: str) -> None:
             _of_process(work, timer, subject)
         case Timer.QUESTION:
             questioning.expire(work, subject)
+        case Timer.SWEEP:
+            sweeping.expire(work, subject)
         case Timer.SETTING:
             settings.expire(work, subject)
         case Timer.COLLECT:

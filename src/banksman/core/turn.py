@@ -102,6 +102,8 @@ class Turn:
     # The class that it was chosen in, for its age perhaps above its own; None: its own. And when that was.
     standing: int | None = None
     granted_at: float = 0.0
+    # When its prompt was sent; of the agent's own, when we heard of it.
+    began_at: float = 0.0
     # Asks that end with this turn: collected before it began, or added to it while it ran.
     joined: tuple[Ask, ...] = ()
     steered: tuple[Ask, ...] = ()
@@ -132,6 +134,8 @@ class Turn:
     is_acknowledged: bool = False
     settled: PromptSettled | None = None
     boundary: TurnOver | None = None
+    # Until when what still comes after it puts off the end.
+    quiet_until: float = 0.0
 
     @property
     def key(self) -> str:
@@ -196,7 +200,7 @@ def queued(ask: Ask) -> Turn:
     return Turn(id=ask.id, ask=ask, priority=ask.priority)
 
 
-def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...]) -> Turn:
+def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...], at: float) -> Turn:
     """A turn that the agent opened by itself: it runs from the moment we hear of it."""
     return Turn(
         id=id,
@@ -205,6 +209,7 @@ def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...]
         origin=origin,
         phase=Phase.RUNNING,
         seq=seq,
+        began_at=at,
         is_opened=True,
         heard=heard,
         can_interrupt=True,

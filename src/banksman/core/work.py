@@ -7,14 +7,16 @@ done at once, marked as not durable. Frames leave one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from banksman.core import clocks
 from banksman.core import event as kinds
 from banksman.core.changing import changed
+from banksman.core.dialects.dialect import Speech, Spoken
 from banksman.core.event import Entry, entry
+from banksman.core.meaning import Meaning
 from banksman.core.session_facts import (
     Append,
     CancelTimer,
@@ -39,13 +41,15 @@ OUTBOX_FRAMES_MAX = 1024
 
 
 class Work:
-    __slots__ = ("at", "effects", "entries", "state")
+    __slots__ = ("at", "effects", "entries", "heard", "state")
 
     def __init__(self, state: Session, at: float) -> None:
         self.state = state
         self.at = at
         self.effects: list[Effect] = []
         self.entries: list[Entry] = []
+        # What the words that were sent have meant already, to be heard when this fact is done with.
+        self.heard: list[Meaning] = []
 
     def set(self, **changes: Any) -> None:
         self.state = changed(self.state, **changes)
@@ -70,6 +74,12 @@ class Work:
 
     def cancel_timer(self, timer: Timer, subject: str) -> None:
         self.do(CancelTimer((timer, subject)))
+
+    @property
+    def speaker(self) -> str | None:
+        """The turn that what is said now belongs to, and what is answered to it."""
+        speaking = self.state.speaking
+        return None if speaking is None else speaking.id
 
     # -- the log -----------------------------------------------------------------------------------------------------
     def log(self, turn: str | None, kind: str, /, **body: object) -> None:
@@ -110,10 +120,11 @@ class Work:
         assert state.process.phase is ProcessPhase.NONE
         number = state.process.number + 1
         conversation = state.conversation or state.fork_of
-        resumes = conversation is not None
-        self.set(process=Process(number=number, phase=ProcessPhase.STARTING, is_resuming=resumes, schema=schema))
+        forks = conversation is not None and state.conversation is None
+        starting = ProcessPhase.STARTING
+        self.set(process=Process(number=number, phase=starting, resumes=conversation, forks=forks, schema=schema))
         # Its clock runs from the moment it is there: it may have to wait for its place.
-        self.do(StartProcess(number, conversation, resumes and state.conversation is None, state.settings))
+        self.do(StartProcess(number, conversation, forks, state.settings))
 
     def stop_process(self, error: BanksmanError | None = None) -> None:
         """Walk the ladder. What the process still says is heard, and its end is what ends an open turn."""
@@ -129,6 +140,16 @@ class Work:
             if turn is not None and turn.phase is Phase.RUNNING:
                 self.set_turn(replace(turn.moved(Move.STOP), cause=Cause.REPLACE))
         self.stop_process(error)
+
+    def speak(self, turn: str | None, say: Callable[[Speech], Spoken]) -> None:
+        """Say something to the agent, in its own words, if there is one that was spoken to."""
+        speech = self.state.process.speech
+        if speech is not None:
+            spoken = say(speech)
+            self.set_process(speech=spoken.speech)
+            for frame in spoken.frames:
+                self.send(turn, frame)
+            self.heard += spoken.meanings
 
     def send(self, turn: str | None, data: bytes) -> None:
         """One whole frame to the agent, in its turn. To a process that is on its way out nothing is sent."""

@@ -45,7 +45,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeGuard, cast
 from banksman.core import past as pasts
 from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import SENT, SESSION_IMPORTED, UPDATE, Entry, Event, entry
+from banksman.core.event import FRAMES, SESSION_IMPORTED, Entry, Event, entry
 from banksman.core.redaction import Redactor
 from banksman.errors import StoreError, StoreTooNew, UsageError
 from banksman.store.files import absolute, write_new
@@ -402,7 +402,7 @@ class _Reader:
         return _Line(seq, epoch, float(at), (turn, kind, self._data(kind, value)))
 
     def _data(self, kind: str, value: dict[str, Any]) -> bytes:
-        allowed = ("frame", "frame64") if kind in (UPDATE, SENT) else ("body", "data64")
+        allowed = ("frame", "frame64") if kind in FRAMES else ("body", "data64")
         held = [name for name in ("body", "data64", "frame", "frame64") if name in value]
         if len(held) != 1 or held[0] not in allowed:
             self._refuse(f"an event of this kind has either {' or '.join(allowed)}", AGAIN)

@@ -12,7 +12,7 @@ from typing import Any
 
 from banksman.core.decision import Decision
 from banksman.core.dialects import claude_reading, claude_updates, claude_writing
-from banksman.core.dialects.dialect import PLAIN, Prompt, Setup
+from banksman.core.dialects.dialect import PLAIN, Plain, Prompt, Setup, Speech
 from banksman.core.meaning import Requested
 from banksman.core.rules import Verdict
 
@@ -32,6 +32,10 @@ class Claude:
     # No method of ours between a token and its meaning: this is the path of each.
     read = staticmethod(claude_reading.read)
     read_head = staticmethod(claude_reading.read_head)
+
+    def begin(self, setup: Setup) -> Speech:
+        """Each of its frames says all there is to know."""
+        return Plain(self, setup)
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         """Its answer means that the process is ready. Only the first one of a process sets a schema."""
@@ -74,6 +78,10 @@ class Claude:
     def has_forgotten(self, stderr: str) -> bool:
         """Whether a process that was to resume a conversation ended because there is none of that name."""
         return "No conversation found" in stderr
+
+    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
+        """What `--mcp-config` reads."""
+        return claude_writing.mcp_config(servers)
 
     def argv(
         self,

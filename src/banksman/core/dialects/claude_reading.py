@@ -139,8 +139,9 @@ def read(line: bytes) -> Meaning | None:
     return _NOISE if meaning_of is None else meaning_of(frame)
 
 
-def read_head(head: bytes) -> Meaning | None:
-    """What a line that was too long to keep means. One that may be the boundary is taken for it. Never raises."""
+def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
+    """What a line that was too long to keep means, by its head alone. One that may be the boundary is taken for it.
+    Never raises."""
     members = split(head)
     if not members.is_object:
         return _NOISE

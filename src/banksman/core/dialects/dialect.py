@@ -1,4 +1,10 @@
-"""What the core asks of a dialect: lines to meanings, wishes to frames. Pure, and without state of its own."""
+"""What the core asks of a dialect: lines to meanings, wishes to frames. Pure.
+
+A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood without
+knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is resolved by a
+`Speech`: what one process was told and has said so far, a frozen value in the session's state like all others. A
+dialect whose every frame says all there is to know needs none, and is spoken as it is: `Plain`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from banksman.core.decision import Decision
-from banksman.core.meaning import Meaning, Requested
+from banksman.core.meaning import Meaning, Requested, Told
 from banksman.core.rules import Verdict
 
 # Text, or ACP content blocks.
@@ -27,15 +33,79 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a new process is told at its start. `servers`: the names of those whose tools live in the caller's process.
-    `schema`: what the answers of this process are to look like."""
+    """What a new process is told at its start: in words, or by its command line, as the agent takes it.
+
+    `servers`: the names of those whose tools live in the caller's process; `mcp_servers`: others, as ACP describes
+    them. `schema`: what the answers of this process are to look like. `conversation`: the one to go on with; `forks`:
+    only as the beginning of another.
+    """
 
     hooks: tuple[Registration, ...] = ()
     servers: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
+    conversation: str | None = None
+    forks: bool = False
+    cwd: str = ""
+    model: str | None = None
+    permission_mode: str | None = None
+    system_prompt: str | None = None
+    mcp_servers: tuple[Mapping[str, Any], ...] = ()
 
 
 PLAIN = Setup()
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What came of saying or hearing something: the memory from now on, frames to be written, in order, and what it
+    means to the turn."""
+
+    speech: Speech
+    frames: tuple[bytes, ...] = ()
+    meanings: tuple[Meaning, ...] = ()
+
+
+class Speech(Protocol):
+    """One process's conversation with us, so far. Frozen; every method is pure, and total but for `UsageError`, which
+    says that something of the caller's cannot be sent."""
+
+    @property
+    def conversation(self) -> str | None:
+        """The agent's own name for what is being said, where it has told one before the first prompt."""
+        ...
+
+    @property
+    def recites(self) -> bool:
+        """What it says now was said before: it repeats a conversation that it was to go on with."""
+        ...
+
+    def handshake(self, request: str) -> Spoken:
+        """The first word to a new process. When all that it takes is done, `Replied(request)` is heard."""
+        ...
+
+    def hear(self, told: Told) -> Spoken: ...
+
+    def prompt(self, ref: str, prompt: Prompt) -> Spoken: ...
+
+    def interrupt(self, request: str) -> Spoken: ...
+
+    def setting(self, request: str, name: str, value: str) -> Spoken:
+        """A change of the model, or of the permission mode. `Replied(request)` is heard, at once or later."""
+        ...
+
+    def answer(self, asked: Requested, decision: Decision) -> Spoken: ...
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken: ...
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken: ...
+
+    def refuse(self, asked: Requested, error: str) -> Spoken:
+        """We do not take this request; the agent goes on without."""
+        ...
+
+    def cancel(self, asked: Requested) -> Spoken:
+        """Its turn is being stopped: it needs no answer any more."""
+        ...
 
 
 class Projector(Protocol):
@@ -52,8 +122,6 @@ class Transcript(Protocol):
 
 
 class Dialect(Protocol):
-    """Frames end with a newline and contain no other."""
-
     name: str
     # An interrupt is answered, whatever becomes of the turn: a boundary without that answer is a fault.
     acknowledges_interrupts: bool
@@ -64,36 +132,12 @@ class Dialect(Protocol):
         """What a line means; None: it belongs to the turn and says nothing about it. Never raises, whatever it gets."""
         ...
 
-    def read_head(self, head: bytes) -> Meaning | None:
-        """What a line that was too long to keep means, as far as its first bytes tell."""
+    def read_head(self, head: bytes, tail: bytes = b"") -> Meaning | None:
+        """What a line that was too long to keep means, as far as its two ends tell."""
         ...
 
-    def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
-        """The first frame to a new process; its answer means that the process is ready."""
-        ...
-
-    def prompt(self, ref: str, prompt: Prompt) -> bytes: ...
-
-    def interrupt(self, request: str) -> bytes: ...
-
-    def setting(self, request: str, name: str, value: str) -> bytes:
-        """A change of the model, or of the permission mode, in a process that runs."""
-        ...
-
-    def answer(self, asked: Requested, decision: Decision) -> bytes:
-        """The answer to the agent's question."""
-        ...
-
-    def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
-        """What the rules say about the tool that the agent is about to use; None: nothing."""
-        ...
-
-    def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
-        """What a callback of the caller's gave back."""
-        ...
-
-    def refuse(self, request: str, error: str) -> bytes:
-        """The answer to a request that we cannot take."""
+    def begin(self, setup: Setup) -> Speech:
+        """With a process that was told nothing yet."""
         ...
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
@@ -112,3 +156,78 @@ class Dialect(Protocol):
     def has_forgotten(self, stderr: str) -> bool:
         """Whether a process that was to resume a conversation ended because it does not know it any more."""
         ...
+
+
+class Words(Protocol):
+    """What is written in a dialect without memory: one frame for each wish. A frame ends with a newline, and contains
+    no other."""
+
+    def handshake(self, request: str, setup: Setup = PLAIN) -> bytes: ...
+
+    def prompt(self, ref: str, prompt: Prompt) -> bytes: ...
+
+    def interrupt(self, request: str) -> bytes: ...
+
+    def setting(self, request: str, name: str, value: str) -> bytes: ...
+
+    def answer(self, asked: Requested, decision: Decision) -> bytes:
+        """The answer to the agent's question."""
+        ...
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
+        """What the rules say about the tool that the agent is about to use; None: nothing."""
+        ...
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
+        """What a callback of the caller's gave back."""
+        ...
+
+    def refuse(self, request: str, error: str) -> bytes:
+        """The answer to a request that we cannot take."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The speech of a dialect without memory."""
+
+    words: Words
+    setup: Setup = PLAIN
+
+    @property
+    def conversation(self) -> str | None:
+        return None
+
+    @property
+    def recites(self) -> bool:
+        return False
+
+    def handshake(self, request: str) -> Spoken:
+        return Spoken(self, (self.words.handshake(request, self.setup),))
+
+    def hear(self, told: Told) -> Spoken:
+        return Spoken(self)
+
+    def prompt(self, ref: str, prompt: Prompt) -> Spoken:
+        return Spoken(self, (self.words.prompt(ref, prompt),))
+
+    def interrupt(self, request: str) -> Spoken:
+        return Spoken(self, (self.words.interrupt(request),))
+
+    def setting(self, request: str, name: str, value: str) -> Spoken:
+        return Spoken(self, (self.words.setting(request, name, value),))
+
+    def answer(self, asked: Requested, decision: Decision) -> Spoken:
+        return Spoken(self, (self.words.answer(asked, decision),))
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
+        return Spoken(self, (self.words.rule(asked, verdict),))
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken:
+        return Spoken(self, (self.words.respond(asked, response),))
+
+    def refuse(self, asked: Requested, error: str) -> Spoken:
+        return Spoken(self, (self.words.refuse(asked.request, error),))
+
+    def cancel(self, asked: Requested) -> Spoken:
+        return self.refuse(asked, "cancelled")

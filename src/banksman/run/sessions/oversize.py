@@ -27,7 +27,7 @@ class Oversize:
         self._left = SPILLED_BYTES_MAX
 
     def take(self, lines: Mixed, dialect: Dialect, counters: Counters) -> tuple[list[bytes], list[tuple[int, Meaning]]]:
-        """The lines for the log, and what they mean. What a spilled one means is told by its head."""
+        """The lines for the log, and what they mean. What a spilled one means is told by its two ends."""
         plain: list[bytes] = []
         meanings: list[tuple[int, Meaning]] = []
         for item in lines.items:
@@ -41,9 +41,9 @@ class Oversize:
                 case OversizePiece(data=data):
                     self._add(data, counters)
                     continue
-                case OversizeEnded(length=length, head=head):
+                case OversizeEnded(length=length, head=head, tail=tail):
                     counters.spilled += 1
-                    meaning = dialect.read_head(head)
+                    meaning = dialect.read_head(head, tail)
                     plain.append(self._note(length, head))
             if meaning is not None:
                 meanings.append((len(plain) - 1, meaning))

@@ -21,8 +21,9 @@ from typing import Any, cast
 from banksman.core import event as kinds
 from banksman.core import keeping
 from banksman.core.decision import Decision
+from banksman.core.dialects.dialect import PLAIN
 from banksman.core.event import Event, storable
-from banksman.core.meaning import Wants
+from banksman.core.meaning import Requested, Wants
 from banksman.core.past import OpenQuestion
 from banksman.core.session_facts import AskHuman, QuestionAnswered, TellAnswer
 from banksman.core.state import Kept, Mode, Store
@@ -152,9 +153,9 @@ class Questions:
 
     def _decided(self, question: Waiting | Kept, answer: Answer, by: str) -> QuestionAnswered:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
-        decision = replace(_decision(question.asked.wants, answer), by=by)
+        decision = replace(_decision(question.asked, answer), by=by)
         # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.
-        self._driver.state.config.dialect.answer(question.asked, decision)
+        self._driver.state.config.dialect.begin(PLAIN).answer(question.asked, decision)
         return QuestionAnswered(self._driver.now(), question.id, decision)
 
     # -- what its answer is ------------------------------------------------------------------------------------------
@@ -253,9 +254,11 @@ async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str) -> 
 def checked(answer: Answer) -> Answer:
     """`UsageError` for what could answer no question at all. It is one whatever has become of the question: who gives
     such an answer hears of it the first time, and not only when it happens to be the first."""
-    if answer.decision not in ("allow", "deny"):
-        raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint='"allow" or "deny"')
-    allows, place = answer.decision == "allow", _place(answer)
+    if not isinstance(cast(object, answer.decision), str) or not answer.decision:
+        hint = '"allow", "deny", or the id of an option that the agent offers'
+        raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint=hint)
+    # What an option means is known where the question is.
+    allows, place = answer.decision != "deny", _place(answer)
     if place is not None and place not in PLACES:
         hint = f"True, or one of {', '.join(PLACES)}"
         raise UsageError(f"an answer cannot be remembered as {answer.remember!r:.60}", hint=hint)
@@ -264,7 +267,7 @@ def checked(answer: Answer) -> Answer:
     for name, given in (("updated_input", answer.updated_input), ("content", answer.content)):
         if not isinstance(cast(object, given), Mapping | None):
             raise UsageError(f"the {name} of an answer cannot be {given!r:.60}", hint="a mapping")
-    if allows and answer.interrupt:
+    if answer.decision == "allow" and answer.interrupt:
         raise UsageError("an answer cannot both allow and interrupt", hint='"deny" with interrupt=True')
     if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
         raise UsageError("a denied question has nothing to remember and no input", hint="leave them out, or allow")
@@ -275,20 +278,40 @@ def _place(answer: Answer) -> str | None:
     return ("session" if answer.remember else None) if isinstance(answer.remember, bool) else answer.remember
 
 
-def _decision(wants: Wants, answer: Answer) -> Decision:
+def _decision(asked: Requested, answer: Answer) -> Decision:
     checked(answer)
+    wants = asked.wants
+    option = None if answer.decision in ("allow", "deny") else _option(asked, answer.decision)
+    allows = answer.decision == "allow" if option is None else option["kind"].startswith("allow")
+    if option is not None and (answer.remember or (allows and answer.interrupt)):
+        raise UsageError("an option says by itself what is remembered", hint="leave the rest out, or choose another")
     if answer.content is not None and wants is not Wants.ELICITATION:
         raise UsageError("content answers an elicitation, and this is none", hint="updated_input, perhaps")
     if wants is Wants.ELICITATION and (answer.remember or answer.updated_input is not None):
         raise UsageError("an elicitation has no tool to remember or to give an input to", hint="content")
     return Decision(
-        allows=answer.decision == "allow",
+        allows=allows,
+        option=None if option is None else option["optionId"],
         message=answer.message,
         updated_input=answer.updated_input,
         content=answer.content,
         remember=_place(answer),
         interrupts=answer.interrupt,
     )
+
+
+def _option(asked: Requested, id: str) -> dict[str, str]:
+    """The one of this id, of those that the agent offers."""
+    offered = asked.details.get("options")
+    known: dict[str, dict[str, str]] = {}
+    for option in cast(list[Any], offered) if isinstance(offered, list) else []:
+        members = cast(dict[str, Any], option) if isinstance(option, dict) else {}
+        if all(isinstance(members.get(name), str) for name in ("optionId", "kind")):
+            known[members["optionId"]] = members
+    if id not in known:
+        hint = ", ".join(("allow", "deny", *known))
+        raise UsageError(f"this question cannot be answered with {id!r:.60}", hint=f"one of: {hint}")
+    return known[id]
 
 
 def asked_before(question: OpenQuestion) -> Question:

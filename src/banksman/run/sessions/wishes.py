@@ -10,7 +10,7 @@ from typing import Any, cast
 from banksman.core import rules as tool_rules
 from banksman.core import schema as schemas
 from banksman.core.arbiter import Priority
-from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.dialect import PLAIN, Dialect
 from banksman.core.event import storable
 from banksman.core.turn import Ask
 from banksman.errors import UsageError
@@ -57,7 +57,7 @@ class Wishes:
         ref = str(uuid.uuid4())
         # Encoded once for the agent and once for the log: what either could not take is refused here. The copy is ours:
         # whatever the caller does to its own afterwards, what is sent is what was accepted.
-        self._dialect.prompt(ref, prompt)
+        self._dialect.begin(PLAIN).prompt(ref, prompt)
         try:
             prompt, key, schema = storable([prompt, key, schema])
         except (TypeError, ValueError, RecursionError) as exc:
@@ -81,7 +81,7 @@ class Wishes:
         # It may become a word of a command line.
         if not isinstance(value, str) or not value or "\0" in value:
             raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
-        self._dialect.setting("", name, value)
+        self._dialect.begin(PLAIN).setting("", name, value)
 
     def check_capability(self, name: str) -> None:
         if self._capabilities is not None and name not in self._capabilities:

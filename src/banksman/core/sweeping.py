@@ -1,0 +1,64 @@
+"""What an interrupted turn leaves running, and its end.
+
+Many an agent answers an interrupt and lets the command go on that its tool had started. Whoever said stop meant that
+too. So after a turn that was stopped, everything is looked for that the agent has started since the turn's prompt was
+written, and, if the session wants that, ended: the agent itself stays, and so does what it had running before, its
+servers and the tasks of earlier turns. The next prompt waits for it, so that what is found is certainly not its own.
+
+A turn that came to its end by itself is not swept after: what it left running, it was to leave running.
+"""
+
+from __future__ import annotations
+
+from banksman.core import event as kinds
+from banksman.core.session_facts import ProcessSwept, SweepTools, Timer
+from banksman.core.state import ProcessPhase
+from banksman.core.turn import Turn
+from banksman.core.work import Work
+from banksman.errors import AgentError
+
+# Far beyond what it takes to end a tree; past it the process itself is ended, and with it everything.
+SWEEP_SECONDS_MAX = 10.0
+# What the kernel can tell apart of the times at which processes were started.
+TICK_SECONDS = 0.01
+
+
+def after(work: Work, turn: Turn) -> None:
+    """A turn was stopped, and has come to its boundary."""
+    config, process = work.state.config, work.state.process
+    if not config.leaves_tools or process.phase is not ProcessPhase.READY:
+        return
+    assert process.ready_at is not None
+    # What was started within the same tick as it got ready belongs to its start.
+    since = max(turn.began_at, process.ready_at + TICK_SECONDS)
+    work.set_process(sweeps_after=turn.id)
+    work.do(SweepTools(process.number, since, config.after_interrupt == "sweep"))
+    work.start_timer(SWEEP_SECONDS_MAX, Timer.SWEEP, str(process.number))
+
+
+def swept(work: Work, fact: ProcessSwept) -> None:
+    turn = work.state.process.sweeps_after
+    if turn is None:
+        return
+    forget(work)
+    found = [{"pid": swept.pid, "command": swept.command} for swept in fact.swept]
+    survivors = [{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors]
+    if not found and not survivors:
+        return
+    if work.state.config.after_interrupt == "sweep":
+        told = {"swept": found, "survivors": survivors, "drained": True, "by": "interrupt"}
+        work.log(turn, kinds.PROCESS_SWEPT, process=fact.process, **told)
+    else:
+        work.log(turn, kinds.PROCESS_LEFT, process=fact.process, left=[*found, *survivors])
+
+
+def expire(work: Work, subject: str) -> None:
+    process = work.state.process
+    if process.sweeps_after is not None and subject == str(process.number):
+        work.stop_process(AgentError(f"what an interrupted turn left was not ended within {SWEEP_SECONDS_MAX:g} s"))
+
+
+def forget(work: Work) -> None:
+    if work.state.process.sweeps_after is not None:
+        work.set_process(sweeps_after=None)
+        work.cancel_timer(Timer.SWEEP, str(work.state.process.number))
