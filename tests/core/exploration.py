@@ -32,6 +32,7 @@ from banksman.core.arbiter import Hold
 from banksman.core.config import Config
 from banksman.core.decision import DENIED
 from banksman.core.event import Entry
+from banksman.core.facts import Swept
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import Kind, Outcome
 from banksman.core.past import Past
@@ -70,6 +71,7 @@ from banksman.core.session_facts import (
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
+    ProcessSwept,
     QuestionAnswered,
     Reconfigured,
     Reject,
@@ -80,6 +82,7 @@ from banksman.core.session_facts import (
     StartTimer,
     StopProcess,
     Subject,
+    SweepTools,
     TellAnswer,
     Timer,
     TimerFired,
@@ -91,6 +94,7 @@ from banksman.core.turn import Ask, Phase, Turn
 from banksman.errors import AgentError, StoreError
 
 AT = 0.0
+LEFT = (Swept(99, "sleep 60"),)
 BROKEN_PIPE, NO_START, NO_STORE = (
     AgentError("broken pipe"),
     AgentError("no such program"),
@@ -174,6 +178,8 @@ class World(NamedTuple):
     is_told_to_stop: bool = False
     is_writing: bool = False
     is_cut: bool = False
+    # What an interrupted turn's tools have left is being ended.
+    is_sweeping: bool = False
     # The names of the prompts that were sent.
     sent: frozenset[str] = frozenset()
     timers: frozenset[Subject] = frozenset()
@@ -383,6 +389,8 @@ def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
         yield Move("other", ProcessExited(AT, number, code=1), exited)
     if world.has_exited:
         yield Move("world", ProcessGone(AT, number), _gone(world))
+    elif world.is_sweeping:
+        yield Move("world", ProcessSwept(AT, number, LEFT), world._replace(is_sweeping=False))
     if world.is_writing and world.is_alive:
         yield Move("world", FrameWritten(AT, number), world._replace(is_writing=False))
         if budget.get("cut"):
@@ -401,6 +409,7 @@ def _gone(world: World) -> World:
             FrameWritten(AT, number),
             WriteFailed(AT, number, BROKEN_PIPE),
             ProcessFailed(AT, number, NO_START),
+            ProcessSwept(AT, number, LEFT),
         }
         if world.agent.said:
             facts.add(_frames(world, (world.agent.said,)))
@@ -413,6 +422,7 @@ def _gone(world: World) -> World:
         is_told_to_stop=False,
         is_writing=False,
         is_cut=False,
+        is_sweeping=False,
     )
 
 
@@ -520,6 +530,10 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
             check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
             check(not world.is_told_to_stop, "G3", "it is told to stop twice")
             return world._replace(is_told_to_stop=True)
+        case SweepTools(process=process):
+            check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
+            check(world.is_alive and not world.is_sweeping, "G6", "it is swept twice at once, or after its end")
+            return world._replace(is_sweeping=True)
         case AskHuman(question=question):
             check(not world.question, "G2", "the question is asked twice")
             check(question not in world.seen, "G4", f"{question} was the name of another question")
@@ -614,6 +628,7 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
     check(not world.is_told_to_stop, "G3", f"{data} is written to a process that was told to stop")
     agent = world.agent
     if data.startswith(b"P"):
+        check(not world.is_sweeping, "G6", f"{data} is written beside what the turn before has left running")
         ref = data.split()[1].decode()
         turn = world.ledger.turn
         ask = next(ask for ask in scenario.asks if ask.ref[:-4] == ref[:-4])

@@ -40,6 +40,7 @@ from banksman.core import (
     settings,
     settling,
     storing,
+    sweeping,
     timing,
 )
 from banksman.core import event as kinds
@@ -286,6 +287,32 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
         work.set(queue=(), collecting=(), hold=None)
 
     return refuse_queue
+
+
+# -- what a turn leaves running ----------------------------------------------------------------------------------------
+@_mutant("a prompt beside what the turn before has left", granting, "_is_free", "tools that live on")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_free(state: Session) -> bool:
+        return right(replace(state, process=replace(state.process, sweeps=())))
+
+    return is_free
+
+
+@_mutant("two sweeps at once", sweeping, "after", "tools that live on, and an own turn")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def after(work: Work, turn: Turn) -> None:
+        work.set_process(sweeps=())
+        right(work, turn)
+
+    return after
+
+
+@_mutant("a sweep without an end", sweeping, "swept", "tools that live on")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def swept(work: Work, fact: object) -> None:
+        work.cancel_timer(Timer.SWEEP, str(work.state.process.number))
+
+    return swept
 
 
 @_mutant("steered ask forgotten", ending, "end", "steered")

@@ -49,6 +49,8 @@ def scenario(name: str, *asks: Ask, lazy: str = "", config: dict[str, Any] | Non
 
 
 _CLOCK = {"clocks": {"overall": 0.0}}
+_TOOLS = {"leaves_tools": True}
+_QUIET = {"quiet_seconds": 0.1}
 _IDLE = {"idle_seconds": 0.0}
 
 SCENARIOS = {
@@ -108,6 +110,12 @@ SCENARIOS = {
         scenario("tasks in the background", LOW, URGENT, task=1, evict=1, config=_IDLE),
         scenario("a process that is old", LOW, URGENT, task=1, config={"recycle_seconds": 0.0}),
         scenario("a process that has saved", LAST, USUAL, interrupt=1),
+        scenario("tools that live on", LOW, URGENT, interrupt=1, config=_TOOLS),
+        scenario("tools that live on, and an own turn", USUAL, URGENT, own=1, exit=1, config=_TOOLS),
+        scenario("tools that live on, closed", USUAL, URGENT, lazy="log", close=1, config=_TOOLS),
+        scenario("tools that live on, told late", USUAL, late=1, exit=1, interrupt=1, config=_TOOLS),
+        scenario("a few words more", LOW, URGENT, manners=WORDY, interrupt=1, config=_QUIET),
+        scenario("a few words more of a silent agent", LOW, PATIENT, URGENT, manners=SILENT, config=_QUIET),
         scenario("another model", PATIENT, URGENT, lazy="start", setting=1, unanswered=1),
         scenario("another model, and a log that fails", USUAL, lazy="log", setting=1, fail=1, close=1),
         scenario("another model, and an exit", USUAL, PATIENT, setting=1, unanswered=1, exit=1),

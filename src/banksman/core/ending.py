@@ -223,11 +223,42 @@ def end_steered(work: Work, turn: Turn, boundary: TurnOver) -> None:
 def _requeue_unsent(work: Work, turn: Turn) -> None:
     """Prompts that were to be added, and of which not one byte was sent, are asks like any other again."""
     for ask in reversed([ask for ask in turn.steered if ask.id in turn.unsent]):
-        if work.is_open:
-            work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
-            work.set(queue=arbiter.requeue(work.state.queue, replace(turns.queued(ask), attempt=2)))
-        else:
-            end_queued(work, ask, Kind.REFUSED, error=Closed("the session was closed before this was sent"))
+        _requeue(work, ask)
+
+
+def _requeue(work: Work, ask: Ask) -> None:
+    """One that was to be added to a turn, and is not a part of it."""
+    if work.is_open:
+        work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
+        work.set(queue=arbiter.requeue(work.state.queue, replace(turns.queued(ask), attempt=2)))
+    else:
+        end_queued(work, ask, Kind.REFUSED, error=Closed("the session was closed before this was sent"))
+
+
+def give_back(work: Work, turn: Turn, ask: Ask) -> None:
+    """A prompt that was added to a turn was not taken."""
+    if ask.id in turn.unwanted:
+        end_queued(work, ask, Kind.WITHDRAWN)
+    else:
+        _requeue(work, ask)
+    work.set_turn(replace(turn, steered=tuple(other for other in turn.steered if other is not ask)))
+
+
+def give_back_all(work: Work, turn: Turn) -> None:
+    """The prompt of a turn was not taken, and neither were those that were added to it."""
+    while turn.steered:
+        give_back(work, turn, turn.steered[-1])
+        assert work.state.turn is not None
+        turn = work.state.turn
+    assert turn.ask is not None
+    if turn.cause is not None or not work.is_open or turn.ask.id in turn.unwanted:
+        end(work, turn, Kind.WITHDRAWN if turn.cause is None else KIND_OF[turn.cause], By.WITHDRAWN)
+        return
+    for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
+        work.cancel_timer(timer, turn.key)
+    again = turn.requeued()
+    work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+    work.set(turn=None, clocks=(), queue=arbiter.requeue(work.state.queue, again))
 
 
 def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:

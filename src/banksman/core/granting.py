@@ -81,7 +81,7 @@ def _is_free(state: Session) -> bool:
         and process.stdin is Stdin.FREE
         and not process.unacknowledged
         and not process.changes
-        and process.sweeps_after is None
+        and not process.sweeps
         and state.own is None
     )
 

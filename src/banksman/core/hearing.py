@@ -23,6 +23,7 @@ from banksman.core.meaning import (
     Forgot,
     Meaning,
     Noise,
+    PromptRefused,
     PromptSettled,
     PromptTaken,
     Replied,
@@ -109,6 +110,8 @@ def hear(work: Work, meaning: Meaning) -> None:
         case PromptSettled():
             work.set_process(naming=Naming.PRESENT)
             _on_settled(work, meaning)
+        case PromptRefused(ref=ref):
+            _on_refused(work, ref)
         case TurnOver():
             _on_over(work, meaning)
         case Requested():
@@ -414,6 +417,18 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
         config = work.state.config
         seconds = config.settle_seconds if settled.is_cancelled else config.drain_seconds
         work.start_timer(seconds, Timer.SETTLE, turn.key)
+
+
+def _on_refused(work: Work, ref: str) -> None:
+    """A prompt that was added to a turn came too late for it: it is an ask like any other again."""
+    turn = work.state.turn
+    if turn is None or not turn.is_open or ref not in turn.refs:
+        return
+    if ref == turn.ref:
+        # The turn it was added to is over, and this one was to come after it.
+        ending.give_back_all(work, turn)
+    else:
+        ending.give_back(work, turn, next(ask for ask in turn.steered if ask.ref == ref))
 
 
 def settle(work: Work, turn: Turn) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings, sweeping
+from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings
 from banksman.core import event as kinds
 from banksman.core.outcome import By, Kind
 from banksman.core.session_facts import (
@@ -100,7 +100,7 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     work.cancel_timer(Timer.START, str(process.number))
     work.cancel_timer(Timer.WRITE, f"{process.number}.{process.frames_sent}")
     work.cancel_timer(Timer.AGE, str(process.number))
-    sweeping.forget(work)
+    work.cancel_timer(Timer.SWEEP, str(process.number))
     resting.drop_saving(work)
     work.set(process=Process(number=process.number))
     is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)

@@ -103,6 +103,13 @@ class PromptSettled:
     is_cancelled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRefused:
+    """The agent has not taken a prompt that was added to a turn, and will not come to it."""
+
+    ref: str
+
+
 class Wants(enum.StrEnum):
     """What an agent's request is for."""
 
@@ -169,6 +176,7 @@ Meaning = (
     | TurnOpened
     | TurnOver
     | PromptSettled
+    | PromptRefused
     | Requested
     | RequestWithdrawn
     | Forgot

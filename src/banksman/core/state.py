@@ -109,8 +109,8 @@ class Process:
     forks: bool = False
     # It has said that it does not know that one.
     has_forgotten: bool = False
-    # The turn (id) that was stopped, while what its tools have left running is looked for.
-    sweeps_after: str | None = None
+    # Turns (id) that were stopped, and since when: what their tools have left running is looked for, one at a time.
+    sweeps: tuple[tuple[str, float], ...] = ()
     # It has a pid: from here on it is the agent that is waited for.
     is_there: bool = False
     # Since when it listens; None: it never has.

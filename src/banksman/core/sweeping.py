@@ -19,6 +19,8 @@ from banksman.errors import AgentError
 
 # Far beyond what it takes to end a tree; past it the process itself is ended, and with it everything.
 SWEEP_SECONDS_MAX = 10.0
+# One that is under way, and one after it: the agent may open a turn of its own in between, which is stopped as well.
+SWEEPS_MAX = 2
 # What the kernel can tell apart of the times at which processes were started.
 TICK_SECONDS = 0.01
 
@@ -31,16 +33,32 @@ def after(work: Work, turn: Turn) -> None:
     assert process.ready_at is not None
     # What was started within the same tick as it got ready belongs to its start.
     since = max(turn.began_at, process.ready_at + TICK_SECONDS)
-    work.set_process(sweeps_after=turn.id)
-    work.do(SweepTools(process.number, since, config.after_interrupt == "sweep"))
+    if len(process.sweeps) < SWEEPS_MAX:  # Else the one that waits will find this one's as well: it began earlier.
+        work.set_process(sweeps=(*process.sweeps, (turn.id, since)))
+    if not process.sweeps:
+        _begin(work)
+
+
+def _begin(work: Work) -> None:
+    process = work.state.process
+    _, since = process.sweeps[0]
+    work.do(SweepTools(process.number, since, work.state.config.after_interrupt == "sweep"))
     work.start_timer(SWEEP_SECONDS_MAX, Timer.SWEEP, str(process.number))
 
 
 def swept(work: Work, fact: ProcessSwept) -> None:
-    turn = work.state.process.sweeps_after
-    if turn is None:
+    process = work.state.process
+    if not process.sweeps:
         return
-    forget(work)
+    (turn, _), *others = process.sweeps
+    work.cancel_timer(Timer.SWEEP, str(process.number))
+    work.set_process(sweeps=tuple(others))
+    _tell(work, turn, fact)
+    if others and process.phase is ProcessPhase.READY:
+        _begin(work)
+
+
+def _tell(work: Work, turn: str, fact: ProcessSwept) -> None:
     found = [{"pid": swept.pid, "command": swept.command} for swept in fact.swept]
     survivors = [{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors]
     if not found and not survivors:
@@ -54,11 +72,5 @@ def swept(work: Work, fact: ProcessSwept) -> None:
 
 def expire(work: Work, subject: str) -> None:
     process = work.state.process
-    if process.sweeps_after is not None and subject == str(process.number):
+    if process.sweeps and subject == str(process.number):
         work.stop_process(AgentError(f"what an interrupted turn left was not ended within {SWEEP_SECONDS_MAX:g} s"))
-
-
-def forget(work: Work) -> None:
-    if work.state.process.sweeps_after is not None:
-        work.set_process(sweeps_after=None)
-        work.cancel_timer(Timer.SWEEP, str(work.state.process.number))

@@ -1,17 +1,17 @@
 """The turn: one ask on its way through the agent, as a value, and the table of its phases.
 
     QUEUED ──grant──► STARTING ──write──► RUNNING ──stop──► INTERRUPTING
-      ▲  │               │ │                 │                  │ │
-      │  │               │ │                 │                  │ │
-      │  └──end──┐   ┌end┘ └──requeue──┐  ┌end┘             end─┘ └─requeue─┐
-      │          ▼   ▼                 │  ▼                  ▼              │
-      │          ENDED ◄───────────────┼──┴──────────────────┘              │
-      └────────────────────────────────┴─────────────────────────────────────┘
+      ▲  │               │ │                │ │                  │ │
+      │  └──end──┐   ┌end┘ └─requeue─┐  ┌end┘ └─requeue─┐    end─┘ └─requeue─┐
+      │          ▼   ▼               │  ▼               │     ▼              │
+      │          ENDED ◄─────────────┼──┴───────────────┼─────┘              │
+      └──────────────────────────────┴──────────────────┴────────────────────┘
 
 - QUEUED: accepted; somebody else speaks, or nobody can yet.
 - STARTING: granted; the intent is on its way to the log, and not one byte on its way to the agent. A stop here sends
   nothing at all.
-- RUNNING: the prompt is handed to the pipe. Only a boundary or the end of the process ends it from here on.
+- RUNNING: the prompt is handed to the pipe. Only a boundary or the end of the process ends it from here on; only an
+  agent that says it has not taken it sends it back.
 - INTERRUPTING: it was asked to stop. What it still says is still its own.
 
 A turn that is requeued is the same ask with another `attempt`. Everything deferred names both (`key`), so that a late
@@ -50,7 +50,7 @@ class Move(enum.Enum):
 TABLE: dict[Phase, dict[Move, Phase]] = {
     Phase.QUEUED: {Move.GRANT: Phase.STARTING, Move.END: Phase.ENDED},
     Phase.STARTING: {Move.WRITE: Phase.RUNNING, Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
-    Phase.RUNNING: {Move.STOP: Phase.INTERRUPTING, Move.END: Phase.ENDED},
+    Phase.RUNNING: {Move.STOP: Phase.INTERRUPTING, Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
     Phase.INTERRUPTING: {Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
     Phase.ENDED: {},
 }

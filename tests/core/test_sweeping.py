@@ -1,0 +1,132 @@
+"""What an interrupted turn leaves running: looked for once, before anything else is begun."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.core.scenarios import ask
+from tests.core.talk import TELLING, Talk, of, sent
+
+from banksman.core import event as kinds
+from banksman.core.arbiter import INTERACTIVE, NORMAL
+from banksman.core.facts import Survivor, Swept
+from banksman.core.outcome import Kind
+from banksman.core.session_facts import InterruptAsked, ProcessSwept, StopProcess, SweepTools, Timer
+from banksman.core.sweeping import SWEEP_SECONDS_MAX, TICK_SECONDS
+
+A, B = ask("a", NORMAL), ask("b", NORMAL)
+LEAVES = replace(TELLING, leaves_tools=True)
+SLEEP = Swept(99, "sleep 60")
+
+
+def _interrupted(config: object = LEAVES) -> Talk:
+    talk = Talk(config)  # type: ignore[arg-type]
+    talk.ask(A)
+    talk.at = 1.0
+    talk.begin()
+    talk.at = 2.0
+    talk.opens("a0000")
+    talk.tell(InterruptAsked(talk.at, "a", "stop"))
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    return talk
+
+
+def test_what_was_started_since_the_prompt_is_ended() -> None:
+    talk = _interrupted()
+    # The prompt was sent the moment it was ready: what was started within that tick belongs to its start.
+    assert of(SweepTools, talk.effects) == [SweepTools(1, 1.0 + TICK_SECONDS, True)]
+
+
+def test_in_a_later_turn_it_is_since_that_turns_prompt() -> None:
+    talk = Talk(LEAVES)
+    talk.serve(A)
+    talk.at = 7.0
+    talk.ask(B)
+    talk.at = 8.0
+    talk.opens("b0000")
+    talk.tell(InterruptAsked(talk.at, "b", "stop"))
+    talk.hear(b"ok interrupt-b#1-1", b"over b0000! b0000", b"settled b0000")
+    assert of(SweepTools, talk.effects) == [SweepTools(1, 7.0, True)]
+
+
+def test_the_next_prompt_waits_for_it() -> None:
+    talk = _interrupted()
+    assert not sent(talk.ask(B))
+    assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P b0000\n"]
+
+
+def test_what_was_ended_is_told_with_the_turn_that_left_it() -> None:
+    talk = _interrupted()
+    told = talk.tell(ProcessSwept(talk.at, 1, (SLEEP,), (Survivor(98, "other", "not ours to signal"),)))
+    (body,) = talk.logged(kinds.PROCESS_SWEPT)
+    assert body["swept"] == [{"pid": 99, "command": "sleep 60"}]
+    assert body["survivors"] == [{"pid": 98, "command": "other", "why": "not ours to signal"}]
+    assert body["by"] == "interrupt"
+    assert [turn for effect in told for turn, *_ in getattr(effect, "entries", ())] == ["a"]
+
+
+def test_if_nothing_was_left_nothing_is_told() -> None:
+    talk = _interrupted()
+    talk.tell(ProcessSwept(talk.at, 1))
+    assert not talk.logged(kinds.PROCESS_SWEPT)
+
+
+def test_by_policy_it_is_only_told() -> None:
+    talk = _interrupted(replace(LEAVES, after_interrupt="keep"))
+    assert [effect.ends for effect in of(SweepTools, talk.effects)] == [False]
+    talk.tell(ProcessSwept(talk.at, 1, (SLEEP,)))
+    assert not talk.logged(kinds.PROCESS_SWEPT)
+    assert talk.logged(kinds.PROCESS_LEFT) == [{"process": 1, "left": [{"pid": 99, "command": "sleep 60"}]}]
+
+
+def test_a_turn_that_ended_by_itself_may_leave_what_it_likes() -> None:
+    talk = Talk(LEAVES)
+    talk.serve(A)
+    assert not of(SweepTools, talk.effects)
+
+
+def test_an_agent_that_cleans_up_is_not_swept_after() -> None:
+    assert not of(SweepTools, _interrupted(TELLING).effects)
+
+
+def test_a_preempted_turn_is_swept_after_before_the_urgent_one_begins() -> None:
+    talk = Talk(LEAVES)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.ask(ask("urgent", INTERACTIVE))
+    assert not sent(talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"settled a0000"))
+    assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P urgent0000\n"]
+
+
+def test_one_that_is_never_answered_ends_the_process() -> None:
+    talk = _interrupted()
+    assert talk.waits_for(Timer.SWEEP) == ["1"]
+    assert of(StopProcess, talk.wait(SWEEP_SECONDS_MAX)) == [StopProcess(1)]
+
+
+def test_an_answer_of_a_process_that_is_gone_says_nothing() -> None:
+    talk = _interrupted()
+    talk.die(code=1)
+    assert not talk.waits_for(Timer.SWEEP)
+    talk.ask(B)
+    talk.tell(ProcessSwept(talk.at, 1, (SLEEP,)))
+    assert not talk.logged(kinds.PROCESS_SWEPT)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_turns_that_the_agent_opens_meanwhile_and_are_stopped_are_swept_after_as_well(count: int) -> None:
+    talk = _interrupted()
+    talk.ask(ask("urgent", INTERACTIVE))
+    for number in range(count):
+        # Whoever is more urgent has waited for the sweep, and waits for this one's end too.
+        talk.hear(b"own")
+        request = [data for data in sent(talk.effects) if data.startswith(b"I ")][-1].split()[1]
+        talk.hear(b"ok " + request, b"ownover own!")
+        assert talk.state.own is None, number
+    assert len(of(SweepTools, talk.effects)) == 1
+    talk.tell(ProcessSwept(talk.at, 1))
+    assert len(of(SweepTools, talk.effects)) == 2
+    assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P urgent0000\n"]
