@@ -7,7 +7,7 @@ from tests.core.talk import Talk, sent
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import NORMAL
-from banksman.core.meaning import PromptRefused
+from banksman.core.meaning import PromptRefused, TurnOver
 from banksman.core.outcome import Kind
 from banksman.core.session_facts import AskWithdrawn, CloseAsked
 
@@ -68,3 +68,12 @@ def test_of_a_prompt_that_is_none_of_ours_it_says_nothing() -> None:
     assert not sent(talk.mean(PromptRefused("other0000")))
     talk.hear(b"over a0000 a0000 steer0000", b"settled steer0000", b"settled a0000")
     assert talk.kinds == {"a": Kind.DONE, "steer": Kind.DONE}
+
+
+def test_an_agent_that_does_not_say_what_it_works_on_is_not_sent_one() -> None:
+    """It may come to it only after the turn: its answer would be the next one's."""
+    talk = Talk()
+    talk.ask(A)
+    talk.begin()
+    assert not sent(talk.ask(STEER))
+    assert sent(talk.mean(TurnOver(text="a0000")) + talk.wait(0.5)) == [b"P steer0000\n"]

@@ -16,7 +16,7 @@ from banksman.core.session_facts import (
     Reject,
     Timer,
 )
-from banksman.core.state import MaySteer, Mode, ProcessPhase, Session, Store
+from banksman.core.state import MaySteer, Mode, Naming, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Cause, Phase, Turn, queued
 from banksman.core.work import Work
 from banksman.errors import BanksmanError, Busy, Closed, QueueFull
@@ -129,8 +129,12 @@ def send_steered(work: Work, key: str, id: str) -> None:
 
 
 def _takes_prompts(state: Session, turn: Turn) -> bool:
+    """Not of an agent that does not say what it works on: it may come to the added prompt only after the turn, and what
+    it answers then would be taken for the answer to whatever was sent next."""
     is_running = turn.phase is Phase.RUNNING and turn.boundary is None and turn.settled is None
-    return is_running and state.own is None and state.process.phase is ProcessPhase.READY
+    process = state.process
+    is_there = process.phase is ProcessPhase.READY and process.naming is Naming.PRESENT
+    return is_running and is_there and state.own is None
 
 
 def _interrupt_for(work: Work, priority: int) -> None:
