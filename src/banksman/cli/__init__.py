@@ -10,7 +10,9 @@ usage: banksman [--version] [--help] VERB …
 Runs commands and coding agents as subprocesses, and ends them: the whole tree, every time.
 
 verbs:
+  acp        be an ACP agent for an editor, with supervised sessions behind it
   exec       run a command; when it is over, nothing of it is left
+  agents     which agents are known, what each can do, and which are here
   serve      serve sessions and commands over HTTP
 
 verbs that ask a server:
@@ -52,6 +54,10 @@ def _verb(words: list[str]) -> int:
 
             print(f"banksman {__version__}")
             return 0
+        case ["acp", *rest]:
+            from banksman.cli.acp.main import acp  # noqa: PLC0415
+
+            return acp(rest)
         case ["exec", *rest]:
             from banksman.cli.exec import run  # noqa: PLC0415
 
@@ -60,6 +66,10 @@ def _verb(words: list[str]) -> int:
             from banksman.cli.serve import serve  # noqa: PLC0415
 
             return serve(rest)
+        case ["agents", *rest]:
+            from banksman.cli.agents import agents  # noqa: PLC0415
+
+            return agents(rest)
         case [("ps" | "why" | "log" | "ask" | "interrupt" | "answer" | "open" | "close" | "drain") as verb, *rest]:
             from banksman.cli.verbs import run_verb  # noqa: PLC0415
 

@@ -18,6 +18,7 @@ from banksman.errors import AgentError, BanksmanError
 from banksman.run.child.launch import Launch
 from banksman.run.child.orphans import trace
 from banksman.run.child.pipes import Writing
+from banksman.run.child.pruned import Pruned
 from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended
 from banksman.run.commands.options import Options
@@ -67,7 +68,15 @@ class Gone:
     stderr: str = ""
 
 
-AgentEvent = Started | Failed | Output | OutputEnded | Written | WriteBroke | Exited | Gone
+@dataclass(frozen=True, slots=True)
+class ToolsSwept:
+    """What was started since a moment is gone, but for the survivors; or it was only looked for, and they are all."""
+
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+
+
+AgentEvent = Started | Failed | Output | OutputEnded | Written | WriteBroke | Exited | ToolsSwept | Gone
 OnEvent = Callable[[AgentEvent], None]
 
 
@@ -79,6 +88,15 @@ class AgentProcess(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def stop(self) -> None: ...
+    def sweep_tools(self, since: float, ends: bool) -> None:
+        """End what it has started since then (`loop.time()`), and all below that; the agent itself goes on, and so does
+        what it had started before. `ends` False: nobody is ended, who is there is told as survivors.
+
+        Only after `Started`. Answered by one `ToolsSwept` within a few seconds, unless `Gone` comes before. An exit or
+        a stop in the middle of it takes over, and `Gone` says the rest.
+        """
+        ...
+
     def pause(self) -> None:
         """Stop reading, so that the pipe pushes back on the agent."""
         ...
@@ -134,6 +152,12 @@ class RealAgent:
 
     def stop(self) -> None:
         self._command.stop_nowait(Ended.STOPPED)
+
+    def sweep_tools(self, since: float, ends: bool) -> None:
+        self._command.prune_nowait(since, ends=ends, on_pruned=self._on_pruned)
+
+    def _on_pruned(self, pruned: Pruned) -> None:
+        self._on_event(ToolsSwept(pruned.swept, pruned.survivors))
 
     def pause(self) -> None:
         self._command.pause_reading()

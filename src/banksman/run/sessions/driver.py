@@ -45,10 +45,12 @@ from banksman.core.session_facts import (
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
+    ProcessSwept,
     StartProcess,
     StartTimer,
     StopProcess,
     Subject,
+    SweepTools,
     TimerFired,
     WriteFailed,
     WriteFrame,
@@ -64,6 +66,7 @@ from banksman.run.sessions.agent import (
     Output,
     OutputEnded,
     Spawn,
+    ToolsSwept,
     WriteBroke,
     Written,
 )
@@ -199,6 +202,9 @@ class Driver:
                 self._hold_conversation(conversation)
             case StopProcess():
                 self._stop_process()
+            case SweepTools(since=since, ends=ends):
+                assert self._process is not None
+                self._process.sweep_tools(since, ends)
             case Finish():
                 self._finish()
             case _:
@@ -348,6 +354,9 @@ class Driver:
                 self.counters.survivors += len(survivors)
                 self._forget_process()
                 self.tell(ProcessGone(at, number, swept, survivors, drained, stderr))
+            case ToolsSwept(swept=swept, survivors=survivors):
+                self.counters.swept += len(swept)
+                self.tell(ProcessSwept(at, number, swept, survivors))
             case _:
                 assert_never(event)
 

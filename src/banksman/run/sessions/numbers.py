@@ -4,6 +4,8 @@
 `ageing_seconds`, `hold_idle_seconds`, `collect_seconds`, `queue_max`, `when_full` ("refuse" or "drop"), `attempts_max`
 (how often an ask that gives way comes back), `clocks` (a mapping from the watchdog's name), the ladder's `eof_grace`,
 `grace`, `linger` and `drain`, and `frame_bytes_max`, beyond which a frame from the agent goes to a file.
+`quiet_seconds`: how long the agent must be quiet after its boundary before the turn is over. `after_interrupt`: what
+becomes of tools that it leaves running when it is interrupted ("sweep": they are ended, or "keep": only reported).
 
 Of questions: `question_seconds` (None: they wait), `question_default` ("deny" or "allow": what it is when nobody has
 answered by then), `question_after_crash` ("withdraw", or "keep": it is still there when the session is taken over, and
@@ -20,11 +22,12 @@ from typing import Any
 
 from banksman.core.clocks import Name
 from banksman.core.config import Config
+from banksman.core.dialects.dialect import PLAIN
 from banksman.core.framing import FRAME_BYTES_MAX
 from banksman.core.ladder import Timings
 from banksman.errors import UsageError
 from banksman.run.commands.options import SECONDS_MAX, check_seconds
-from banksman.run.sessions.profiles import Profile
+from banksman.run.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
 
 LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
 # Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
@@ -34,6 +37,7 @@ WORDS = {
     "when_full": ("refuse", "drop"),
     "question_default": ("deny", "allow"),
     "question_after_crash": ("withdraw", "keep"),
+    "after_interrupt": AFTER_INTERRUPT,
 }
 # Waits that there need not be.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
@@ -54,7 +58,12 @@ class Numbers:
 def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
     clocks: dict[str, float | None] = dict(profile.clocks)
     ladder: dict[str, float] = {}
-    found: dict[str, Any] = {"drain_seconds": profile.drain_seconds}
+    found: dict[str, Any] = {
+        "drain_seconds": profile.drain_seconds,
+        "quiet_seconds": profile.quiet_seconds,
+        "leaves_tools": profile.leaves_tools,
+        "after_interrupt": profile.after_interrupt,
+    }
     for key, value in options.items():
         if key == "clocks":
             clocks.update(_clocks(value))
@@ -64,7 +73,8 @@ def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
         else:
             _check(key, value)
             if key == "save_prompt" and value is not None:
-                profile.dialect.prompt("", value)  # What cannot be sent is refused now, and not when it is due.
+                # What cannot be sent is refused now, and not when it is due.
+                profile.dialect.begin(PLAIN).prompt("", value)
             found[key] = value
     start = clocks.pop(Name.START, None)
     if start is not None:
@@ -91,7 +101,7 @@ def _check(key: str, value: Any) -> None:
         check_seconds(key, value)
         if key == "recycle_seconds" and value == 0:
             raise UsageError("recycle_seconds cannot be 0", hint="None turns it off")
-        if value is not None and value > SECONDS_MAX:
+        if value is not None and value > (QUIET_SECONDS_MAX if key == "quiet_seconds" else SECONDS_MAX):
             hint = "None turns it off" if key in OPTIONAL else "every wait has an end"
             raise UsageError(f"{key} cannot be {value!r:.60}", hint=hint)
 

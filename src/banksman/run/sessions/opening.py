@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from banksman.core import rules
-from banksman.core.dialects import claude_writing
+from banksman.core.dialects.dialect import Setup
 from banksman.core.event import storable
 from banksman.core.session_facts import StartProcess
 from banksman.errors import UsageError
@@ -68,21 +68,35 @@ class Opening:
         self._args = _words("args", args)
         # Copies: whatever the caller does to its own, the next process is started as this one.
         self._env = None if env is None else dict(env)
+        self._all_env = {**self.profile.variables, **(env or {})}
         self._inherit_env = inherit_env
         self._options = dict(options or {})
         self.hooks = Hooks(hooks or {})
         self._hooks: dict[str, Any] = dict(hooks or {})
         self._tools = tuple(tools)
         self.server = ToolServer(self._tools, name=TOOLS_SERVER)
-        self._check_capabilities(hooks=bool(hooks), tools=bool(tools), mcp_servers=bool(mcp_servers))
-        self._mcp_config = _mcp_config(mcp_servers)
+        self._check_capabilities(
+            hooks=bool(hooks),
+            tools=bool(tools),
+            mcp_servers=bool(mcp_servers),
+            resume=resume is not None,
+            fork=forks,
+            **{name: wish is not None for name, wish in self._wishes.items()},
+        )
+        self._servers = _servers(mcp_servers)
+        self._mcp_config = self._mcp_file()
         found = numbers.read(self.profile, options or {})
         self.frame_bytes_max = found.frame_bytes_max
         self._timings = found.timings
         self.config = found.config(
             rules=rules.parse(rules_wanted),
-            hooks=self.hooks.registrations(),
-            servers=(TOOLS_SERVER,) if tools else (),
+            setup=Setup(
+                hooks=self.hooks.registrations(),
+                servers=(TOOLS_SERVER,) if tools else (),
+                cwd=self._cwd,
+                mcp_servers=self._servers,
+                **self._wishes,
+            ),
         )
         self._rules = dict(rules_wanted or {})
         self._prepare(StartProcess(0, self._resume, forks))
@@ -101,7 +115,6 @@ class Opening:
     def record(self) -> dict[str, Any]:
         """How it was opened, in words that a log can keep. What may be a secret (the values of variables, the
         configuration of servers) and what lives in this process only (hooks, tools) is named, and no more."""
-        servers = () if self._mcp_config is None else self._mcp_config.names
         return {
             "agent": self.profile.name,
             "cwd": self._cwd,
@@ -112,7 +125,7 @@ class Opening:
             **self._wishes,
             "options": storable(self._options),
             "rules": self._rules,
-            "mcp_servers": list(servers),
+            "mcp_servers": [server["name"] for server in self._servers],
             "hooks": sorted(self._hooks),
             "tools": [tool.name for tool in self._tools],
         }
@@ -133,8 +146,7 @@ class Opening:
         # Each has its own, to call and to close.
         other.hooks = Hooks(self._hooks)
         other.server = ToolServer(self._tools, name=TOOLS_SERVER)
-        servers = self._mcp_config
-        other._mcp_config = None if servers is None else _Private(servers.text, servers.names)
+        other._mcp_config = self._mcp_file()
         return other
 
     def close(self) -> None:
@@ -155,11 +167,15 @@ class Opening:
         return prepare(
             argv,
             cwd=self._cwd,
-            env=self._env,
+            env=self._all_env,
             inherit_env=self._inherit_env,
             scrub=self.profile.scrub,
             pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
         )
+
+    def _mcp_file(self) -> _Private | None:
+        text = self.profile.dialect.mcp_file(self._servers) if self._servers else None
+        return None if text is None else _Private(text)
 
     def _argv(self, **wishes: Any) -> list[str]:
         return self.profile.dialect.argv(self._command, args=self._args, **wishes)
@@ -167,26 +183,24 @@ class Opening:
     def _fingerprint(self) -> str:
         """What every process is started with, and told at its start, in one word: another word is another process. Not
         the conversation, which changes by itself, nor the number of an fd, which is an accident."""
-        env = environment.build(self._env, inherit=self._inherit_env, scrub=self.profile.scrub)
-        servers = None if self._mcp_config is None else self._mcp_config.text
+        env = environment.build(self._all_env, inherit=self._inherit_env, scrub=self.profile.scrub)
         tools = [(tool.name, tool.description, tool.schema) for tool in self._tools]
-        told = (self.config.hooks, tools, servers)
+        told = (self.config.setup, tools)
         seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
 
     def _check_capabilities(self, **wanted: bool) -> None:
         for name, is_wanted in wanted.items():
             if is_wanted and name not in self.profile.capabilities:
-                raise UsageError(f"{self.profile.title} has no {name}", hint="leave them out", agent=self.profile.name)
+                hint = "leave it out, or set it in the agent's own configuration"
+                raise UsageError(f"{self.profile.title} has no {name}", hint=hint, agent=self.profile.name)
 
 
 class _Private:
     """Text that a process can read by a path, and nobody else: its file has no name. It may hold keys, and words of a
     command line are there for every user of the machine to see."""
 
-    def __init__(self, text: str, names: Sequence[str]) -> None:
-        self.text = text
-        self.names = names
+    def __init__(self, text: str) -> None:
         with tempfile.TemporaryFile() as file:
             file.write(text.encode())
             file.flush()
@@ -197,7 +211,7 @@ class _Private:
         self.path = f"/dev/fd/{self.fd}"
 
 
-def _mcp_config(servers: Any) -> _Private | None:
+def _servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
     hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
     if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
         raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
@@ -207,7 +221,15 @@ def _mcp_config(servers: Any) -> _Private | None:
         if not _is_server(server) or server["name"] in names:
             raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
         names.add(server["name"])
-    return _Private(claude_writing.mcp_config(items), [server["name"] for server in items]) if items else None
+    # Copies, for the same reason as above; what cannot be copied could not be told either.
+    return tuple(_told(server) for server in items)
+
+
+def _told(server: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return storable(server)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise UsageError(f"an MCP server cannot be {server!r:.120}: {exc}", hint="plain JSON") from exc
 
 
 def _is_server(server: Any) -> bool:
@@ -234,7 +256,7 @@ def _conversation(resume: Any) -> str | None:
 
 def _command(command: Any, profile: profiles.Profile) -> list[str]:
     if command is None:
-        return list(profile.command)
+        return list(profile.own_command())
     if isinstance(command, str):
         try:
             command = shlex.split(command)

@@ -1,194 +1,171 @@
-"""The agents that are known, one TOML file each: what to run, how it speaks, and how long it needs to stop.
+"""The agents that are known, one TOML file each: those that come with the package, and the user's own.
 
-A profile is data about a program, measured once. What is asked of one session (a model, a folder, another command) is
-not here. A file is checked whole before anything is started with it, and a wrong one says which key of which file.
+The user's are in `banksman/agents/` in the configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). One with the
+name of ours is used instead of ours. `extends = "gemini"` begins with what our file of that name says; only ours can be
+extended, so that what a file means is known from two files and cannot go round in a circle. A file of the user's that
+is wrong is an error of that one agent, and of no other.
+
+Files are read at each call: whoever changes one need not restart what is running. What is in one is in profile.py.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
+import re
+import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from banksman.core.clocks import Name
-from banksman.core.dialects.claude import CLAUDE
-from banksman.core.dialects.dialect import Dialect
-from banksman.core.ladder import Timings
-from banksman.errors import UsageError
-from banksman.run.commands.options import SECONDS_MAX
+from banksman.errors import BanksmanError, MachineError, UsageError
+from banksman.run.sessions.profile import Profile, parse
 
-CAPABILITIES = frozenset(
-    (
-        *("fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions", "resume"),
-        *("schema", "steer", "system_prompt", "tools"),
-    )
-)
-_TOP = frozenset(("title", "command", "dialect", "install", "capabilities", "drain_seconds", "ladder", "clocks", "env"))
-_LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
-_CLOCKS = frozenset(str(name) for name in Name)
-_ENV = frozenset(("scrub",))
-
-
-class AgentDialect(Dialect, Protocol):
-    """A dialect that also knows its program's flags."""
-
-    def argv(
-        self,
-        command: Sequence[str],
-        *,
-        resume: str | None = None,
-        forks: bool = False,
-        mcp_config: str | None = None,
-        model: str | None = None,
-        permission_mode: str | None = None,
-        system_prompt: str | None = None,
-        args: Sequence[str] = (),
-    ) -> list[str]: ...
-
-
-DIALECTS: Mapping[str, AgentDialect] = MappingProxyType({"claude": CLAUDE})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What is known about an agent. `clocks`: seconds by the watchdog's name. `scrub`: see environment.py."""
-
-    name: str
-    title: str
-    command: tuple[str, ...]
-    dialect: AgentDialect
-    install: str = ""
-    capabilities: frozenset[str] = frozenset()
-    # How long an interrupted turn may take to its boundary.
-    drain_seconds: float = 5.0
-    timings: Timings
-    clocks: Mapping[str, float]
-    scrub: tuple[str, ...] = ()
+# A name is said in a shell and in a URL, and is a file's: it is one word, and no path.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_HINT = "letters, digits, '.', '_' and '-', at most 64, the first a letter or a digit"
+# Ours have about 2 kB.
+FILE_BYTES_MAX = 256 << 10
+_NOT_FOR_US = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def names() -> list[str]:
+    """All that are known, the user's among them, also those whose file is wrong."""
+    return sorted({*ours(), *users()})
+
+
+def ours() -> list[str]:
     """The agents that come with the package."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+    return sorted(_texts())
+
+
+def users() -> dict[str, Path]:
+    """The user's own files, by the name of the agent."""
+    folder = users_folder()
+    if folder is None:
+        return {}
+    try:
+        found = os.listdir(folder)
+    except OSError as exc:
+        if exc.errno in _NOT_FOR_US:
+            # Most users have none; and what we may not look into was not put there for us.
+            return {}
+        raise MachineError(f"cannot look into {folder}: {exc.strerror}", number=exc.errno) from exc
+    # What begins with a dot is an editor's.
+    return {
+        name.removesuffix(".toml"): folder / name
+        for name in sorted(found)
+        if name.endswith(".toml") and not name.startswith(".")
+    }
+
+
+def users_folder() -> Path | None:
+    """Where the user's own are, whether or not it is there; None: the user has no home."""
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    # A path that is not absolute is not to be heard, says the standard; and would be another one in each folder.
+    folder = config if os.path.isabs(config) else os.path.join(os.path.expanduser("~"), ".config")
+    return Path(folder, "banksman", "agents") if os.path.isabs(folder) else None
 
 
 def load_or_plain(agent: str) -> Profile:
-    """Of an agent whose profile is gone: its sessions can be read all the same, if not as nicely."""
+    """Of an agent whose profile is gone, or wrong: its sessions can be read all the same, if not as nicely."""
     try:
         return load(agent)
     except UsageError:
-        return replace(load("claude"), name=agent)
+        return replace(_ours(agent if agent in _texts() else "claude"), name=agent)
 
 
 def load(name: str) -> Profile:
-    """The profile of an agent that comes with the package."""
-    known = names()
+    """The profile of an agent that is known: the user's own, or ours."""
     # Membership, and not the file system, decides: a name is no path.
-    if name not in known:
-        raise UsageError(f"there is no agent {name!r}", hint=f"known are: {', '.join(known)}", agent=name)
-    return parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name=name, source=f"the profile {name!r}")
+    own = users().get(name)
+    if own is not None:
+        return load_file(own)
+    if name not in _texts():
+        raise UsageError(f"there is no agent {name!r:.80}", hint=f"known are: {', '.join(names())}", agent=name)
+    return _ours(name)
 
 
 def load_file(path: str | os.PathLike[str]) -> Profile:
     """A profile of the caller's own; its name is the file's."""
     file = Path(path)
+    name = file.name.removesuffix(".toml")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{str(file)!r} cannot be the profile of an agent: it would be its name", hint=NAME_HINT)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = _read(file).decode("utf-8")
     except OSError as exc:
         raise UsageError(f"cannot read the profile {file}: {exc.strerror}", hint="the path of a TOML file") from exc
     except UnicodeDecodeError as exc:
         raise UsageError(f"the profile {file} is not UTF-8: {exc.reason}", hint="TOML is always UTF-8") from exc
-    return parse(text, name=file.stem, source=str(file))
+    return parse_text(text, name=name, said_as=str(file), source=str(file))
 
 
-def parse(text: str, *, name: str, source: str) -> Profile:
-    """`source` is what an error calls it."""
+def parse_text(text: str, *, name: str, said_as: str, source: str | None = None) -> Profile:
+    """`said_as` is what an error calls it. `source`: the file that it is from; None: it is ours."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise UsageError(f"{source} is not TOML: {exc}", hint="see https://toml.io", agent=name) from exc
-    top = _Table(source, "", data, _TOP)
-    ladder, clocks, env = top.table("ladder", _LADDER), top.table("clocks", _CLOCKS), top.table("env", _ENV)
-    # One source for the numbers that are not given: the ladder's own.
-    usual = Timings()
-    return Profile(
-        name=name,
-        title=top.text("title", name),
-        command=top.words("command", required=True),
-        dialect=DIALECTS[top.one_of("dialect", DIALECTS)],
-        install=top.text("install", ""),
-        capabilities=frozenset(top.words("capabilities", among=CAPABILITIES)),
-        drain_seconds=top.seconds("drain_seconds", 5.0),
-        timings=Timings(
-            grace=ladder.seconds("grace", usual.grace),
-            linger=ladder.seconds("linger", usual.linger),
-            drain=ladder.seconds("drain", usual.drain),
-            eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
-        ),
-        clocks=MappingProxyType({key: clocks.seconds(key, 0.0) for key in clocks.data}),
-        scrub=env.words("scrub"),
-    )
+        data = _tables(text, said_as)
+        return parse(_extended(data, name, said_as), name=name, said_as=said_as, source=source)
+    except BanksmanError as exc:
+        exc.ids.setdefault("agent", name)
+        raise
 
 
-def _folder() -> Any:
-    return resources.files("banksman") / "profiles"
+def _ours(name: str) -> Profile:
+    return parse_text(_texts()[name], name=name, said_as=f"the profile {name!r}")
 
 
-class _Table:
-    """A table of the file, and the checks that name the key they are about."""
+@functools.cache
+def _texts() -> Mapping[str, str]:
+    """What comes with the package does not change while we run, and is read once: also when there are no fds left."""
+    folder = resources.files("banksman") / "profiles"
+    files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
 
-    def __init__(self, source: str, path: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
-        self.source = source
-        self.path = path
-        self.data = data
-        for key in data:
-            if key not in known:
-                raise self._wrong(f"there is no key {path}{key}", f"known are: {', '.join(sorted(known))}")
 
-    def _wrong(self, what: str, hint: str) -> UsageError:
-        return UsageError(f"{self.source}: {what}", hint=hint)
+def _read(file: Path) -> bytes:
+    # Opened without waiting: a pipe by that name would else keep the whole loop until somebody writes into it.
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        # Of a plain file one read gives all that is asked for, as far as it goes.
+        data = os.read(fd, FILE_BYTES_MAX + 1)
+    finally:
+        os.close(fd)
+    if len(data) > FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"it has more than {FILE_BYTES_MAX} bytes")
+    return data
 
-    def _not(self, key: str, hint: str) -> UsageError:
-        return self._wrong(f"{self.path}{key} cannot be {self.data.get(key)!r:.60}", hint)
 
-    def table(self, key: str, known: Iterable[str]) -> _Table:
-        value = self.data.get(key, {})
-        if not isinstance(value, dict):
-            raise self._not(key, f"a table: [{key}]")
-        return _Table(self.source, f"{key}.", cast(dict[str, Any], value), known)
+def _tables(text: str, said_as: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise UsageError(f"{said_as} is not TOML: {exc}", hint="see https://toml.io") from exc
 
-    def text(self, key: str, default: str) -> str:
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise self._not(key, "text")
-        return value
 
-    def one_of(self, key: str, known: Iterable[str]) -> str:
-        value = self.text(key, "")
-        if value not in known:
-            raise self._not(key, f"one of: {', '.join(sorted(known))}")
-        return value
-
-    def words(self, key: str, *, required: bool = False, among: Iterable[str] | None = None) -> tuple[str, ...]:
-        value = self.data.get(key, [])
-        items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in items):
-            raise self._not(key, "a list of words")
-        if required and not items:
-            raise self._not(key, "a list of words, the program first")
-        for item in items:
-            if among is not None and item not in among:
-                raise self._wrong(f"{self.path}{key} cannot hold {item!r}", f"known are: {', '.join(sorted(among))}")
-        return tuple(items)
-
-    def seconds(self, key: str, default: float) -> float:
-        value = self.data.get(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # Every wait has an end, so infinity is none of them; and NaN is not between any two numbers.
-        if not is_number or not 0 <= value <= SECONDS_MAX:
-            raise self._not(key, "a number of seconds, 0 or more")
-        return float(value)
+def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
+    """With what it extends under it, table by table and key by key."""
+    if "extends" not in data:
+        return data
+    base = data["extends"]
+    if not isinstance(base, str) or base not in _texts():
+        hint = f"one of those that come with the package: {', '.join(ours())}"
+        raise UsageError(f"{said_as}: extends cannot be {base!r:.60}", hint=hint)
+    under = _tables(_texts()[base], f"the profile {base!r}")
+    assert "extends" not in under, f"the profile {base!r} of the package extends another"
+    if base != name:
+        under.pop("title")  # It is another agent, and is not to be told by that one's title.
+    merged = {**under, **data}
+    for key, value in under.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            merged[key] = {**cast(dict[str, Any], value), **data[key]}
+    return merged

@@ -362,12 +362,23 @@ class StopCommand(Body):
 
 # -- the server ------------------------------------------------------------------------------------------------------
 class Agent(Struct):
+    """`error`: its file is wrong, and nothing else is known of it. `source`: the user's own file; None: the package's.
+    `repairs`: what it does otherwise than it should, and what comes of it here."""
+
     name: str
     found: bool
     path: str | None
     command: list[str]
     dialect: str
     capabilities: list[str]
+    title: str = ""
+    install: str = ""
+    website: str = ""
+    source: str | None = None
+    overrides: bool = False
+    error: str | None = None
+    repairs: list[str] = []
+    note: str = ""
 
 
 class Agents(Struct):

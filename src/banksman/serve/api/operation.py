@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 from starlette.responses import Response
 
 from banksman import __version__
-from banksman.run.sessions import profiles
+from banksman.run.sessions import known
 from banksman.serve.api import messages
 from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
@@ -45,20 +44,7 @@ async def server(call: Call) -> Answer:
 
 
 async def agents(_: Call) -> Answer:
-    found: list[messages.Agent] = []
-    for profile in map(profiles.load, profiles.names()):
-        path = shutil.which(profile.command[0])
-        found.append(
-            messages.Agent(
-                name=profile.name,
-                found=path is not None,
-                path=path,
-                command=list(profile.command),
-                dialect=profile.dialect.name,
-                capabilities=sorted(profile.capabilities),
-            )
-        )
-    return Answer(messages.Agents(found))
+    return Answer(messages.Agents([messages.Agent(**each.facts()) for each in known.look()]))
 
 
 async def drain(call: Call) -> Answer:

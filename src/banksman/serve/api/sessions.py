@@ -37,7 +37,8 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         with suppress(NotFound):
             return context.host.session(id)  # Made with this key before this server was started.
     policy = context.policy
-    usual = profiles.load(body.agent).command
+    profile = profiles.load(body.agent)
+    usual = profile.own_command() if body.command is None else profile.command
     return await context.host.open(
         body.agent,
         cwd=policy.folder(body.cwd),

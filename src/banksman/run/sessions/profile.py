@@ -1,0 +1,210 @@
+"""A profile: what is known about one program that is an agent, as a value, and how it is read from its file.
+
+A profile is data about a program, measured once. What is asked of one session (a model, a folder, another command) is
+not here. A file is checked whole before anything is started with it, and a wrong one says which key of which file.
+Where the files are, and which of two with one name holds, is in profiles.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from banksman.core.clocks import Name
+from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.codex import CODEX
+from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.quirks import SERVICES, Quirks, fault
+from banksman.core.ladder import Timings
+from banksman.errors import UsageError
+from banksman.run.child import environment
+from banksman.run.sessions.toml_table import Table
+
+# What a session with an agent may be asked for, as far as agents differ in it.
+CAPABILITIES = frozenset(
+    (
+        *("fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions", "resume"),
+        *("schema", "steer", "system_prompt", "tools"),
+    )
+)
+AFTER_INTERRUPT = ("sweep", "keep")
+# A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
+QUIET_SECONDS_MAX = 5.0
+
+_TOP = frozenset(
+    (
+        *("title", "command", "dialect", "install", "website", "capabilities", "drain_seconds", "quiet_seconds"),
+        *("after_interrupt", "extends", "ladder", "clocks", "env", "quirks"),
+    )
+)
+_NONE = Quirks()
+_LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
+_CLOCKS = frozenset(str(name) for name in Name)
+_ENV = frozenset(("scrub", "set"))
+_QUIRKS = frozenset(("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "serves", "note"))
+
+
+class AgentDialect(Dialect, Protocol):
+    """A dialect that also knows its program's flags."""
+
+    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
+        """What is to stand in a file that only the agent can read; None: it is told its servers in words."""
+        ...
+
+    def argv(
+        self,
+        command: Sequence[str],
+        *,
+        resume: str | None = None,
+        forks: bool = False,
+        mcp_config: str | None = None,
+        model: str | None = None,
+        permission_mode: str | None = None,
+        system_prompt: str | None = None,
+        args: Sequence[str] = (),
+    ) -> list[str]: ...
+
+
+def _claude(_: Quirks) -> AgentDialect:
+    return CLAUDE
+
+
+def _acp(quirks: Quirks) -> AgentDialect:
+    return Acp(quirks)
+
+
+def _codex(_: Quirks) -> AgentDialect:
+    return CODEX
+
+
+# By the name that a profile says: what makes the dialect, as the program with these quirks speaks it.
+DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
+    {"acp": _acp, "claude": _claude, "codex": _codex}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
+    seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
+    environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has started
+    lives on after an interrupt. `note`: what else is known, for people."""
+
+    name: str
+    title: str
+    source: str | None = None
+    # Empty: whoever opens a session says what to run.
+    command: tuple[str, ...]
+    dialect: AgentDialect
+    install: str = ""
+    website: str = ""
+    capabilities: frozenset[str] = frozenset()
+    # How long an interrupted turn may take to its boundary.
+    drain_seconds: float = 5.0
+    quiet_seconds: float = 0.0
+    leaves_tools: bool = False
+    after_interrupt: str = "sweep"
+    timings: Timings
+    clocks: Mapping[str, float]
+    scrub: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    quirks: Quirks = _NONE
+    note: str = ""
+
+    def own_command(self) -> tuple[str, ...]:
+        """What is run where the caller names nothing else."""
+        if not self.command:
+            raise UsageError(
+                f"{self.title} has no command of its own", hint="command= says what to run", agent=self.name
+            )
+        return self.command
+
+    def repairs(self) -> list[str]:
+        """What the agent does otherwise than it should, and what Banksman makes of it; for people."""
+        ended = "ended" if self.after_interrupt == "sweep" else "reported, and kept"
+        said = " or ".join(self.quirks.cancel_may_say)
+        quirks = {
+            f"tools that live on after an interrupt are {ended}": self.leaves_tools,
+            f"{said} after an interrupt is told as cancelled": bool(said),
+            "an error that comes as an answer is told as a failure": bool(self.quirks.error_texts),
+            "a turn that ends well without a word is told as a failure": self.quirks.silence_is_error,
+            f"what it says up to {self.quiet_seconds:g} s after a turn's end belongs to that turn": self.quiet_seconds,
+        }
+        return [words for words, holds in quirks.items() if holds]
+
+
+def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None) -> Profile:
+    """A profile from what is in its file. `said_as` is what an error calls it."""
+    top = Table(said_as, "", data, _TOP)
+    ladder, clocks = top.table("ladder", _LADDER), top.table("clocks", _CLOCKS)
+    env, quirks = top.table("env", _ENV), top.table("quirks", _QUIRKS)
+    # One source for the numbers that are not given: the ladder's own.
+    usual = Timings()
+    dialect = DIALECTS[top.one_of("dialect", DIALECTS)]
+    read = _quirks(quirks)
+    return Profile(
+        name=name,
+        title=top.text("title", name),
+        source=source,
+        command=_command(top),
+        dialect=dialect(read),
+        install=top.text("install"),
+        website=top.text("website"),
+        capabilities=frozenset(top.words("capabilities", among=CAPABILITIES)),
+        drain_seconds=top.seconds("drain_seconds", 5.0),
+        quiet_seconds=_quiet(top),
+        leaves_tools=quirks.flag("leaves_tools"),
+        after_interrupt=top.one_of("after_interrupt", AFTER_INTERRUPT, "sweep"),
+        timings=Timings(
+            grace=ladder.seconds("grace", usual.grace),
+            linger=ladder.seconds("linger", usual.linger),
+            drain=ladder.seconds("drain", usual.drain),
+            eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
+        ),
+        clocks=MappingProxyType({key: clocks.seconds(key, 0.0) for key in clocks.data}),
+        scrub=env.words("scrub"),
+        variables=MappingProxyType(_variables(env)),
+        quirks=read,
+        note=quirks.text("note"),
+    )
+
+
+def _command(top: Table) -> tuple[str, ...]:
+    hint = "a list of words, the program first; [] if whoever opens a session is to say"
+    if "command" not in top.data:
+        # Forgotten is something else than left open.
+        raise top.cannot_be("command", hint)
+    return top.words("command", hint=hint)
+
+
+def _quiet(top: Table) -> float:
+    seconds = top.seconds("quiet_seconds", 0.0)
+    if seconds > QUIET_SECONDS_MAX:
+        raise top.cannot_be("quiet_seconds", f"at most {QUIET_SECONDS_MAX:g}: no turn begins before it is over")
+    return seconds
+
+
+def _variables(env: Table) -> dict[str, str]:
+    found = env.texts("set")
+    try:
+        environment.build(found, inherit=False)
+    except UsageError as exc:
+        raise env.wrong(f"env.set: {exc.args[0]}", exc.hint) from exc
+    return found
+
+
+def _quirks(table: Table) -> Quirks:
+    patterns = table.words("error_texts")
+    for pattern in patterns:
+        problem = fault(pattern)
+        if problem is not None:
+            raise table.cannot_hold("error_texts", pattern, f"it {problem}")
+    return Quirks(
+        cancel_may_say=table.words("cancel_may_say"),
+        error_texts=patterns,
+        silence_is_error=table.flag("silence_is_error"),
+        serves=table.words("serves", SERVICES, among=SERVICES),
+    )
