@@ -57,14 +57,13 @@ def test_the_next_prompt_waits_for_it() -> None:
     assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P b0000\n"]
 
 
-def test_what_was_ended_is_told_with_the_turn_that_left_it() -> None:
+def test_what_was_ended_is_told_with_the_name_of_the_turn_that_left_it() -> None:
     talk = _interrupted()
-    told = talk.tell(ProcessSwept(talk.at, 1, (SLEEP,), (Survivor(98, "other", "not ours to signal"),)))
+    talk.tell(ProcessSwept(talk.at, 1, (SLEEP,), (Survivor(98, "other", "not ours to signal"),)))
     (body,) = talk.logged(kinds.PROCESS_SWEPT)
     assert body["swept"] == [{"pid": 99, "command": "sleep 60"}]
     assert body["survivors"] == [{"pid": 98, "command": "other", "why": "not ours to signal"}]
-    assert body["by"] == "interrupt"
-    assert [turn for effect in told for turn, *_ in getattr(effect, "entries", ())] == ["a"]
+    assert body["after"] == "a"
 
 
 def test_if_nothing_was_left_nothing_is_told() -> None:
@@ -78,7 +77,9 @@ def test_by_policy_it_is_only_told() -> None:
     assert [effect.ends for effect in of(SweepTools, talk.effects)] == [False]
     talk.tell(ProcessSwept(talk.at, 1, (SLEEP,)))
     assert not talk.logged(kinds.PROCESS_SWEPT)
-    assert talk.logged(kinds.PROCESS_LEFT) == [{"process": 1, "left": [{"pid": 99, "command": "sleep 60"}]}]
+    assert talk.logged(kinds.PROCESS_LEFT) == [
+        {"process": 1, "left": [{"pid": 99, "command": "sleep 60"}], "after": "a"}
+    ]
 
 
 def test_a_turn_that_ended_by_itself_may_leave_what_it_likes() -> None:

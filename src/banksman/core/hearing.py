@@ -56,13 +56,14 @@ _UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and
 
 
 def read_frames(work: Work, fact: FramesRead) -> None:
-    begin = 0
+    begin = idle = 0
     # An entry is tagged with the turn that was speaking when its frame was said. A frame that opens a turn is that
     # turn's first; the boundary is its last.
     for index, meaning in fact.meanings:
         _keep(work, fact.lines[begin:index])
         meanings, answers = _resolved(work, meaning)
         first = meanings[0] if meanings else None
+        idle += isinstance(first, Noise | Thought)
         if isinstance(first, TurnOpened):
             hear(work, first)
             meanings = meanings[1:]
@@ -77,7 +78,7 @@ def read_frames(work: Work, fact: FramesRead) -> None:
     _keep(work, fact.lines[begin:])
     _wait_for_quiet(work)
     if work.state.clocks:
-        has_progress = len(fact.lines) > sum(isinstance(meaning, Noise | Thought) for _, meaning in fact.meanings)
+        has_progress = len(fact.lines) > idle
         names = (Name.BYTES, Name.PROGRESS) if has_progress else (Name.BYTES,)
         work.set(clocks=clocks.wind(work.state.clocks, work.at, *names))
 

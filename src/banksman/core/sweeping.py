@@ -59,15 +59,16 @@ def swept(work: Work, fact: ProcessSwept) -> None:
 
 
 def _tell(work: Work, turn: str, fact: ProcessSwept) -> None:
+    """Not as a part of the turn, which is over and has had its last event; but it says after which."""
     found = [{"pid": swept.pid, "command": swept.command} for swept in fact.swept]
     survivors = [{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors]
     if not found and not survivors:
         return
     if work.state.config.after_interrupt == "sweep":
-        told = {"swept": found, "survivors": survivors, "drained": True, "by": "interrupt"}
-        work.log(turn, kinds.PROCESS_SWEPT, process=fact.process, **told)
+        told = {"swept": found, "survivors": survivors, "drained": True, "by": "interrupt", "after": turn}
+        work.log(None, kinds.PROCESS_SWEPT, process=fact.process, **told)
     else:
-        work.log(turn, kinds.PROCESS_LEFT, process=fact.process, left=[*found, *survivors])
+        work.log(None, kinds.PROCESS_LEFT, process=fact.process, left=[*found, *survivors], after=turn)
 
 
 def expire(work: Work, subject: str) -> None:
