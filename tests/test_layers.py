@@ -42,6 +42,8 @@ BANKSMAN = {
     "serve": ("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.serve"),
     "cli": (
         *("banksman.errors", "banksman.store.log", "banksman.run", "banksman.__init__", "banksman.cli"),
+        # Editors speak it to us, and there is to be one reader of it.
+        "banksman.core.jsonrpc",
         # One verb starts it.
         *("banksman.serve.main", "banksman.serve.settings"),
     ),

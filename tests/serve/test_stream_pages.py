@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,3 +206,19 @@ async def test_a_page_that_came_as_the_timer_fired_is_not_taken_for_the_next() -
         loop.call_later(0.05, came.set)
         assert await waking.wait(page)
         assert page.done()
+
+
+async def test_an_event_that_fills_a_page_by_itself_does_not_hold_up_what_follows(tmp_path: Path) -> None:
+    """The reader stands after it, and the page that begins with it has nothing else."""
+    store = f"sqlite:{tmp_path / 'log.sqlite'}"
+    async with Host(store) as host:
+        session = await host.open("claude", command=fake_agent.command())
+        turn = await session.ask("@@say hello\n" + "z" * (5 << 20))
+        await turn.outcome()
+    # Another one: what was just written is still in the memory of the first.
+    async with Host(store) as host, asyncio.timeout(30):
+        session = host.session(session.id)
+        events = [event async for event in session.events(waits=False)]
+        huge = next(event for event in events if event.kind == "turn.queued")
+        page = await OneSession(session, raw=False).next(Cursor(huge.epoch, huge.seq), Form.SSE)
+        assert page.events > 0

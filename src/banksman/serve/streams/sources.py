@@ -103,6 +103,9 @@ class OneSession:
             return store.Page(page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None)
         if not page.events or page.events[0].epoch != place.epoch:
             raise self._lost(f"the store has no event {place.epoch}.{place.seq} any more")
+        if len(page.events) == 1:
+            # It may fill a page by itself: what comes after it is in the next then.
+            return await self._session.page(f"{place.epoch}.{place.seq}", limit=PAGE_EVENTS_MAX)
         return store.Page(page.events[1:], None)
 
     def _lost(self, message: str) -> HistoryLost:
