@@ -62,8 +62,9 @@ check-deep: venv ## made-up bytes at framing, dialects, streams and the server, 
 	BANKSMAN_DEEP=$(DEEP) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o timeout=7200 -o faulthandler_timeout=0 -o python_files="test_*.py deep_*.py" $(ARGS) tests/fuzz
 
-# Not part of `make test`: they need npm once, and namespaces always. tools/agents.py says what it does and what it needs.
-test-agents: venv ## the real Claude Code against a fake model, in a namespace without a network; ends with a table
+# Not part of `make test`: they need npm once, Node.js and namespaces always. tools/agents.py says what it does and needs;
+# what it fetches is kept in the user's cache, for all checkouts, and is not `clean`'s.
+test-agents: venv ## the real agents against a fake model, in a namespace without a network; ends with a table
 	$(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents
 
 # Without what is explored in the core: it is pure, and the same on each. Of the server what speaks with it in earnest.
@@ -87,7 +88,7 @@ lock: .venv-lock/bin/uv ## the hashed locks from requirements/*.in (UPGRADE=1: n
 	.venv-lock/bin/python -m pip install --quiet 'uv>=0.13,<0.14'
 
 clean: ## remove everything that these targets made
-	rm -rf .venv .venv-* .agents build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

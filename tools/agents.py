@@ -1,24 +1,34 @@
-"""Installs the real agent that the tests drive, and runs a command where that agent can reach nobody.
+"""Installs the real agents that the tests drive, and runs a command where they can reach nobody.
 
-    python3 tools/agents.py install                  fetch it into .agents, if it is not there
+    python3 tools/agents.py install                  fetch what is not there yet, and print where all of it is
     python3 tools/agents.py run COMMAND [WORDS …]    the same, then COMMAND in a network namespace with loopback alone
 
-**Installing.** npm fetches one package, pinned by version and by hash, and runs none of its scripts. Which registry, is
-what npm is configured to; no address is written here, and the hash holds whichever it is. It is done once, and again
-when the pin changes.
+**Installing.** requirements/agents.json pins each agent's packages by version and by hash. npm fetches them and runs
+none of their scripts. Which registry, is what npm is configured to; no address is written here, and the hash holds
+whichever it is.
+
+**Keeping.** They are 1.3 GB, so they are kept outside the checkout, in `$XDG_CACHE_HOME/banksman/agents` (or
+`~/.cache/…`), and a second checkout fetches nothing. Each agent has a folder there, named by its pins: to pin another
+version is to ask for another folder. It is made under another name and renamed when it is whole, with a list of its
+files in it; if one of them is gone or has another size, it is made anew. One process at a time does that, by a lock.
+Beside them is a folder of links, one for each agent, that the tests look into. All of it may be deleted at any time.
 
 **Running.** An agent under test talks to a model that a test plays on 127.0.0.1, and to nobody else: not by care, but
 because there is nobody else. `unshare -n` (`-rn` if not root) starts this file again, in a network namespace of its
 own; there `lo` is raised, every other interface is seen to be down, and the command takes over. It finds the agents by
 `BANKSMAN_AGENTS`. Where namespaces are not allowed, nothing is run: by hand that is said and is no failure, in CI it is
-one.
+one. The same goes for an agent that is not for this machine, or lacks the Node.js that it needs: its tests are left
+out.
 
 Only the standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -27,28 +37,23 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / ".agents"
-
-VERSION = "2.1.325"
-# By the machine's name as the kernel has it: the package that holds the program for it, and the hash of its archive.
-PACKAGES = {
-    "x86_64": (
-        "@anthropic-ai/claude-code-linux-x64",
-        "sha512-BqZzMvP/zgLLL34S+7OzbG+cyoFp7gwWHU5koVwsyMlTAz+0zZAmbY+UkzvtN2RXxp6AcMenbYIjQJxoXfUY3w==",
-    ),
-    "aarch64": (
-        "@anthropic-ai/claude-code-linux-arm64",
-        "sha512-NCvQcOxr685Y4mkYUjQT8l/Ouzw0k2xWloWeyzfsUtWiOedHosPkaW6XCSpzAl1dMuvDNBF97qpWgVDrSdK2Vw==",
-    ),
-}
-# 170 MB to fetch and 350 MB to unpack: slow lines are met, hanging ones end.
+PINS = ROOT / "requirements" / "agents.json"
+# Names in the cache that are no agent's begin with a dot, or are the links'.
+LINKS = "links"
+STAMP = ".stamp.json"
+UNFINISHED = ".unfinished-"
+# 170 MB to fetch and 350 MB to unpack, for the largest: slow lines are met, hanging ones end.
 INSTALL_SECONDS_MAX = 1200.0
 PROBE_SECONDS_MAX = 60.0
+# Those that are scripts and no programs of their own, and the oldest Node.js that they run on.
+NODE_VERSIONS_MIN = {"gemini": 20}
 
 # Of <linux/sockios.h> and <linux/if.h>. By ioctl and not by `ip`, which small machines do not have.
 SIOCGIFFLAGS = 0x8913
@@ -66,78 +71,190 @@ def fail(*lines: str) -> NoReturn:
     sys.exit(1)
 
 
+def fail_in_ci(*lines: str) -> None:
+    """Something is left out. By hand that is said, and in CI nothing may be left out."""
+    is_ci = "CI" in os.environ
+    loudly(*lines, "In CI this is a failure." if is_ci else "By hand this is no failure; in CI it would be one.")
+    if is_ci:
+        sys.exit(1)
+
+
+# -- what is pinned --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One agent as this machine can run it. `program` is a path under node_modules."""
+
+    agent: str
+    program: str
+    packages: Mapping[str, Mapping[str, str]]
+
+    @property
+    def version(self) -> str:
+        """As the agent itself says it: the package's, without the platform that some have in theirs."""
+        package = next(package for name, package in self.packages.items() if self.program.startswith(f"{name}/"))
+        return package["version"].partition("-")[0]
+
+    @property
+    def folder(self) -> str:
+        """Its name in the cache: the same pins have the same, and others another."""
+        return f"{self.agent}-{self.version}-{digest(self.lock())}"
+
+    def lock(self) -> dict[str, Any]:
+        """npm checks what it fetches against the hashes of a lock, and takes a lock without addresses."""
+        # Each package is named as if we wanted it: npm drops what is in a lock and wanted by nobody.
+        wanted = {name: package["version"] for name, package in self.packages.items()}
+        locked = {f"node_modules/{name}": dict(package) for name, package in self.packages.items()}
+        root = {"name": "agents", "dependencies": wanted}
+        return {"name": "agents", "lockfileVersion": 3, "requires": True, "packages": {"": root, **locked}}
+
+
+@functools.cache
+def pins() -> dict[str, Pin]:
+    """What this machine can run, by the agents' names; empty where nothing can."""
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return {}
+    pinned: dict[str, dict[str, dict[str, Any]]] = json.loads(PINS.read_text())
+    # By the machine's name as the kernel has it.
+    machine = platform.machine()
+    return {agent: Pin(agent, **machines[machine]) for agent, machines in pinned.items() if machine in machines}
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def check_complete() -> None:
+    """Say which agents will be missed here, and why."""
+    lines: list[str] = []
+    missing = sorted(set(json.loads(PINS.read_text())) - set(pins()))
+    if missing:
+        here = f"{sys.platform}, {platform.machine()}, {platform.libc_ver()[0] or 'another libc'}"
+        lines += [
+            f"NOT PINNED FOR THIS MACHINE ({here}): {', '.join(missing)}. THEIR TESTS ARE LEFT OUT.",
+            "Whoever wants to test here: add their packages and hashes to requirements/agents.json.",
+        ]
+    for agent, least in NODE_VERSIONS_MIN.items():
+        found = node_version()
+        if agent in pins() and found < least:
+            lines += [
+                f"{agent.upper()} NEEDS NODE.JS {least} OR NEWER; HERE IS {found or 'NONE'}. ITS TESTS ARE LEFT OUT.",
+                "Whoever runs this machine: install it, and have `node` on PATH.",
+            ]
+    if lines:
+        fail_in_ci(*lines)
+
+
+@functools.cache
+def node_version() -> int:
+    """The first number of Node.js's version; 0 if there is none."""
+    node = shutil.which("node")
+    if node is None:
+        return 0
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=PROBE_SECONDS_MAX)
+    number = said.stdout.strip().removeprefix("v").partition(".")[0]
+    return int(number) if number.isdigit() else 0
+
+
 # -- installing ------------------------------------------------------------------------------------------------------
-def package() -> tuple[str, str]:
-    """The name and the hash of what this machine can run."""
-    found = PACKAGES.get(platform.machine())
-    if sys.platform != "linux" or found is None or platform.libc_ver()[0] != "glibc":
-        fail(
-            f"No agent is pinned for this machine: {sys.platform}, {platform.machine()}, {platform.libc_ver()[0]}.",
-            "Whoever wants to test here: add its package and its hash to PACKAGES in tools/agents.py.",
-        )
-    return found
+def cache() -> Path:
+    """Where the agents are kept, for all checkouts of this user."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # A relative one is to be ignored, says the XDG Base Directory Specification; and "" is relative.
+    return (named if named.is_absolute() else Path.home() / ".cache") / "banksman" / "agents"
 
 
-def install() -> None:
-    """Afterwards .agents holds the pinned agent. If it already does, nothing is done and nothing is fetched."""
-    name, integrity = package()
-    # npm checks what it fetches against the hash of a lock, and takes a lock without addresses. So a lock it is.
-    lock = {
-        "name": "agents",
-        "lockfileVersion": 3,
-        "requires": True,
-        "packages": {
-            "": {"name": "agents", "dependencies": {name: VERSION}},
-            f"node_modules/{name}": {"version": VERSION, "integrity": integrity},
-        },
-    }
-    wanted = json.dumps(lock, indent=2)
-    stamp = FOLDER / ".stamp.json"
-    with open(__file__, "rb") as held:
-        # Two runs of make at once must not install into one folder together. This file is there already: nothing new
-        # to ignore or to clean.
+def install() -> Path:
+    """Afterwards all pinned agents are there; those that already were are left alone. Their folder of links."""
+    folder = cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        for pin in pins().values():
+            if not is_whole(folder / pin.folder, pin):
+                install_one(folder, pin)
+        return link(folder)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Generator[None]:
+    """Of several at once, in whichever checkouts, the first installs and the others find it done."""
+    with open(folder / ".lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.read_text() == wanted:
-            return
-        print(f"installing {name} {VERSION} into {FOLDER.name}, without its scripts", flush=True)
-        stamp.unlink(missing_ok=True)
-        FOLDER.mkdir(exist_ok=True)
-        (FOLDER / "package.json").write_text(json.dumps({"name": "agents", "dependencies": {name: VERSION}}))
-        (FOLDER / "package-lock.json").write_text(wanted)
-        fetch()
-        program = FOLDER / "node_modules" / name / "claude"
-        if not os.access(program, os.X_OK):
-            fail(
-                f"{name} {VERSION} was installed, and has no program {program.name} in it.",
-                "The pin must be looked at.",
-            )
-        # The tests need not know what the package is called. A link that is relative, so that a checkout can be moved.
-        link = FOLDER / "claude"
-        link.unlink(missing_ok=True)
-        link.symlink_to(program.relative_to(FOLDER))
-        # Last: an install that was cut short leaves no stamp, and the next run starts again.
-        stamp.write_text(wanted)
+        # Whoever made these was ended before it was done, or it would still hold the lock.
+        for rest in folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(rest)
+        yield
 
 
-def fetch() -> None:
+def install_one(folder: Path, pin: Pin) -> None:
+    print(f"installing {pin.agent} {pin.version} into {folder}, without its scripts", flush=True)
+    # In the same file system, so that it can be renamed.
+    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
+    lock = pin.lock()
+    (unfinished / "package.json").write_text(json.dumps(lock["packages"][""]))
+    (unfinished / "package-lock.json").write_text(json.dumps(lock))
+    fetch(pin, unfinished)
+    if not os.access(unfinished / "node_modules" / pin.program, os.X_OK):
+        fail(
+            f"{pin.agent} {pin.version} was installed, and has no program {pin.program} in it.",
+            "The pin in requirements/agents.json must be looked at.",
+        )
+    (unfinished / STAMP).write_text(json.dumps(sizes(unfinished)))
+    whole = folder / pin.folder
+    if whole.exists():
+        # It was not whole. Renamed and not deleted in place, for nobody is to find half of it.
+        whole.rename(folder / f"{UNFINISHED}{whole.name}")
+    unfinished.rename(whole)
+
+
+def is_whole(whole: Path, pin: Pin) -> bool:
+    """Whether all that was installed is there. By the sizes: the hashes of 1.3 GB at each start would be too slow."""
+    try:
+        stamp = json.loads((whole / STAMP).read_text())
+        return stamp == sizes(whole) and os.access(whole / "node_modules" / pin.program, os.X_OK)
+    except (OSError, ValueError):
+        return False
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Of every file, by its path."""
+    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names if name != STAMP)
+    return {str(path.relative_to(folder)): path.lstat().st_size for path in files}
+
+
+def link(folder: Path) -> Path:
+    """A folder in which each agent's program has the agent's name: the tests need not know where packages keep it."""
+    wanted = {pin.agent: f"../{pin.folder}/node_modules/{pin.program}" for pin in pins().values()}
+    links = folder / f"{LINKS}-{digest(wanted)}"
+    with contextlib.suppress(OSError):  # There is none, or something in it is no link.
+        if {path.name: os.readlink(path) for path in links.iterdir()} == wanted:
+            return links
+    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
+    for agent, target in wanted.items():
+        (unfinished / agent).symlink_to(target)
+    if links.exists():
+        links.rename(folder / f"{UNFINISHED}{links.name}")
+    return unfinished.rename(links)
+
+
+def fetch(pin: Pin, folder: Path) -> None:
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         fail(
-            "npm is not on PATH, and the real agent comes from its registry.",
-            "Whoever runs this machine: install Node.js 18 or newer, which brings npm. Only the installing needs it.",
+            "npm is not on PATH, and the real agents come from its registry.",
+            "Whoever runs this machine: install Node.js 20 or newer, which brings npm.",
         )
     # `ci` and not `install`: what the lock does not say is an error, and the lock is not rewritten.
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
     try:
         done = subprocess.run(
-            command, cwd=FOLDER, stdin=subprocess.DEVNULL, check=False, timeout=INSTALL_SECONDS_MAX
+            command, cwd=folder, stdin=subprocess.DEVNULL, check=False, timeout=INSTALL_SECONDS_MAX
         ).returncode
     except subprocess.TimeoutExpired:
         done = None
     if done != 0:
         how = f"ended with {done}" if done is not None else f"did not end within {INSTALL_SECONDS_MAX:.0f} s"
         fail(
-            f"The agent could not be installed: npm ci {how}; what it said is above.",
+            f"{pin.agent} could not be installed: npm ci {how}; what it said is above.",
             "No network, or another registry is meant: whoever runs this machine, see `npm config get registry`.",
             "EINTEGRITY: what the registry has is not what was pinned. Trust nothing of it; find out why.",
             "Where it was installed once, no network is needed any more.",
@@ -171,18 +288,16 @@ def why_not_alone() -> str | None:
 def run(command: Sequence[str]) -> NoReturn:
     why = why_not_alone()
     if why is not None:
-        is_ci = "CI" in os.environ
-        loudly(
-            "THE TESTS WITH A REAL AGENT WERE NOT RUN.",
-            "They start it in a network namespace that holds only loopback, and there can be none here:",
+        fail_in_ci(
+            "THE TESTS WITH REAL AGENTS WERE NOT RUN.",
+            "They start them in a network namespace that holds only loopback, and there can be none here:",
             *(f"    {line}" for line in why.splitlines()),
             "Whoever runs this machine: be root in it (in a container: with SYS_ADMIN), or allow user namespaces",
             "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), and have unshare.",
-            "In CI this is a failure." if is_ci else "By hand this is no failure; in CI it would be one.",
         )
-        sys.exit(1 if is_ci else 0)
-    install()
-    os.environ["BANKSMAN_AGENTS"] = str(FOLDER)
+        sys.exit(0)
+    check_complete()
+    os.environ["BANKSMAN_AGENTS"] = str(install())
     words = again(*command)
     os.execvp(words[0], words)
 
@@ -220,7 +335,8 @@ def interfaces_up() -> set[str]:
 def main() -> None:
     match sys.argv[1:]:
         case ["install"]:
-            install()
+            check_complete()
+            print(install())
         case ["run", first, *rest]:
             run([first, *rest])
         case ["alone", *command]:

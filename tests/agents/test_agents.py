@@ -21,7 +21,7 @@ from tests.agents.conftest import ROW
 from tests.agents.ground import Ground, remove, wait
 from tests.agents.plain_steps import PLAIN_STEPS, PlainCase
 from tests.agents.steps import STEPS
-from tools.agents import VERSION
+from tools.agents import pins
 
 from banksman import Host
 from banksman.testing.fake_model import FakeModel
@@ -125,4 +125,4 @@ def test_the_agent_is_the_pinned_one(ground: Callable[[str], Ground]) -> None:
         timeout=30,
         check=True,
     )
-    assert said.stdout.split()[0] == VERSION
+    assert said.stdout.split()[0] == pins()["claude"].version

@@ -1,5 +1,7 @@
 """The fake model over plain sockets: what it says on the wire, each directive, each limit, and its end.
 
+By Anthropic's API; what the others have of their own is in test_fake_model_apis.py.
+
 The shapes of conversations in here are those that Claude Code 2.1.325 sends; the real agent itself is not needed.
 """
 
@@ -8,107 +10,31 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
+from tests.testing import model_client
+from tests.testing.model_client import SECONDS_MAX, Json
 
 from banksman.testing.fake_model import FakeModel, http1, model, record
 
-SECONDS_MAX = 20.0
 TOOLS = [{"name": "Bash", "input_schema": {"type": "object"}}]
-Json = dict[str, Any]
 
 
-class Client:
-    """One connection, and no more HTTP than it takes to see every byte of the answer."""
-
-    def __init__(self, url: str) -> None:
-        host, port = url.removeprefix("http://").split(":")
-        self.sock = socket.create_connection((host, int(port)), timeout=SECONDS_MAX)
-        self.buffer = b""
-        self.headers: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
-
-    def send(self, method: str, path: str, body: object = None, **headers: str) -> None:
-        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        fields = {"Host": "x", "Content-Length": str(len(data)), **headers}
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
-        self.sock.sendall("\r\n".join(lines).encode() + data)
+class Client(model_client.Client):
+    """One that speaks Anthropic's API."""
 
     def ask(self, prompt: str, *, stream: bool = True) -> None:
         self.send("POST", "/v1/messages?beta=true", request(prompt, stream=stream))
-
-    def head(self) -> int:
-        """Read the status line and the headers."""
-        first, *lines = self._until(b"\r\n\r\n").decode().removesuffix("\r\n\r\n").split("\r\n")
-        # Nothing of an earlier answer stands before it.
-        assert first.startswith("HTTP/1.1 ")
-        self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        return int(first.split(" ")[1])
-
-    def answer(self) -> tuple[int, Json]:
-        """Read an answer that is in one piece."""
-        status = self.head()
-        size = int(self.headers["content-length"])
-        while len(self.buffer) < size:
-            self._receive()
-        data, self.buffer = self.buffer[:size], self.buffer[size:]
-        return status, json.loads(data)
-
-    def events(self) -> Iterator[Json]:
-        """Read the events of a stream, whose head was read, to its end."""
-        assert self.headers["transfer-encoding"] == "chunked"
-        text = b""
-        while size := int(self._until(b"\r\n"), 16):
-            while len(self.buffer) < size + 2:
-                self._receive()
-            text += self.buffer[:size]
-            self.buffer = self.buffer[size + 2 :]
-            *events, text = text.split(b"\n\n")
-            for event in events:
-                kind, data = event.split(b"\n")
-                decoded = json.loads(data.removeprefix(b"data: "))
-                assert kind.decode() == f"event: {decoded['type']}"
-                yield decoded
-        assert not text
-        assert self._until(b"\r\n") == b"\r\n"
-
-    def stream(self) -> list[Json]:
-        assert self.head() == 200
-        return list(self.events())
 
     def says(self, prompt: str) -> str:
         """Ask, and join the text of a streamed reply."""
         self.ask(prompt)
         return said(self.stream())
-
-    def is_over(self) -> bool:
-        """The server has closed its end, and sent nothing more."""
-        return not self.buffer and not self.sock.recv(1)
-
-    def _until(self, end: bytes) -> bytes:
-        while end not in self.buffer:
-            self._receive()
-        at = self.buffer.index(end) + len(end)
-        data, self.buffer = self.buffer[:at], self.buffer[at:]
-        return data
-
-    def _receive(self) -> None:
-        data = self.sock.recv(1 << 16)
-        if not data:
-            raise EOFError(f"the server closed after {self.buffer!r}")
-        self.buffer += data
 
 
 def request(prompt: str, *, stream: bool = True) -> Json:

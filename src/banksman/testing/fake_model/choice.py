@@ -8,9 +8,10 @@ from __future__ import annotations
 import collections
 import hashlib
 import threading
-from typing import Any
+from collections.abc import Sequence
 
 from banksman.testing.fake_model import prompt, script
+from banksman.testing.fake_model.apis.api import Entry
 
 # Prompts with a TIMES in them that are remembered; the oldest is forgotten first, and would fail anew.
 PROMPTS_MAX = 10_000
@@ -26,9 +27,9 @@ class Chooser:
         # By a prompt's hash and the place of the directive among all of the prompt's.
         self._counts: collections.OrderedDict[tuple[bytes, int], int] = collections.OrderedDict()
 
-    def choose(self, body: dict[str, Any]) -> script.Step:
-        """The step for this request; () where there is none. Raises BadRequest and BadDirective."""
-        said = prompt.find(body)
+    def choose(self, conversation: Sequence[Entry]) -> script.Step:
+        """The step for this conversation; () where there is none. Raises BadDirective."""
+        said = prompt.find(conversation)
         steps = script.parse(said.text)
         # Stripped, for an agent adds a newline when it sends the same prompt again before another.
         digest = hashlib.sha256(said.text.strip().encode("utf-8", "surrogatepass")).digest()

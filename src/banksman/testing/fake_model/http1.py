@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.testing.fake_model.message import Event, new_id
+from banksman.testing.fake_model.apis.api import Api, Event, new_id
 from banksman.testing.fake_model.wire import Connection, TooLong
 
 HEAD_BYTES_MAX = 1 << 16
@@ -19,31 +19,19 @@ BODY_BYTES_MAX = 32 << 20
 # An agent keeps a connection for its next call. Nobody waits for this to end: the server's end is heard at once.
 IDLE_SECONDS_MAX = 600.0
 
-ERROR_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
 
 class Refusal(Exception):
-    """Answer with an error instead, in Anthropic's shape."""
+    """Answer with an error instead, in the shape that the API has for it; `kind` is the API's name of the error."""
 
     def __init__(self, status: int, message: str, *, kind: str | None = None) -> None:
         super().__init__(message)
         assert 400 <= status <= 599
         self.status = status
         self.message = message
-        self.kind = kind or ERROR_KINDS.get(status, "api_error")
+        self.kind = kind
 
-    def body(self) -> dict[str, Any]:
-        return {"type": "error", "error": {"type": self.kind, "message": self.message}}
+    def body(self, api: Api) -> dict[str, Any]:
+        return api.error(self.status, self.kind or api.kind_of(self.status), self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +116,7 @@ class Reply:
 
     def send_events(self, events: list[Event]) -> None:
         assert self.is_begun
-        data = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+        data = b"".join(event.encode() for event in events)
         # A chunk of no bytes is the end of the stream.
         assert data
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))

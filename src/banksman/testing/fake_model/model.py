@@ -18,6 +18,7 @@ from typing import Self
 from banksman.testing.fake_model.choice import Chooser
 from banksman.testing.fake_model.record import Records, Request
 from banksman.testing.fake_model.routes import Server, serve
+from banksman.testing.fake_model.setups import setup
 from banksman.testing.fake_model.wire import Connection
 
 HOST = "127.0.0.1"
@@ -82,28 +83,27 @@ class FakeModel:
         assert self._records is not None, "not started"
         return self._records.wait_play(n, timeout)
 
-    def env(self, home: Path | str) -> dict[str, str]:
-        """The whole environment in which Claude Code uses this model and nothing else; its folders are made.
+    def env(self, home: Path | str, agent: str = "claude") -> dict[str, str]:
+        """The whole environment in which an agent uses this model and nothing else; its folders and files are made.
 
         Meant to replace the environment, not to be added to one: a key or a proxy of the machine must not get through.
+        Some agents need words on their command line, too: `args`. `agent` is one of claude, codex, codex-acp, gemini,
+        opencode; ValueError for any other.
         """
         home = Path(home).absolute()
-        temporary = home / "tmp"
-        temporary.mkdir(parents=True, exist_ok=True)
-        return {
-            "ANTHROPIC_BASE_URL": self.url,
-            "ANTHROPIC_API_KEY": "fake-key",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_TELEMETRY": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "DISABLE_ERROR_REPORTING": "1",
-            # Without it the agent refuses to skip permissions when run as root, as in a container.
-            "IS_SANDBOX": "1",
-            "HOME": str(home),
-            "TMPDIR": str(temporary),
-            "CLAUDE_CODE_TMPDIR": str(temporary),
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-        }
+        made = setup(agent, self.url, home)
+        Path(made.variables["TMPDIR"]).mkdir(parents=True, exist_ok=True)
+        for name, text in made.files.items():
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not again if it is the same: an agent may be reading it.
+            if not path.exists() or path.read_text() != text:
+                path.write_text(text)
+        return dict(made.variables)
+
+    def args(self, agent: str = "claude") -> list[str]:
+        """The words of an agent's command line that make it use this model, to be added at its end; often none."""
+        return list(setup(agent, self.url, Path("/")).arguments)
 
     def close(self) -> None:
         """End every thread and connection, also those that hang; requests under way get the outcome `stopped`.

@@ -6,19 +6,21 @@ first thing that is said; a whole answer leaves at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import ParamSpec
 
 from banksman.testing.fake_model import script
-from banksman.testing.fake_model.http1 import ERROR_KINDS, Refusal, Reply
-from banksman.testing.fake_model.message import Event, Message
+from banksman.testing.fake_model.apis.api import Api, Call, Event
+from banksman.testing.fake_model.http1 import Refusal, Reply
 from banksman.testing.fake_model.wire import Connection
+
+Words = ParamSpec("Words")
 
 # Longer than any test, and still an end.
 HANG_SECONDS_MAX = 3_600.0
 BIG_DELTA_BYTES = 4_096
 # Lines, as a model's text has them.
 BIG_LINE = "x" * 63 + "\n"
-OVERFLOW = "prompt is too long: 250000 tokens > 200000 maximum"
 
 
 class Broken(Exception):
@@ -32,11 +34,12 @@ class Broken(Exception):
 class Player:
     """One reply while it is played."""
 
-    def __init__(self, connection: Connection, reply: Reply, message: Message, *, is_streamed: bool) -> None:
+    def __init__(self, connection: Connection, reply: Reply, api: Api, call: Call) -> None:
         self._connection = connection
         self._reply = reply
-        self._message = message
-        self._is_streamed = is_streamed
+        self._api = api
+        self._message = api.begin(call)
+        self._is_streamed = api.is_streamed(call)
 
     def play(self, step: script.Step) -> str:
         """The outcome. Raises Refusal before anything was sent, Broken after, and what the connection raises."""
@@ -46,8 +49,8 @@ class Player:
                 return outcome
         # Nothing but pauses, or no step at all. A message without content is no answer.
         if self._message.is_empty:
-            self._say(self._message.text("ok"))
-        self._say(self._message.finish())
+            self._say(self._message.text, "ok")
+        self._say(self._message.finish)
         if self._is_streamed:
             self._reply.end_stream()
         else:
@@ -57,47 +60,53 @@ class Player:
     def _perform(self, directive: script.Directive) -> str | None:
         match directive:
             case script.Text(words=words):
-                self._say(self._message.text(words))
+                self._say(self._message.text, words)
             case script.Think(words=words):
-                self._say(self._message.think(words))
+                self._say(self._message.think, words)
             case script.Tool(name=name, arguments=arguments):
-                self._say(self._message.tool(name, arguments))
+                self._say(self._message.tool, name, arguments)
             case script.Slow():
                 self._slow(directive)
             case script.Big(size_bytes=size_bytes):
                 for words in _big(size_bytes):
-                    self._say(self._message.text(words))
+                    self._say(self._message.text, words)
             case script.Sleep(seconds=seconds):
                 self._connection.wait(seconds)
             case script.Hang():
                 self._hang()
             case script.Stall():
-                self._say([])
+                self._start()
                 self._hang()
             case script.HttpError(status=status):
                 raise Refusal(status, f"scripted: {directive.line}")
             case script.Overflow():
-                raise Refusal(400, OVERFLOW)
+                kind, message = self._api.overflow
+                raise Refusal(400, message, kind=kind)
             case script.SseError():
                 return self._sse_error(directive)
             case script.Drop():
                 self._drop()
         return None
 
-    def _say(self, events: list[Event]) -> None:
-        if not self._is_streamed:
-            return
-        if not self._reply.is_begun:
+    def _start(self) -> None:
+        if self._is_streamed and not self._reply.is_begun:
             self._reply.begin_stream()
-            self._reply.send_events(self._message.start())
-        if events:
+            self._send(self._message.start())
+
+    def _say(self, say: Callable[Words, list[Event]], *words: Words.args, **more: Words.kwargs) -> None:
+        # Before it is said: events may be counted.
+        self._start()
+        self._send(say(*words, **more))
+
+    def _send(self, events: list[Event]) -> None:
+        if self._is_streamed and events:
             self._reply.send_events(events)
 
     def _slow(self, slow: script.Slow) -> None:
         for number in range(1, slow.count + 1):
             if number > 1:
                 self._connection.wait(slow.seconds)
-            self._say(self._message.text(f"tick{number} " if slow.words is None else slow.words))
+            self._say(self._message.text, f"tick{number} " if slow.words is None else slow.words)
 
     def _hang(self) -> None:
         self._connection.wait(HANG_SECONDS_MAX)
@@ -106,15 +115,14 @@ class Player:
     def _sse_error(self, error: script.SseError) -> str:
         message = f"scripted: {error.line}"
         if not self._is_streamed:
-            statuses = {kind: status for status, kind in ERROR_KINDS.items()}
-            raise Refusal(statuses.get(error.kind, 500), message, kind=error.kind)
-        self._say([{"type": "error", "error": {"type": error.kind, "message": message}}])
+            raise Refusal(self._api.status_of(error.kind), message, kind=error.kind)
+        self._say(self._message.fail, error.kind, message)
         self._reply.end_stream()
         return f"sse_{error.kind}"
 
     def _drop(self) -> None:
         if self._is_streamed:
-            self._say([])
+            self._start()
         else:
             self._message.finish()
             self._reply.send_part(self._message.whole())

@@ -18,6 +18,7 @@ class Request:
 
     `number` counts all requests from 1, `play` those that play a script (None for the others: side calls without tools,
     GET, …). `step` has the lines of the directives that were chosen for it: none where the script was used up.
+    `api` is the API by which a reply of the model was wanted ("anthropic", "responses", "chat", "gemini"), or None.
     `body` is the decoded JSON, or None. Safe from any thread.
     """
 
@@ -28,6 +29,7 @@ class Request:
         method: str,
         path: str,
         headers: dict[str, str],
+        api: str | None,
         body: Any,
         play: int | None,
         step: tuple[str, ...],
@@ -36,6 +38,7 @@ class Request:
         self.method = method
         self.path = path
         self.headers = headers
+        self.api = api
         self.body = body
         self.play = play
         self.step = step
@@ -83,7 +86,14 @@ class Records:
         self._log = log.open("a", buffering=1, encoding="utf-8") if log else None
 
     def begin(
-        self, *, method: str, path: str, headers: dict[str, str], body: Any, step: tuple[str, ...] | None
+        self,
+        *,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        api: str | None,
+        body: Any,
+        step: tuple[str, ...] | None,
     ) -> Request:
         """A request has arrived; `step` is None if it plays no script."""
         with self._changed:
@@ -94,13 +104,14 @@ class Records:
                 method=method,
                 path=path,
                 headers=headers,
+                api=api,
                 body=body,
                 play=None if step is None else self._play_count,
                 step=step or (),
             )
             self._requests.append(request)
-            fields = {"method": method, "path": path, "play": request.play, "step": step, "body": body}
-            self._write({"request": request.number, **fields})
+            fields = {"method": method, "path": path, "api": api, "play": request.play, "step": step}
+            self._write({"request": request.number, **fields, "body": body})
             self._changed.notify_all()
         return request
 

@@ -6,24 +6,19 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
-from banksman.testing.fake_model import http1
+from banksman.testing.fake_model import apis, http1, listings
+from banksman.testing.fake_model.apis import anthropic, responses
+from banksman.testing.fake_model.apis.api import TOKEN_CHARACTERS, Api, BadRequest, Call, has_tools
 from banksman.testing.fake_model.choice import Chooser
-from banksman.testing.fake_model.message import TOKEN_CHARACTERS, Message
 from banksman.testing.fake_model.play import Broken, Player
-from banksman.testing.fake_model.prompt import BadRequest, has_tools
 from banksman.testing.fake_model.record import Records
 from banksman.testing.fake_model.script import BadDirective, Step
 from banksman.testing.fake_model.wire import Connection, Ending, Gone, Stopped, Stuck
 
-MODEL = "claude-fake-1"
-MODELS: dict[str, Any] = {
-    "data": [{"type": "model", "id": MODEL, "display_name": "Fake", "created_at": "2025-01-01T00:00:00Z"}],
-    "first_id": MODEL,
-    "last_id": MODEL,
-    "has_more": False,
-}
 # After an answer that ends the connection, the client may still be sending.
 DRAIN_SECONDS_MAX = 2.0
+# In whose shape those are refused who called none.
+ANY_API = anthropic.API
 DRAIN_BYTES_MAX = 2 * http1.BODY_BYTES_MAX
 
 
@@ -63,24 +58,35 @@ def _serve_one(connection: Connection, server: Server) -> bool:
         raw = http1.read_body(connection, head)
     except http1.Refusal as exc:
         reply.is_last = True
-        request = server.records.begin(method=head.method, path=head.path, headers=head.headers, body=None, step=None)
+        api = apis.find(head.method, head.path)
+        request = server.records.begin(
+            method=head.method,
+            path=head.path,
+            headers=head.headers,
+            api=api.name if api else None,
+            body=None,
+            step=None,
+        )
         server.records.end(request, f"http_{exc.status}")
-        _refuse_and_drain(connection, reply, exc)
+        _refuse_and_drain(connection, reply, exc, api)
         return False
     answer = _Answer(connection, server, head, reply)
     answer.give(raw)
     return not reply.is_last
 
 
-def _refuse_and_drain(connection: Connection, reply: http1.Reply, refusal: http1.Refusal) -> None:
-    reply.send(refusal.status, refusal.body())
+def _refuse_and_drain(
+    connection: Connection, reply: http1.Reply, refusal: http1.Refusal, api: Api | None = None
+) -> None:
+    reply.send(refusal.status, refusal.body(api or ANY_API))
     connection.drain(bytes_max=DRAIN_BYTES_MAX, timeout=DRAIN_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class _Understood:
-    """What a request turned out to be: its step if it plays one, or why it is refused."""
+    """What a request turned out to be: its API, its step if it plays one, or why it is refused."""
 
+    api: Api | None
     body: Any
     step: Step | None = None
     refusal: http1.Refusal | None = None
@@ -103,6 +109,7 @@ class _Answer:
             method=head.method,
             path=head.path,
             headers=head.headers,
+            api=understood.api.name if understood.api else None,
             body=understood.body,
             step=None if step is None else tuple(directive.line for directive in step),
         )
@@ -130,43 +137,53 @@ class _Answer:
                 raise understood.refusal
             return self._do(understood, input_tokens)
         except http1.Refusal as exc:
-            self._reply.send(exc.status, exc.body())
+            self._reply.send(exc.status, exc.body(understood.api or ANY_API))
             return f"http_{exc.status}"
 
     def _do(self, understood: _Understood, input_tokens: int) -> str:
-        match self._head.method, self._head.path:
-            case "POST", "/v1/messages":
-                model, is_streamed = understood.body.get("model"), understood.body.get("stream") is True
-                message = Message(model if isinstance(model, str) else MODEL, input_tokens=input_tokens)
-                player = Player(self._connection, self._reply, message, is_streamed=is_streamed)
-                return player.play(understood.step or ())
-            case "POST", "/v1/messages/count_tokens":
-                self._reply.send(200, {"input_tokens": input_tokens})
-            case "GET", "/v1/models":
-                self._reply.send(200, MODELS)
-            case "GET" | "HEAD", "/":
-                # Agents look whether somebody is there at all.
-                self._reply.send(200, {})
-            case method, path:
-                raise http1.Refusal(404, f"there is no {method} {path}")
+        if understood.api is not None:
+            call = Call(self._head.path, understood.body, input_tokens)
+            return Player(self._connection, self._reply, understood.api, call).play(understood.step or ())
+        self._reply.send(200, _listing(self._head, input_tokens))
         return "done"
 
 
+def _listing(head: http1.Head, input_tokens: int) -> dict[str, Any]:
+    """What agents ask for beside replies of the model."""
+    match head.method, head.path:
+        case "POST", path if path.endswith("/v1/messages/count_tokens"):
+            return {"input_tokens": input_tokens}
+        case "POST", path if path.endswith(":countTokens"):
+            return {"totalTokens": input_tokens}
+        case "POST", path if path.endswith("/v1/responses/compact"):
+            return responses.compacted(Call(path, {}, input_tokens))
+        case "GET", path if path.endswith("/v1/models"):
+            return listings.MODELS
+        case "GET", path if path.endswith("/v1beta/models"):
+            return listings.GEMINI_MODELS
+        case "GET" | "HEAD", "/":
+            # They look whether somebody is there at all.
+            return {}
+        case method, path:
+            raise http1.Refusal(404, f"there is no {method} {path}")
+
+
 def _understand(head: http1.Head, raw: bytes, chooser: Chooser) -> _Understood:
+    api = apis.find(head.method, head.path)
     body: Any = None
     try:
         body = json.loads(raw) if raw else None
     except (ValueError, RecursionError) as exc:
         if head.method == "POST":
-            return _Understood(None, refusal=http1.Refusal(400, f"the body is not JSON: {exc}"))
-    if (head.method, head.path) != ("POST", "/v1/messages"):
-        return _Understood(body)
+            return _Understood(api, None, refusal=http1.Refusal(400, f"the body is not JSON: {exc}"))
+    if api is None:
+        return _Understood(None, body)
     if not isinstance(body, dict):
-        return _Understood(body, refusal=http1.Refusal(400, "the body must be a JSON object"))
+        return _Understood(api, body, refusal=http1.Refusal(400, "the body must be a JSON object"))
     fields = cast("dict[str, Any]", body)
     if not has_tools(fields):
-        return _Understood(fields)
+        return _Understood(api, fields)
     try:
-        return _Understood(fields, chooser.choose(fields))
+        return _Understood(api, fields, chooser.choose(api.read(fields)))
     except (BadRequest, BadDirective) as exc:
-        return _Understood(fields, (), http1.Refusal(400, str(exc)))
+        return _Understood(api, fields, (), http1.Refusal(400, str(exc)))

@@ -1,21 +1,67 @@
-"""One reply, as Anthropic's events and as the whole message that they spell. Pure.
+"""Anthropic's Messages API. Pure.
 
-Each method returns the events to send and keeps what was said. A call that streams sends the events; one that does not
-ignores them and sends `whole()` at the end: what the agent gets is the same either way.
+How Claude Code 2.1.325 spells a conversation, as far as it matters here:
+
+- Results of tools come in messages of the user's role; reminders of the agent's own stand beside them and beside the
+  prompt, each a text block of its own.
+- After an interrupt with nothing answered, the old prompt, "[Request interrupted by user]" and the new prompt are three
+  blocks of one message.
+- A prompt that reaches the agent at work is passed on in a message of the role "system", framed by explanations, after
+  the results. Prompts that waited for the end of a turn are joined to one block.
+- An answer without the structured output that is due is followed by a message of the user's role that demands it.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-import uuid
 from typing import Any
 
-Event = dict[str, Any]
-# Anthropic's own rule of thumb: a token is about four characters.
-TOKEN_CHARACTERS = 4
+from banksman.testing.fake_model.apis.api import (
+    Api,
+    BadRequest,
+    Body,
+    Call,
+    Entry,
+    Event,
+    Who,
+    named,
+    new_id,
+    objects,
+    tokens,
+    wants_stream,
+)
+
+MODEL = "claude-fake-1"
 # The agent keeps it and sends it back with the block; nobody can check it, for the key is the vendor's.
 SIGNATURE = "ZmFrZSBzaWduYXR1cmU="
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+ROLES = {"user": Who.USER, "assistant": Who.MODEL, "system": Who.SYSTEM}
+
+
+def read(body: Body) -> list[Entry]:
+    messages = objects(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages: at least one message is required")
+    return [_entry(message) for message in messages if message.get("role") in ROLES]
+
+
+def _entry(message: dict[str, Any]) -> Entry:
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "messages: content")
+    said = [block["text"] for block in blocks if block.get("type") == "text" and isinstance(block.get("text"), str)]
+    has_result = any(block.get("type") == "tool_result" for block in blocks)
+    return Entry(ROLES[message["role"]], tuple(said), has_result)
 
 
 class Kind(enum.Enum):
@@ -24,13 +70,13 @@ class Kind(enum.Enum):
     NONE, TEXT, THINKING = range(3)
 
 
-class Message:
+class AnthropicMessage:
     """A reply while it is said."""
 
-    def __init__(self, model: str, *, input_tokens: int) -> None:
-        self._model = model
+    def __init__(self, call: Call) -> None:
+        self._model = call.model(MODEL)
         self._id = new_id("msg")
-        self._input_tokens = input_tokens
+        self._input_tokens = call.input_tokens
         # Finished blocks and, for the one that is open, the pieces of its text: joined once, at its end.
         self._content: list[dict[str, Any]] = []
         self._open = Kind.NONE
@@ -44,7 +90,7 @@ class Message:
 
     def start(self) -> list[Event]:
         # The ping comes here in the real stream too; an agent that stumbles over one should do so in a test.
-        return [{"type": "message_start", "message": self._envelope(content=[])}, {"type": "ping"}]
+        return [named({"type": "message_start", "message": self._envelope(content=[])}), named({"type": "ping"})]
 
     def text(self, words: str) -> list[Event]:
         events = self._continue(Kind.TEXT, {"type": "text", "text": ""})
@@ -64,16 +110,23 @@ class Message:
         self._has_tools = True
         return [
             *events,
-            {"type": "content_block_start", "index": index, "content_block": {**block, "input": {}}},
+            named({"type": "content_block_start", "index": index, "content_block": {**block, "input": {}}}),
             _delta(index, {"type": "input_json_delta", "partial_json": spelled}),
-            {"type": "content_block_stop", "index": index},
+            named({"type": "content_block_stop", "index": index}),
         ]
 
     def finish(self) -> list[Event]:
         events = self._finish_block()
         ending = {"stop_reason": self._stop_reason(), "stop_sequence": None}
-        usage = {"output_tokens": self._output_tokens()}
-        return [*events, {"type": "message_delta", "delta": ending, "usage": usage}, {"type": "message_stop"}]
+        usage = {"output_tokens": tokens(self._characters)}
+        return [
+            *events,
+            named({"type": "message_delta", "delta": ending, "usage": usage}),
+            named({"type": "message_stop"}),
+        ]
+
+    def fail(self, kind: str, message: str) -> list[Event]:
+        return [named(error(0, kind, message))]
 
     def whole(self) -> dict[str, Any]:
         """The finished message."""
@@ -85,7 +138,7 @@ class Message:
             return []
         events = self._finish_block()
         self._open = kind
-        return [*events, {"type": "content_block_start", "index": len(self._content), "content_block": block}]
+        return [*events, named({"type": "content_block_start", "index": len(self._content), "content_block": block})]
 
     def _say(self, delta: dict[str, Any], words: str) -> Event:
         self._pieces.append(words)
@@ -94,7 +147,7 @@ class Message:
 
     def _finish_block(self) -> list[Event]:
         index, words = len(self._content), "".join(self._pieces)
-        stop: Event = {"type": "content_block_stop", "index": index}
+        stop = named({"type": "content_block_stop", "index": index})
         match self._open:
             case Kind.NONE:
                 return []
@@ -111,9 +164,6 @@ class Message:
     def _stop_reason(self) -> str:
         return "tool_use" if self._has_tools else "end_turn"
 
-    def _output_tokens(self) -> int:
-        return 1 + self._characters // TOKEN_CHARACTERS
-
     def _envelope(self, *, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -127,15 +177,26 @@ class Message:
                 "input_tokens": self._input_tokens,
                 "cache_creation_input_tokens": 0,
                 "cache_read_input_tokens": 0,
-                "output_tokens": self._output_tokens(),
+                "output_tokens": tokens(self._characters),
             },
         }
 
 
-def new_id(prefix: str) -> str:
-    """Never the same twice, also across servers: a session that is resumed has ids of an earlier one in its history."""
-    return f"{prefix}_{uuid.uuid4().hex[:24]}"
-
-
 def _delta(index: int, delta: dict[str, Any]) -> Event:
-    return {"type": "content_block_delta", "index": index, "delta": delta}
+    return named({"type": "content_block_delta", "index": index, "delta": delta})
+
+
+def error(_: int, kind: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+API = Api(
+    name="anthropic",
+    read=read,
+    begin=AnthropicMessage,
+    is_streamed=wants_stream,
+    error=error,
+    kinds=KINDS,
+    kind="api_error",
+    overflow=("invalid_request_error", "prompt is too long: 250000 tokens > 200000 maximum"),
+)

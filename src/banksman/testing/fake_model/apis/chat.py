@@ -1,0 +1,141 @@
+"""OpenAI's chat completions, as opencode, Qwen Code and Copilot speak them. Pure.
+
+Thoughts are in no standard of this API; `reasoning_content` is what those who send them agreed on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from banksman.testing.fake_model.apis import openai
+from banksman.testing.fake_model.apis.api import (
+    Api,
+    BadRequest,
+    Body,
+    Call,
+    Entry,
+    Event,
+    Who,
+    new_id,
+    objects,
+    texts,
+    tokens,
+    unnamed,
+    wants_stream,
+)
+
+MODEL = "gpt-fake-1"
+DONE = Event("[DONE]")
+
+
+def read(body: Body) -> list[Entry]:
+    messages = objects(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages: at least one message is required")
+    return [entry for message in messages if (entry := _entry(message)) is not None]
+
+
+def _entry(message: dict[str, Any]) -> Entry | None:
+    match message.get("role"):
+        case "assistant":
+            return Entry(Who.MODEL)
+        case "tool" | "function":
+            return Entry(Who.USER, has_result=True)
+        case "user":
+            return Entry(Who.USER, texts(message.get("content"), "messages: content"))
+        case _:
+            return None  # What the agent itself says.
+
+
+class ChatMessage:
+    """A reply while it is said."""
+
+    def __init__(self, call: Call) -> None:
+        self._model = call.model(MODEL)
+        self._id = new_id("chatcmpl")
+        self._input_tokens = call.input_tokens
+        self._created = int(time.time())
+        self._shows_usage = call.body.get("stream_options") == {"include_usage": True}
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._characters = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._texts or self._thoughts or self._calls)
+
+    def start(self) -> list[Event]:
+        return [self._chunk({"role": "assistant", "content": ""})]
+
+    def text(self, words: str) -> list[Event]:
+        self._texts.append(words)
+        self._characters += len(words)
+        return [self._chunk({"content": words})]
+
+    def think(self, words: str) -> list[Event]:
+        self._thoughts.append(words)
+        self._characters += len(words)
+        return [self._chunk({"reasoning_content": words})]
+
+    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]:
+        spelled = json.dumps(arguments)
+        call = {"id": new_id("call"), "type": "function", "function": {"name": name, "arguments": spelled}}
+        index = len(self._calls)
+        self._calls.append(call)
+        self._characters += len(spelled)
+        begun = {**call, "function": {"name": name, "arguments": ""}}
+        return [
+            self._chunk({"tool_calls": [{"index": index, **begun}]}),
+            self._chunk({"tool_calls": [{"index": index, "function": {"arguments": spelled}}]}),
+        ]
+
+    def finish(self) -> list[Event]:
+        events = [self._chunk({}, self._finish_reason())]
+        if self._shows_usage:
+            events.append(unnamed({**self._envelope("chat.completion.chunk"), "choices": [], "usage": self._usage()}))
+        return [*events, DONE]
+
+    def fail(self, kind: str, message: str) -> list[Event]:
+        return [unnamed(openai.error(500, kind, message))]
+
+    def whole(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) if self._texts else None}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        choice = {"index": 0, "message": message, "finish_reason": self._finish_reason()}
+        return {**self._envelope("chat.completion"), "choices": [choice], "usage": self._usage()}
+
+    def _finish_reason(self) -> str:
+        return "tool_calls" if self._calls else "stop"
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> Event:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return unnamed({**self._envelope("chat.completion.chunk"), "choices": [choice]})
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+    def _usage(self) -> dict[str, int]:
+        output_tokens = tokens(self._characters)
+        return {
+            "prompt_tokens": self._input_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": self._input_tokens + output_tokens,
+        }
+
+
+API = Api(
+    name="chat",
+    read=read,
+    begin=ChatMessage,
+    is_streamed=wants_stream,
+    error=openai.error,
+    kinds=openai.KINDS,
+    kind=openai.KIND,
+    overflow=openai.OVERFLOW,
+)

@@ -1,0 +1,216 @@
+"""OpenAI's Responses API, as Codex speaks it. Pure.
+
+A conversation is one flat list of items: messages, calls of tools, what came of them, reasoning. What the agent itself
+says stands in messages of the role "developer", whose text has lines of patches that begin with our mark: they are no
+directives, and are not read. What it says in the user's name (where it works, that a turn was aborted) is framed by a
+tag. A prompt that reaches the agent at work is a message of the user like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from banksman.testing.fake_model.apis import openai
+from banksman.testing.fake_model.apis.api import (
+    Api,
+    BadRequest,
+    Body,
+    Call,
+    Entry,
+    Event,
+    Who,
+    named,
+    new_id,
+    objects,
+    texts,
+    tokens,
+    wants_stream,
+)
+
+MODEL = "gpt-fake-1"
+# What a tool gave back; the types of what the model itself said are all the others but for messages.
+OUTPUT = "_output"
+
+
+def read(body: Body) -> list[Entry]:
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given, "input")
+    if not items:
+        raise BadRequest("input: at least one item is required")
+    return [entry for item in items if (entry := _entry(item)) is not None]
+
+
+def _entry(item: dict[str, Any]) -> Entry | None:
+    kind = item.get("type", "message")
+    if not isinstance(kind, str):
+        raise BadRequest("input: the type of an item is a string")
+    if kind.endswith(OUTPUT):
+        return Entry(Who.USER, has_result=True)
+    if kind != "message" or item.get("role") == "assistant":
+        return Entry(Who.MODEL)
+    return Entry(Who.USER, texts(item.get("content"), "input: content")) if item.get("role") == "user" else None
+
+
+class ResponsesMessage:
+    """A reply while it is said."""
+
+    def __init__(self, call: Call) -> None:
+        self._model = call.model(MODEL)
+        self._id = new_id("resp")
+        self._input_tokens = call.input_tokens
+        self._created = int(time.time())
+        # Finished items and, for the one that is open, the pieces of its text: joined once, at its end.
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._pieces: list[str] = []
+        self._characters = 0
+        self._event_count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._items and self._open is None
+
+    def start(self) -> list[Event]:
+        response = self._response("in_progress")
+        return [self._event(f"response.{word}", response=response) for word in ("created", "in_progress")]
+
+    def text(self, words: str) -> list[Event]:
+        begun = self._continue("message", {"id": new_id("msg"), "role": "assistant", "content": []})
+        part = _text_part("")
+        events = [*begun, self._in_item("content_part.added", content_index=0, part=part)] if begun else []
+        return [*events, self._say("output_text.delta", words, content_index=0)]
+
+    def think(self, words: str) -> list[Event]:
+        begun = self._continue("reasoning", {"id": new_id("rs"), "summary": []})
+        part = _thought_part("")
+        events = [*begun, self._in_item("reasoning_summary_part.added", summary_index=0, part=part)] if begun else []
+        return [*events, self._say("reasoning_summary_text.delta", words, summary_index=0)]
+
+    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]:
+        events = self._finish_item()
+        spelled = json.dumps(arguments)
+        item = {"type": "function_call", "id": new_id("fc"), "call_id": new_id("call"), "name": name}
+        index = len(self._items)
+        self._items.append({**item, "arguments": spelled, "status": "completed"})
+        self._characters += len(spelled)
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        where = {"item_id": item["id"], "output_index": index}
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=index, item=begun),
+            self._event("response.function_call_arguments.delta", **where, delta=spelled),
+            self._event("response.function_call_arguments.done", **where, arguments=spelled),
+            self._event("response.output_item.done", output_index=index, item=self._items[index]),
+        ]
+
+    def finish(self) -> list[Event]:
+        events = self._finish_item()
+        return [*events, self._event("response.completed", response=self._response("completed"))]
+
+    def fail(self, kind: str, message: str) -> list[Event]:
+        response = {**self._response("failed"), "error": {"code": kind, "message": message}}
+        return [self._event("response.failed", response=response)]
+
+    def whole(self) -> dict[str, Any]:
+        """The finished response."""
+        assert self._open is None
+        return self._response("completed")
+
+    def _continue(self, kind: str, fields: dict[str, Any]) -> list[Event]:
+        """Open an item, unless one of its kind is open."""
+        if self._open is not None and self._open["type"] == kind:
+            return []
+        events = self._finish_item()
+        self._open = {"type": kind, **fields, "status": "in_progress"}
+        return [*events, self._event("response.output_item.added", output_index=len(self._items), item=self._open)]
+
+    def _say(self, what: str, words: str, **where: int) -> Event:
+        self._pieces.append(words)
+        self._characters += len(words)
+        return self._in_item(what, **where, delta=words)
+
+    def _finish_item(self) -> list[Event]:
+        item, words = self._open, "".join(self._pieces)
+        if item is None:
+            return []
+        if item["type"] == "message":
+            part = _text_part(words)
+            whole, name, field, where = "content", "output_text", "content_part", {"content_index": 0}
+        else:
+            part = _thought_part(words)
+            whole, name, field, where = (
+                "summary",
+                "reasoning_summary_text",
+                "reasoning_summary_part",
+                {"summary_index": 0},
+            )
+        events = [
+            self._in_item(f"{name}.done", **where, text=words),
+            self._in_item(f"{field}.done", **where, part=part),
+        ]
+        finished = {**item, whole: [part], "status": "completed"}
+        events.append(self._event("response.output_item.done", output_index=len(self._items), item=finished))
+        self._items.append(finished)
+        self._open = None
+        self._pieces.clear()
+        return events
+
+    def _in_item(self, what: str, **fields: Any) -> Event:
+        assert self._open is not None
+        where = {"item_id": self._open["id"], "output_index": len(self._items)}
+        return self._event(f"response.{what}", **where, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        self._event_count += 1
+        return named({"type": kind, "sequence_number": self._event_count - 1, **fields})
+
+    def _response(self, status: str) -> dict[str, Any]:
+        output_tokens = tokens(self._characters)
+        usage = {
+            "input_tokens": self._input_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self._input_tokens + output_tokens,
+        }
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "model": self._model,
+            "output": self._items,
+            "error": None,
+            "incomplete_details": None,
+            "usage": usage if status == "completed" else None,
+        }
+
+
+def _text_part(words: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": words, "annotations": []}
+
+
+def _thought_part(words: str) -> dict[str, Any]:
+    return {"type": "summary_text", "text": words}
+
+
+def compacted(call: Call) -> dict[str, Any]:
+    """The answer of `/v1/responses/compact`: what is to stand for a conversation that became too long."""
+    message = ResponsesMessage(call)
+    message.text("ok")
+    message.finish()
+    return {**message.whole(), "object": "response.compaction"}
+
+
+API = Api(
+    name="responses",
+    read=read,
+    begin=ResponsesMessage,
+    is_streamed=wants_stream,
+    error=openai.error,
+    kinds=openai.KINDS,
+    kind=openai.KIND,
+    overflow=openai.OVERFLOW,
+)

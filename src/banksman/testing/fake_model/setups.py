@@ -1,0 +1,128 @@
+"""What each real agent is told so that it uses this model and nothing else. Pure: text in, text out.
+
+Seen to be enough, each in a network namespace that holds loopback alone: Claude Code 2.1.325, Codex 0.166.0, Zed's
+codex-acp 0.16.0, Gemini CLI 0.61.0, opencode 1.18.33.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KEY = "fake-key"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+# One that both know: of any other name they tell in each turn that they do not know it, the one as its answer.
+CODEX_MODEL = "gpt-5.5"
+GEMINI_MODEL = "gemini-2.5-flash"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Variables, words for the end of the command line, and files by their paths in the home."""
+
+    variables: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def setup(agent: str, url: str, home: Path) -> Setup:
+    """Raises ValueError for an agent that is not known."""
+    try:
+        make = SETUPS[agent]
+    except KeyError:
+        raise ValueError(f"{agent!r}: it is not known what this agent needs; known are {', '.join(SETUPS)}") from None
+    made = make(url, home)
+    temporary = home / "tmp"
+    common = {"HOME": str(home), "TMPDIR": str(temporary), "PATH": PATH}
+    return Setup({**made.variables, **common}, made.arguments, made.files)
+
+
+def _claude(url: str, home: Path) -> Setup:
+    return Setup(
+        {
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": KEY,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_TELEMETRY": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            # Without it the agent refuses to skip permissions when run as root, as in a container.
+            "IS_SANDBOX": "1",
+            "CLAUDE_CODE_TMPDIR": str(home / "tmp"),
+        }
+    )
+
+
+def _codex(url: str, home: Path) -> Setup:
+    settings = {
+        "model": CODEX_MODEL,
+        "model_provider": "fake",
+        "model_providers.fake.name": "fake",
+        "model_providers.fake.base_url": f"{url}/v1",
+        "model_providers.fake.env_key": "FAKE_MODEL_KEY",
+        "model_providers.fake.wire_api": "responses",
+        "analytics.enabled": False,
+        "check_for_update_on_startup": False,
+    }
+    # A value is TOML; a string and a truth value of JSON are such.
+    words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    # The agent makes its files itself, and wants the folder to be there.
+    return Setup({"CODEX_HOME": str(home / ".codex"), "FAKE_MODEL_KEY": KEY}, tuple(words), {".codex/.keep": ""})
+
+
+def _gemini(url: str, _: Path) -> Setup:
+    settings: dict[str, Any] = {
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        # A script says the same again and again, which the agent would take for a model gone wrong.
+        "model": {"disableLoopDetection": True},
+    }
+    variables = {
+        "GEMINI_API_KEY": KEY,
+        "GOOGLE_GEMINI_BASE_URL": url,
+        # Otherwise it starts itself a second time, with more memory.
+        "GEMINI_CLI_NO_RELAUNCH": "true",
+    }
+    return Setup(variables, ("--model", GEMINI_MODEL), {".gemini/settings.json": json.dumps(settings)})
+
+
+def _opencode(url: str, _: Path) -> Setup:
+    model = {"name": "fake", "tool_call": True, "limit": {"context": 200_000, "output": 32_000}}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",  # It is part of the program: nothing is fetched.
+        "name": "fake",
+        "options": {"baseURL": f"{url}/v1", "apiKey": KEY},
+        "models": {"fake": model},
+    }
+    settings: dict[str, Any] = {
+        "model": "fake/fake",
+        "small_model": "fake/fake",
+        "provider": {"fake": provider},
+        "autoupdate": False,
+        "share": "disabled",
+        # Its default is to ask for nothing.
+        "permission": {"bash": "ask"},
+    }
+    variables = {
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        # Of the folder it works in, and of all above it: what lies there must not matter.
+        "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
+    }
+    return Setup(variables, (), {".config/opencode/opencode.json": json.dumps(settings)})
+
+
+SETUPS: dict[str, Callable[[str, Path], Setup]] = {
+    "claude": _claude,
+    "codex": _codex,
+    "codex-acp": _codex,
+    "gemini": _gemini,
+    "opencode": _opencode,
+}

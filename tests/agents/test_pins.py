@@ -1,0 +1,36 @@
+"""Each agent that is driven here is the pinned one, and knows nothing of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.agents.agents import AGENTS, RealAgent
+from tools.agents import pins
+
+from banksman.testing.fake_model import FakeModel
+
+START_SECONDS_MAX = 60
+
+
+@pytest.mark.parametrize("name", [name for name, agent in AGENTS.items() if agent.tells_version])
+def test_the_agent_is_the_pinned_one(name: str, real_agent: Callable[[str], RealAgent], tmp_path: Path) -> None:
+    agent = real_agent(name)
+    with FakeModel() as model:
+        said = subprocess.run(
+            [*agent.program(), "--version"],
+            env=agent.env(model, tmp_path / "home"),
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS_MAX,
+            check=True,
+        )
+    assert pins()[name].version in said.stdout.split()
+
+
+def test_every_agent_is_pinned() -> None:
+    assert set(pins()) <= set(AGENTS)

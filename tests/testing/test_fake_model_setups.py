@@ -1,0 +1,86 @@
+"""What each real agent is told so that it uses the fake model. That it is enough, the real ones show (tests/agents)."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from banksman.testing.fake_model import FakeModel
+from banksman.testing.fake_model.setups import SETUPS
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeModel]:
+    with FakeModel() as running:
+        yield running
+
+
+@pytest.mark.parametrize("agent", SETUPS)
+def test_an_environment_is_whole_and_names_nobody_else(fake: FakeModel, agent: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    environment = fake.env(home, agent)
+    assert environment["HOME"] == str(home)
+    assert environment["PATH"] == "/usr/local/bin:/usr/bin:/bin"
+    temporary = Path(environment["TMPDIR"])
+    assert temporary.is_dir()
+    assert temporary.is_relative_to(home)
+    files = [path for path in home.rglob("*") if path.is_file()]
+    told = " ".join([*environment.values(), *fake.args(agent), *(path.read_text() for path in files)])
+    addresses = set(re.findall(r"https?://[\w.:-]+", told))
+    assert addresses == {fake.url}
+    # No word but the path says whom of two is meant.
+    keys = [value for name, value in environment.items() if "KEY" in name]
+    assert keys or "fake-key" in told
+
+
+def test_codex_is_told_on_its_command_line(fake: FakeModel, tmp_path: Path) -> None:
+    for agent in ("codex", "codex-acp"):
+        flags, settings = fake.args(agent)[::2], fake.args(agent)[1::2]
+        assert set(flags) == {"-c"}
+        told = tomllib.loads("\n".join(settings))
+        provider = told["model_providers"][told["model_provider"]]
+        assert (provider["base_url"], provider["wire_api"]) == (f"{fake.url}/v1", "responses")
+        environment = fake.env(tmp_path, agent)
+        assert environment[provider["env_key"]]
+        # It refuses a home that is not there.
+        assert Path(environment["CODEX_HOME"]).is_dir()
+
+
+def test_claude_and_opencode_need_no_words(fake: FakeModel) -> None:
+    assert fake.args() == fake.args("claude") == fake.args("opencode") == []
+
+
+def test_a_file_is_written_when_it_is_another_and_only_then(fake: FakeModel, tmp_path: Path) -> None:
+    fake.env(tmp_path, "opencode")
+    path = tmp_path / ".config/opencode/opencode.json"
+    settings = json.loads(path.read_text())
+    assert settings["provider"]["fake"]["options"]["baseURL"] == f"{fake.url}/v1"
+    # It cannot be written now, and need not be.
+    path.chmod(0o400)
+    before = path.stat()
+    fake.env(tmp_path, "opencode")
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    path.chmod(0o600)
+    with FakeModel() as other:
+        other.env(tmp_path, "opencode")
+        assert f"{other.url}/v1" in path.read_text()
+
+
+def test_what_an_agent_wrote_itself_stays(fake: FakeModel, tmp_path: Path) -> None:
+    fake.env(tmp_path, "codex")
+    own = tmp_path / ".codex/config.toml"
+    own.write_text('trust_level = "trusted"')
+    fake.env(tmp_path, "codex")
+    assert own.read_text() == 'trust_level = "trusted"'
+
+
+def test_an_agent_that_is_not_known_is_refused_by_name(fake: FakeModel, tmp_path: Path) -> None:
+    for ask in (lambda: fake.env(tmp_path, "nobody"), lambda: fake.args("nobody")):
+        with pytest.raises(ValueError, match=r"'nobody'.* known are claude, codex"):
+            ask()
+    assert not list(tmp_path.iterdir())
