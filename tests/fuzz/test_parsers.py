@@ -1,7 +1,7 @@
 """What comes from outside, byte by byte: lines of an agent, frames of its dialect, events of a stream.
 
 Each reader is held against a small one of its own, written from what is promised and nothing else; where there is no
-such thing, against what must be true of every answer. JSON-RPC has its place here when there is a dialect of it.
+such thing, against what must be true of every answer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
 from banksman.cli.sse import RETRY_MILLISECONDS_MAX, Message, Parser
+from banksman.core import jsonrpc
+from banksman.core.decision import Decision
 from banksman.core.dialects import claude_reading, claude_updates
+from banksman.core.dialects.codex import CODEX
+from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.core.meaning import Meaning
+from banksman.core.meaning import Meaning, Requested, Told
 
 SEEDS = st.integers(0, 1 << 32)
 # Anywhere, or after every byte.
@@ -161,6 +165,148 @@ def test_the_order_of_names_means_nothing() -> None:
             if frame["type"] != "stream_event":  # Known by a word in it, wherever that stands.
                 one, other = as_line(frame), as_line(making.shuffled(frame))
                 assert repr(claude_reading.read(one)) == repr(claude_reading.read(other)), (one, other)
+
+    assert for_a_while(check, SEEDS)
+
+
+# -- JSON-RPC ---------------------------------------------------------------------------------------------------------
+MEMBERS = ("id", "method", "params", "result", "error", "jsonrpc", "x")
+# One of ours, one that is never ours, and what is none.
+IDS: tuple[Any, ...] = (0, 1, 2, 3, 4, "1", "", None, 1.0, True, [], {}, 2**63, -(2**70), "x" * 2000)
+CODEX_METHODS = (
+    *("turn/started", "turn/completed", "item/started", "item/completed", "thread/tokenUsage/updated", "error", "x"),
+    *("serverRequest/resolved", "item/agentMessage/delta", "item/reasoning/textDelta", "turn/plan/updated", ""),
+    *("item/commandExecution/requestApproval", "item/fileChange/requestApproval", "item/permissions/requestApproval"),
+    *("item/tool/requestUserInput", "mcpServer/elicitation/request", "execCommandApproval", "applyPatchApproval"),
+)
+CODEX_NAMES = (
+    *("threadId", "turnId", "turn", "item", "id", "type", "status", "items", "text", "clientId", "thread", "error"),
+    *("message", "willRetry", "tokenUsage", "total", "last", "totalTokens", "requestId", "availableDecisions", "plan"),
+    *("command", "permissions", "changes", "diff", "kind", "path", "step", "delta", "itemId", "summary", "content"),
+)
+CODEX_WORDS = (
+    *("t", "u", "v", "r", "s", "completed", "failed", "interrupted", "agentMessage", "userMessage", "commandExecution"),
+    *("fileChange", "mcpToolCall", "webSearch", "reasoning", "accept", "cancel", "acceptForSession", "inProgress"),
+)
+
+
+class MakingCodex(Making):
+    """Messages that are nearly those of the Codex app-server, about two turns and two prompts of one thread."""
+
+    def value(self, depth: int = 3) -> Any:
+        choose = self.random
+        match choose.randrange(7) if depth else 0:
+            case 4:
+                return [self.value(depth - 1) for _ in range(choose.randrange(3))]
+            case 5 | 6:
+                return {choose.choice(CODEX_NAMES): self.value(depth - 1) for _ in range(choose.randrange(6))}
+            case 0:
+                return choose.choice(self._leaves)
+            case _:
+                return choose.choice(CODEX_WORDS)
+
+    def frame(self) -> dict[str, Any]:
+        choose = self.random
+        if choose.random() < 0.1:
+            return {choose.choice(MEMBERS): self.value() for _ in range(choose.randrange(6))}
+        params = {choose.choice(CODEX_NAMES): self.value() for _ in range(choose.randrange(5))}
+        turn = {"id": choose.choice("uv"), "status": choose.choice(("completed", "failed", None))}
+        odd = {name: self.value(2) for name in CODEX_NAMES if choose.random() < 0.2}
+        item = {"id": "i", "type": choose.choice(CODEX_WORDS), "clientId": choose.choice("rs")} | odd
+        plan = [{"step": "x", "status": self.value(1)}]
+        usual = {"threadId": "t", "turnId": "u", "turn": turn, "item": item, "plan": plan}
+        params = choose.choice(({}, usual, usual)) | params
+        match choose.randrange(4):
+            case 0:
+                return self.shuffled({"id": choose.choice(IDS), "result": params})
+            case 1:
+                return self.shuffled({"id": choose.choice(IDS), "error": self.value()})
+            case 2:
+                return self.shuffled(
+                    {"id": choose.choice(IDS), "method": choose.choice(CODEX_METHODS), "params": params}
+                )
+            case _:
+                return self.shuffled({"method": choose.choice(CODEX_METHODS), "params": params})
+
+
+def test_any_line_is_messages() -> None:
+    def check(seed: int) -> None:
+        making = MakingCodex(seed, is_json=False)
+        for line in (making.line() for _ in range(LINES_EACH)):
+            half = len(line) // 2 + 1
+            try:
+                messages = (*jsonrpc.decode(line), jsonrpc.decode_head(line[:half], line[half:]))
+            except Exception as exc:
+                exc.add_note(repr(line))
+                raise
+            assert len(messages) > 1, line
+            assert all(isinstance(message, jsonrpc.Message) for message in messages), line
+            for message in messages:
+                # An id is one that can be written back.
+                id = getattr(message, "id", None)
+                assert id is None or jsonrpc.id_from(jsonrpc.id_text(id)) == id
+
+    assert for_a_while(check, SEEDS)
+
+
+def test_a_message_is_the_same_in_any_order_and_in_a_batch() -> None:
+    def check(seed: int) -> None:
+        making = MakingCodex(seed, is_json=True)
+        for frame in (making.frame() for _ in range(LINES_EACH)):
+            (one,) = jsonrpc.decode(as_line(frame))
+            assert jsonrpc.decode(as_line(making.shuffled(frame))) == (one,)
+            assert jsonrpc.decode(as_line([frame, making.shuffled(frame)])) == (one, one)
+
+    assert for_a_while(check, SEEDS)
+
+
+def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() -> None:
+    def check(seed: int) -> None:
+        making = MakingCodex(seed, is_json=False)
+        choose = making.random
+        speech = CODEX.begin(Setup(schema=choose.choice((None, {}))))
+        projector, transcript = CODEX.projector(), CODEX.transcript()
+        said: list[bytes] = []
+        asked: list[Requested] = []
+
+        def do(spoken: Spoken) -> None:
+            nonlocal speech
+            speech = spoken.speech
+            asked.extend(meaning for meaning in spoken.meanings if isinstance(meaning, Requested))
+            assert not any(isinstance(meaning, Told) for meaning in spoken.meanings)
+            for frame in spoken.frames:
+                assert frame.index(b"\n") == len(frame) - 1
+                assert isinstance(json.loads(frame), dict)
+
+        do(speech.handshake("h"))
+        for line in (b'{"id":1,"result":{}}', b'{"id":2,"result":{"thread":{"id":"t"}}}'):
+            meaning = CODEX.read(line)
+            assert isinstance(meaning, Told)
+            do(speech.hear(meaning))
+        try:
+            for _ in range(LINES_EACH):
+                match choose.randrange(8):
+                    case 0:
+                        do(speech.prompt(choose.choice("rs"), "do"))
+                    case 1:
+                        do(speech.interrupt("i"))
+                    case 2 if asked:
+                        question = asked.pop()
+                        decision = Decision(allows=choose.random() < 0.5, option=choose.choice((None, "accept", "x")))
+                        do(choose.choice((speech.answer(question, decision), speech.cancel(question))))
+                    case _:
+                        line = making.line()
+                        said.append(line)
+                        json.dumps([CODEX.project(line), projector.project(line)])
+                        transcript.add(line)
+                        half = len(line) // 2 + 1
+                        for meaning in (CODEX.read(line), CODEX.read_head(line[:half], line[half:])):
+                            assert meaning is None or isinstance(meaning, Meaning)
+                            if isinstance(meaning, Told):
+                                do(speech.hear(meaning))
+        except Exception as exc:
+            exc.add_note(repr(said[-1:]))
+            raise
 
     assert for_a_while(check, SEEDS)
 

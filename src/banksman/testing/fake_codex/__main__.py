@@ -1,0 +1,9 @@
+"""Entry of the fake Codex, by its path in an isolated interpreter: see `fake_agent`."""
+
+import sys
+
+sys.path.append(__file__.rsplit("/banksman/", 1)[0])
+
+from banksman.testing.fake_codex.agent import main
+
+main(sys.argv[1:])

@@ -1,0 +1,680 @@
+"""Whose turn it is, when the agent's words come in another order, twice, late, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from banksman.core import jsonrpc
+from banksman.core.decision import Decision
+from banksman.core.dialects.codex import CODEX
+from banksman.core.dialects.codex_speech import CodexSpeech
+from banksman.core.dialects.dialect import Setup, Spoken
+from banksman.core.meaning import (
+    Meaning,
+    Noise,
+    PromptRefused,
+    PromptSettled,
+    PromptTaken,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    Told,
+    ToolBegan,
+    TurnOpened,
+    TurnOver,
+    Wants,
+)
+from banksman.errors import UsageError
+
+THREAD = "t-1"
+
+
+class Talk:
+    """A conversation with an agent that says whatever the test has it say."""
+
+    def __init__(self, setup: Setup | None = None, *, is_begun: bool = True) -> None:
+        self.speech = CODEX.begin(setup or Setup(cwd="/srv"))
+        self.sent: list[dict[str, Any]] = []
+        if is_begun:
+            self.do(self.speech.handshake("h"))
+            self.reply({})
+            assert self.reply({"thread": {"id": THREAD}}) == [Replied("h")]
+
+    def do(self, spoken: Spoken) -> list[Meaning]:
+        self.speech = spoken.speech
+        self.sent += map(json.loads, spoken.frames)
+        return list(spoken.meanings)
+
+    def prompt(self, ref: str, text: Any = "do") -> None:
+        assert self.do(self.speech.prompt(ref, text)) == []
+
+    def hears(self, frame: Any, *, tail: bytes | None = None) -> list[Meaning]:
+        line = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
+        meaning = CODEX.read(line) if tail is None else CODEX.read_head(line, tail)
+        if isinstance(meaning, Told):
+            return self.do(self.speech.hear(meaning))
+        return [] if meaning is None else [meaning]
+
+    def last(self, method: str) -> dict[str, Any]:
+        return next(frame for frame in reversed(self.sent) if frame.get("method") == method)
+
+    def reply(self, result: Any, *, to: str | None = None) -> list[Meaning]:
+        """To the last request, or the last with that method."""
+        requests = [frame for frame in self.sent if "id" in frame and "method" in frame]
+        request = requests[-1] if to is None else self.last(to)
+        return self.hears({"id": request["id"], "result": result})
+
+    def fail(self, message: str, code: int = -32600, *, to: str | None = None) -> list[Meaning]:
+        requests = [frame for frame in self.sent if "id" in frame and "method" in frame]
+        request = requests[-1] if to is None else self.last(to)
+        return self.hears({"error": {"code": code, "message": message}, "id": request["id"]})
+
+    def notice(self, method: str, **params: Any) -> list[Meaning]:
+        return self.hears({"method": method, "params": {"threadId": THREAD} | params})
+
+    def started(self, turn: str) -> list[Meaning]:
+        return self.notice("turn/started", turn={"id": turn, "status": "inProgress"})
+
+    def completed(self, turn: str, status: str = "completed", **members: Any) -> list[Meaning]:
+        return self.notice("turn/completed", turn={"id": turn, "items": [], "status": status} | members)
+
+    def opens(self, ref: str, turn: str) -> None:
+        """A turn as it usually opens."""
+        self.prompt(ref)
+        assert self.reply({"turn": {"id": turn}}) == [PromptTaken(ref)]
+        assert self.started(turn) == [opened(ref)]
+
+
+def opened(*refs: str) -> TurnOpened:
+    return TurnOpened(refs, conversation=THREAD, can_interrupt=True)
+
+
+def over(*refs: str, **members: Any) -> list[Meaning]:
+    """The boundary as it is told, with what settles each."""
+    members = {"conversation": THREAD, "stop_reason": "completed"} | members
+    return [TurnOver(refs, **members), *(PromptSettled(ref) for ref in reversed(refs))]
+
+
+# -- the handshake ---------------------------------------------------------------------------------------------------
+def test_the_thread_is_begun_with_all_that_was_wished_for() -> None:
+    server = {"name": "files", "command": "serve", "args": ["-x"], "env": [{"name": "A", "value": "1"}]}
+    remote = {"type": "http", "name": "far", "url": "http://h", "headers": [{"name": "H", "value": "2"}]}
+    setup = Setup(cwd="/srv", model="m", permission_mode="never", system_prompt="be kind", mcp_servers=(server, remote))
+    talk = Talk(setup)
+    assert [frame["method"] for frame in talk.sent] == ["initialize", "initialized", "thread/start"]
+    assert talk.last("thread/start")["params"] == {
+        "cwd": "/srv",
+        "model": "m",
+        "approvalPolicy": "never",
+        "developerInstructions": "be kind",
+        "config": {
+            "mcp_servers": {
+                "files": {"command": "serve", "args": ["-x"], "env": {"A": "1"}},
+                "far": {"url": "http://h", "http_headers": {"H": "2"}},
+            }
+        },
+    }
+    assert talk.speech.conversation == THREAD
+
+
+@pytest.mark.parametrize(("forks", "method"), [(False, "thread/resume"), (True, "thread/fork")])
+def test_a_conversation_is_resumed_or_forked(forks: bool, method: str) -> None:
+    talk = Talk(Setup(conversation="old", forks=forks))
+    assert talk.last(method)["params"] == {"threadId": "old"}
+
+
+def test_a_resumed_conversation_is_known_though_its_history_is_too_long() -> None:
+    talk = Talk(Setup(conversation="old"), is_begun=False)
+    talk.do(talk.speech.handshake("h"))
+    talk.reply({})
+    id = talk.last("thread/resume")["id"]
+    assert talk.hears(b'{"id":%d,"result":{"turns":["' % id, tail=b'"]}}') == [Replied("h")]
+    assert talk.speech.conversation == "old"
+
+
+def test_a_handshake_may_be_refused_at_each_step() -> None:
+    talk = Talk(is_begun=False)
+    talk.do(talk.speech.handshake("h"))
+    (refused,) = talk.fail("no")
+    assert isinstance(refused, Replied)
+    assert refused.error == "no (-32600)"
+    results: list[Any] = [
+        {},
+        {"thread": {}},
+        {"thread": {"id": ""}},
+        {"thread": {"id": "a\nb"}},
+        {"thread": {"id": 7}},
+        None,
+    ]
+    for result in results:
+        talk = Talk(is_begun=False)
+        talk.do(talk.speech.handshake("h"))
+        talk.reply({})
+        (refused,) = talk.reply(result)
+        assert isinstance(refused, Replied)
+        assert refused.error is not None
+        assert talk.speech.conversation is None
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+def test_a_prompt_in_blocks() -> None:
+    talk = Talk(Setup(schema={"type": "object"}))
+    talk.prompt(
+        "r",
+        [
+            {"type": "text", "text": "look"},
+            {"type": "image", "mimeType": "image/png", "data": "AAAA"},
+            {"type": "resource_link", "uri": "file:///srv/a.png", "name": "a", "mimeType": "image/png"},
+            {"type": "resource_link", "uri": "file:///srv/a.py", "name": "a.py"},
+            {"type": "resource", "resource": {"uri": "file:///b", "text": "words"}},
+        ],
+    )
+    assert talk.last("turn/start")["params"] == {
+        "threadId": THREAD,
+        "clientUserMessageId": "r",
+        "input": [
+            {"type": "text", "text": "look"},
+            {"type": "image", "url": "data:image/png;base64,AAAA"},
+            {"type": "localImage", "path": "/srv/a.png"},
+            {"type": "text", "text": "[@a.py](file:///srv/a.py)"},
+            {"type": "text", "text": '<context ref="file:///b">\nwords\n</context>'},
+        ],
+        "outputSchema": {"type": "object"},
+    }
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [], b"x", 7, {"type": "text"}, [7], [{"type": "audio"}], [{"type": "text"}], [{"type": "resource"}], "\ud800"],
+    ids=repr,
+)
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_what_cannot_be_sent_is_an_error_of_whoever_asks(prompt: Any, is_begun: bool) -> None:
+    with pytest.raises(UsageError):
+        Talk(is_begun=is_begun).speech.prompt("r", prompt)
+
+
+def test_the_longest_prompt() -> None:
+    Talk().prompt("r", "x" * (1 << 20))
+    with pytest.raises(UsageError):
+        Talk().prompt("r", "x" * ((1 << 20) + 1))
+
+
+def test_what_is_changed_is_sent_with_the_next_turns() -> None:
+    talk = Talk()
+    assert talk.do(talk.speech.setting("s-1", "model", "other")) == [Replied("s-1")]
+    assert talk.do(talk.speech.setting("s-2", "permission_mode", "untrusted")) == [Replied("s-2")]
+    (refused,) = talk.do(talk.speech.setting("s-3", "permission_mode", "bypass"))
+    assert isinstance(refused, Replied)
+    assert "on-request" in (refused.error or "")
+    talk.opens("r", "u")
+    params = talk.last("turn/start")["params"]
+    assert (params["model"], params["approvalPolicy"]) == ("other", "untrusted")
+
+
+# -- whose turn it is ------------------------------------------------------------------------------------------------
+def test_a_turn() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    talk.notice("item/completed", turnId="u", item={"type": "agentMessage", "id": "m", "text": "first"})
+    talk.notice("item/completed", turnId="u", item={"type": "agentMessage", "id": "n", "text": "last"})
+    assert talk.completed("u") == over("r", text="last")
+    assert talk.completed("u") == [Noise()], "said twice"
+    assert talk.started("u") == [Noise()], "late"
+
+
+def test_a_turn_that_starts_before_its_prompt_is_answered() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    assert talk.started("u") == [], "it may be the agent's own"
+    assert talk.reply({"turn": {"id": "u"}}) == [opened("r")]
+    assert talk.completed("u") == over("r")
+
+
+def test_a_turn_that_ends_before_its_prompt_is_answered() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    assert talk.started("u") == []
+    assert talk.completed("u") == []
+    assert talk.reply({"turn": {"id": "u"}}) == [opened("r"), *over("r")]
+    assert talk.reply({"turn": {"id": "u"}}) == [Noise()], "said twice"
+
+
+def test_its_item_says_whose_turn_it_is() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    talk.started("u")
+    assert talk.notice("item/started", turnId="u", item={"type": "userMessage", "id": "i", "clientId": "r"}) == [
+        opened("r")
+    ]
+    assert talk.completed("u") == over("r")
+    assert talk.reply({"turn": {"id": "u"}}) == [], "it is known"
+
+
+def test_a_turn_of_the_agents_own() -> None:
+    talk = Talk()
+    assert talk.started("own") == [opened()]
+    assert talk.completed("own") == over()
+    # One that begins while our prompt is on its way, and ends before ours begins.
+    talk.prompt("r")
+    assert talk.started("own-2") == []
+    assert talk.completed("own-2") == []
+    assert talk.reply({"turn": {"id": "u"}}) == [PromptTaken("r"), opened(), *over()]
+    assert talk.started("u") == [opened("r")]
+    assert talk.completed("u") == over("r")
+
+
+def test_a_prompt_that_joins_a_turn_of_the_agents_own() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    talk.started("own")
+    assert talk.reply({"turn": {"id": "own"}}) == [opened("r")]
+    assert talk.completed("own") == over("r")
+
+
+def test_a_boundary_without_a_beginning() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    talk.reply({"turn": {"id": "u"}})
+    assert talk.completed("u") == [opened("r"), *over("r")]
+    assert talk.completed("strange") == [opened(), *over()]
+
+
+def test_another_turn_ends_the_one_that_never_said_so() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    lost = over("r", is_error=True, error="the agent began another turn", stop_reason=None, conversation=None)
+    assert talk.started("v") == [*lost, opened()]
+
+
+def test_what_is_said_of_another_thread_is_not_about_our_turn() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    assert talk.notice("turn/completed", threadId="sub", turn={"id": "u", "status": "failed"}) == []
+    assert talk.notice("turn/started", threadId="sub", turn={"id": "v"}) == []
+    talk.notice("item/completed", threadId="sub", turnId="u", item={"type": "agentMessage", "id": "m", "text": "sub"})
+    assert talk.completed("u") == over("r")
+
+
+def test_a_prompt_that_is_refused() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    refused = over("r", is_error=True, error="too long (-32602)", stop_reason=None, conversation=None)
+    assert talk.fail("too long", -32602) == refused
+    talk.opens("s", "u")
+
+
+@pytest.mark.parametrize("id", [3, "3", 99, None], ids=repr)
+def test_a_reply_that_nobody_waits_for(id: jsonrpc.Id | None) -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    before = talk.speech
+    assert talk.hears({"id": id, "result": {"turn": {"id": "v"}}}) == [Noise()]
+    assert talk.speech == before
+    assert talk.completed("u") == over("r")
+
+
+# -- how it ends -----------------------------------------------------------------------------------------------------
+def test_a_turn_that_failed() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    error = {"message": "too much", "codexErrorInfo": "contextWindowExceeded", "additionalDetails": "by far"}
+    assert talk.completed("u", "failed", error=error) == over(
+        "r", is_error=True, is_overflow=True, error="too much\nby far", stop_reason="failed"
+    )
+
+
+def test_an_error_that_is_retried_is_none() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    assert talk.notice("error", turnId="u", willRetry=True, error={"message": "again"}) == [Noise()]
+    assert talk.notice("warning", message="hm") == [Noise()]
+    assert talk.completed("u") == over("r")
+    talk.opens("s", "v")
+    talk.notice("error", turnId="v", willRetry=False, error={"message": "gone"})
+    assert talk.completed("v", "failed") == over("s", is_error=True, error="gone", stop_reason="failed")
+
+
+@pytest.mark.parametrize(("text", "value"), [('{"a":1}', {"a": 1}), ("words", None), ("[1", None)])
+def test_a_value_is_all_of_the_text(text: str, value: Any) -> None:
+    talk = Talk(Setup(schema={"type": "object"}))
+    talk.opens("r", "u")
+    talk.notice("item/completed", turnId="u", item={"type": "agentMessage", "id": "m", "text": text})
+    assert talk.completed("u") == over("r", text=text, structured=value)
+
+
+def test_a_boundary_too_large_to_keep() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    head = b'{"method":"turn/completed","params":{"threadId":"t-1","turn":{"id":"u","items":[{"text":"'
+    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None)
+    assert talk.hears(head, tail=b'"}],"status":"completed"}}}') == lost
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_what_may_have_been_the_boundary(is_started: bool) -> None:
+    talk = Talk()
+    talk.prompt("r")
+    talk.reply({"turn": {"id": "u"}})
+    if is_started:
+        talk.started("u")
+    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, conversation=None)
+    assert talk.hears(b'{"result":{"a":"', tail=b'"}}') == lost
+    assert Talk().hears(b'{"result":{"a":"', tail=b'"}}') == [Noise()]
+
+
+# -- steering --------------------------------------------------------------------------------------------------------
+def test_a_prompt_is_added_to_the_turn_that_runs() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    talk.prompt("s")
+    assert talk.last("turn/steer")["params"]["expectedTurnId"] == "u"
+    assert talk.reply({"turnId": "u"}) == [PromptTaken("s")]
+    assert talk.completed("u") == over("r", "s")
+
+
+def test_a_prompt_that_is_added_before_the_turn_is_known() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    first = talk.sent[-1]["id"]
+    talk.prompt("s")
+    assert talk.sent[-1]["method"] == "turn/start"
+    assert talk.hears({"id": first, "result": {"turn": {"id": "u"}}}) == [PromptTaken("r")]
+    assert talk.reply({"turn": {"id": "u"}}) == [PromptTaken("s")]
+    assert talk.started("u") == [opened("r", "s")]
+    assert talk.completed("u") == over("r", "s")
+
+
+def test_a_prompt_that_came_too_late_is_given_back() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    talk.prompt("s", "more")
+    assert talk.completed("u") == over("r")
+    assert talk.fail("no active turn to steer") == [PromptRefused("s")]
+    talk.opens("s", "v")
+    assert talk.completed("v") == over("s")
+
+
+def test_a_prompt_that_was_added_before_the_turn_is_known_is_given_back() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    first = talk.sent[-1]["id"]
+    talk.prompt("s")
+    assert talk.fail("not steerable") == [PromptRefused("s")]
+    assert talk.hears({"id": first, "result": {"turn": {"id": "u"}}}) == [PromptTaken("r")]
+    assert talk.started("u") == [opened("r")]
+    assert talk.completed("u") == over("r")
+
+
+def test_a_prompt_was_taken_by_a_turn_that_is_over() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    talk.prompt("s")
+    assert talk.completed("u") == over("r")
+    assert talk.reply({"turnId": "u"}) == over("s")
+
+
+def test_a_prompt_that_the_turn_does_not_take() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    talk.prompt("s")
+    assert talk.fail("too long", -32602) == [PromptRefused("s")]
+    assert talk.completed("u") == over("r")
+
+
+# -- interrupts ------------------------------------------------------------------------------------------------------
+def test_an_interrupt_names_its_turn() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    assert talk.do(talk.speech.interrupt("i")) == []
+    assert talk.last("turn/interrupt")["params"] == {"threadId": THREAD, "turnId": "u"}
+    assert talk.reply({}) == [Replied("i")]
+    assert talk.completed("u", "interrupted") == over("r", is_aborted=True, stop_reason="interrupted")
+
+
+def test_an_interrupt_waits_for_its_turn_to_start() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    assert talk.do(talk.speech.interrupt("i")) == []
+    talk.reply({"turn": {"id": "u"}})
+    assert talk.sent[-1]["method"] == "turn/start"
+    assert talk.started("u") == [opened("r")]
+    assert talk.sent[-1]["method"] == "turn/interrupt"
+    assert talk.reply({}) == [Replied("i")]
+
+
+def test_an_interrupt_of_a_turn_that_never_starts() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    talk.do(talk.speech.interrupt("i"))
+    assert talk.fail("no")[-1] == Replied("i", error="no turn runs")
+
+
+def test_an_interrupt_of_nothing() -> None:
+    talk = Talk()
+    count = len(talk.sent)
+    assert talk.do(talk.speech.interrupt("i")) == [Replied("i", error="no turn runs")]
+    assert len(talk.sent) == count
+
+
+def test_an_interrupt_that_is_refused_or_never_answered() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    talk.do(talk.speech.interrupt("i"))
+    assert talk.fail("no active turn to interrupt") == [Replied("i", error="no active turn to interrupt (-32600)")]
+    talk.do(talk.speech.interrupt("j"))
+    *ended, answered = talk.completed("u")
+    assert ended == over("r")
+    assert answered == Replied("j", error="the turn was over before it was answered")
+    assert talk.reply({}) == [Noise()], "late"
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+def ask(talk: Talk, method: str, params: Mapping[str, Any], id: jsonrpc.Id = 0) -> Requested:
+    (asked,) = talk.hears({"method": method, "id": id, "params": {"threadId": THREAD, "turnId": "u"} | dict(params)})
+    assert isinstance(asked, Requested)
+    return asked
+
+
+def answered(talk: Talk, asked: Requested, decision: Decision) -> dict[str, Any]:
+    count = len(talk.sent)
+    assert talk.do(talk.speech.answer(asked, decision)) == []
+    (frame,) = talk.sent[count:]
+    return frame
+
+
+AMENDED = {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": ["touch"]}}
+COMMAND = {
+    "itemId": "c",
+    "command": "touch a",
+    "cwd": "/srv",
+    "reason": None,
+    "availableDecisions": ["accept", AMENDED, "cancel"],
+}
+ALLOW, DENY = Decision(allows=True), Decision(allows=False)
+
+
+def test_a_question_about_a_command() -> None:
+    asked = ask(Talk(), "item/commandExecution/requestApproval", COMMAND)
+    assert (asked.request, asked.wants, asked.tool) == ("0", Wants.PERMISSION, "commandExecution")
+    assert asked.input == {"command": "touch a", "cwd": "/srv"}
+    assert asked.details["title"] == "touch a"
+    assert [(option["optionId"], option["kind"]) for option in asked.details["options"]] == [
+        ("accept", "allow_once"),
+        ("acceptWithExecpolicyAmendment", "allow_always"),
+        ("decline", "reject_once"),
+        ("cancel", "reject_once"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decision", "word"),
+    [
+        (ALLOW, "accept"),
+        (DENY, "decline"),
+        (Decision(allows=False, interrupts=True), "cancel"),
+        (Decision(allows=True, remember="session"), "acceptForSession"),
+        (Decision(allows=True, remember="user"), AMENDED),
+        (Decision(allows=True, option="acceptWithExecpolicyAmendment"), AMENDED),
+        (Decision(allows=False, option="cancel"), "cancel"),
+        (Decision(allows=True, option="unheard of"), "accept"),
+    ],
+    ids=repr,
+)
+def test_an_answer_in_its_words(decision: Decision, word: Any) -> None:
+    talk = Talk()
+    asked = ask(talk, "item/commandExecution/requestApproval", COMMAND, "id-7")
+    assert answered(talk, asked, decision) == {"id": "id-7", "result": {"decision": word}}
+
+
+def test_a_question_about_files_says_which() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    changes = [{"path": "a", "kind": {"type": "add"}, "diff": "x"}]
+    item = {"type": "fileChange", "id": "f", "changes": changes, "status": "inProgress"}
+    assert talk.notice("item/started", turnId="u", item=item) == [ToolBegan(("f",))]
+    asked = ask(talk, "item/fileChange/requestApproval", {"itemId": "f"})
+    assert asked.input == {"itemId": "f", "changes": changes}
+    assert answered(talk, asked, Decision(allows=True, remember="session"))["result"] == {
+        "decision": "acceptForSession"
+    }
+
+
+def test_more_rights() -> None:
+    rights = {"network": {"enabled": True}}
+    grants: list[tuple[Decision, dict[str, Any]]] = [
+        (ALLOW, {"permissions": rights, "scope": "turn"}),
+        (Decision(allows=True, remember="session"), {"permissions": rights, "scope": "session"}),
+        (DENY, {"permissions": {}, "scope": "turn"}),
+    ]
+    for decision, granted in grants:
+        talk = Talk()
+        asked = ask(talk, "item/permissions/requestApproval", {"permissions": rights, "cwd": "/srv"})
+        assert answered(talk, asked, decision)["result"] == granted
+
+
+@pytest.mark.parametrize("method", ["execCommandApproval", "applyPatchApproval"])
+def test_the_questions_of_an_older_protocol(method: str) -> None:
+    talk = Talk()
+    asked = ask(talk, method, {"command": ["touch", "a"], "fileChanges": {}})
+    assert asked.wants is Wants.PERMISSION
+    assert answered(talk, asked, ALLOW)["result"] == {"decision": "approved"}
+
+
+def test_what_a_server_or_the_agent_wants_to_know() -> None:
+    talk = Talk()
+    asked = ask(talk, "mcpServer/elicitation/request", {"serverName": "s", "message": "who?"})
+    assert (asked.wants, asked.tool) == (Wants.ELICITATION, "s")
+    entered = Decision(allows=True, content={"name": "x"})
+    assert answered(talk, asked, entered)["result"] == {"action": "accept", "content": {"name": "x"}}
+    asked = ask(talk, "item/tool/requestUserInput", {"questions": [{"id": "q"}]}, 1)
+    assert asked.wants is Wants.ELICITATION
+    entered = Decision(allows=True, content={"q": "yes", "p": ["a", "b"]})
+    assert answered(talk, asked, entered)["result"] == {
+        "answers": {"q": {"answers": ["yes"]}, "p": {"answers": ["a", "b"]}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "result"),
+    [
+        ("item/commandExecution/requestApproval", {"decision": "cancel"}),
+        ("item/fileChange/requestApproval", {"decision": "cancel"}),
+        ("execCommandApproval", {"decision": "abort"}),
+        ("mcpServer/elicitation/request", {"action": "cancel", "content": None}),
+        ("item/tool/requestUserInput", {"answers": {}}),
+        ("item/permissions/requestApproval", {"permissions": {}, "scope": "turn"}),
+    ],
+)
+def test_a_question_whose_turn_is_stopped(method: str, result: Any) -> None:
+    talk = Talk()
+    asked = ask(talk, method, {})
+    talk.do(talk.speech.cancel(asked))
+    assert talk.sent[-1] == {"id": 0, "result": result}
+
+
+def test_an_unknown_request_is_refused() -> None:
+    talk = Talk()
+    asked = ask(talk, "currentTime/read", {}, "x")
+    assert asked.wants is Wants.UNKNOWN
+    talk.do(talk.speech.refuse(asked, "no"))
+    assert talk.sent[-1] == {"id": "x", "error": {"code": -32601, "message": "no"}}
+
+
+def test_each_question_is_answered_once() -> None:
+    talk = Talk()
+    asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
+    assert talk.hears({"method": "item/commandExecution/requestApproval", "id": 0, "params": COMMAND}) == []
+    answered(talk, asked, ALLOW)
+    count = len(talk.sent)
+    talk.do(talk.speech.answer(asked, DENY))
+    talk.do(talk.speech.cancel(asked))
+    assert talk.notice("serverRequest/resolved", requestId=0) == [], "it has its answer"
+    assert len(talk.sent) == count
+
+
+def test_a_question_that_is_withdrawn_wants_no_answer() -> None:
+    talk = Talk()
+    asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
+    assert talk.notice("serverRequest/resolved", requestId="0") == [], "another one"
+    assert talk.notice("serverRequest/resolved", requestId=0) == [RequestWithdrawn("0")]
+    count = len(talk.sent)
+    talk.do(talk.speech.answer(asked, ALLOW))
+    assert len(talk.sent) == count
+
+
+def test_their_numbers_are_not_ours() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    id = talk.sent[-1]["id"]
+    asked = ask(talk, "item/commandExecution/requestApproval", COMMAND, id)
+    assert talk.hears({"id": id, "result": {"turn": {"id": "u"}}}) == [PromptTaken("r")]
+    assert answered(talk, asked, ALLOW)["id"] == id
+
+
+def test_a_question_too_large_to_keep_is_answered_with_no() -> None:
+    talk = Talk()
+    head = b'{"method":"item/commandExecution/requestApproval","id":4,"params":{"command":"'
+    assert talk.hears(head, tail=b'"}}') == []
+    assert talk.sent[-1] == {"id": 4, "result": {"decision": "decline"}}
+
+
+def test_too_many_questions() -> None:
+    talk = Talk()
+    for number in range(jsonrpc.ASKED_MAX):
+        ask(talk, "item/commandExecution/requestApproval", COMMAND, number)
+    assert talk.hears({"method": "x", "id": "one more", "params": {}}) == []
+    assert talk.sent[-1]["error"]["code"] == jsonrpc.INTERNAL_ERROR
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+def test_a_batch_is_heard_in_order() -> None:
+    talk = Talk()
+    talk.prompt("r")
+    id = talk.sent[-1]["id"]
+    batch = [
+        {"id": id, "result": {"turn": {"id": "u"}}},
+        7,
+        {"method": "turn/started", "params": {"threadId": THREAD, "turn": {"id": "u"}}},
+        {"method": "item/started", "params": {"item": {"type": "webSearch", "id": "w"}}},
+        {"method": "turn/completed", "params": {"threadId": THREAD, "turn": {"id": "u", "status": "completed"}}},
+    ]
+    assert talk.hears(batch) == [PromptTaken("r"), Noise(), opened("r"), ToolBegan(("w",)), *over("r")]
+
+
+def test_a_speech_is_a_value() -> None:
+    talk = Talk()
+    before = talk.speech
+    talk.opens("r", "u")
+    assert isinstance(before, CodexSpeech)
+    assert before.running is None
+    assert before == Talk().speech
+
+
+def test_the_command_line_says_nothing() -> None:
+    argv = CODEX.argv(["codex", "app-server"], resume="t", model="m", permission_mode="never", args=["-c", "x=1"])
+    assert argv == ["codex", "app-server", "-c", "x=1"]
