@@ -114,18 +114,17 @@ TURNS = {
     "claude-G-resume": {"1": Ended(Kind.DONE, 3, "resumed")},
     # Its boundary is nobody's, for nobody was served; and the session was closed before another process was.
     "claude-G-resume-missing": {"own-1": Ended(Kind.FAILED, 1), "1": Ended(Kind.REFUSED, 0)},
-    # Three were sent into the third's turn, and as the agent was given no names there it cannot say that they are yet
-    # to come. What it then makes of them is a turn of its own, which is cut off.
+    # Three were sent into the third's turn. As the agent was given no names there, a session keeps them back, and sends
+    # each when the turn before is over; what the agent said then is heard in that order.
     "claude-H-errors": {
         "1": Ended(Kind.DONE, 5, "recovered"),
         "2": Ended(Kind.DONE, 3, "ok"),
         "3": Ended(Kind.INTERRUPTED, 12),
-        "4": Ended(Kind.INTERRUPTED, 0),
-        "5": Ended(Kind.INTERRUPTED, 0),
-        "6": Ended(Kind.INTERRUPTED, 0),
-        "7": Ended(Kind.INTERRUPTED, 7),
-        "8": Ended(Kind.INTERRUPTED, 4),
-        "own-1": Ended(Kind.FAILED, 1),
+        "4": Ended(Kind.INTERRUPTED, 7),
+        "5": Ended(Kind.INTERRUPTED, 4),
+        "6": Ended(Kind.FAILED, 1),
+        "7": Ended(Kind.REFUSED, 0),
+        "8": Ended(Kind.REFUSED, 0),
     },
     # The second and the third were merged: one turn, one answer.
     "claude-L-queue": {

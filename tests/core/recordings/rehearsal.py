@@ -53,7 +53,7 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFrame,
 )
-from banksman.core.state import ProcessPhase, Session
+from banksman.core.state import Naming, ProcessPhase, Session
 from banksman.core.turn import Ask
 
 # The process that the recording is of. Another one that the session wants after it never gets as far as to run.
@@ -148,6 +148,8 @@ class Rehearsal:
     def _pass_until_sent(self, frame: dict[str, Any]) -> None:
         """The recording goes on when the agent has this prompt."""
         while (sent := json.loads(self.written[-1])).get("message") != frame["message"]:
+            if not self._timers and self.state.queue and self.state.process.naming is not Naming.PRESENT:
+                return  # Into the turn of an agent that does not say what it works on: the session waits for its end.
             assert self._timers, f"the session does not send {frame['message']['content']!r}: {self.state}"
             self._fire_next()
         assert frame.get("uuid") in (sent["uuid"], None)
