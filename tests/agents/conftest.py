@@ -7,32 +7,51 @@ that holds loopback alone. An agent that is started anywhere else could reach so
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agents.agents import AGENTS, RealAgent
 
 IS_PLACE_MADE = "BANKSMAN_AGENTS" in os.environ
 # So `make test`, and pytest by hand, leave this folder alone.
 collect_ignore_glob = [] if IS_PLACE_MADE else ["test_*.py"]
 
 # Whose asserts tell what they saw, as those of a test do.
-pytest.register_assert_rewrite(*(f"tests.agents.{name}" for name in ("case", "ground", "plain", "steps")))
+pytest.register_assert_rewrite(*(f"tests.agents.{name}" for name in ("case", "ground", "matrix", "plain", "steps")))
 
 # The name under which a test reports its row: the report travels from a worker to whoever prints.
 ROW = "row of the table"
+# The same for the table of all agents.
+CELL = "cell of the matrix"
+# Where the page that is made from the matrix is to be written, if it is.
+PAGE = "BANKSMAN_CONFORMANCE"
 
 
 @pytest.fixture(scope="session")
-def claude() -> str:
-    """The path of the real agent, given only where it can reach nobody."""
+def real_agent() -> Callable[[str], RealAgent]:
+    """Gives a real agent by its name, and only where it can reach nobody."""
     # Not above: this file is read wherever tests are collected, and the tools are part of a checkout only.
     from tools.agents import interfaces_up
 
     assert interfaces_up() == {"lo"}, "a real agent is started only in a network namespace that holds loopback alone"
-    path = Path(os.environ["BANKSMAN_AGENTS"]) / "claude"
-    assert os.access(path, os.X_OK), f"there is no {path}: make test-agents installs it"
-    return str(path)
+
+    def give(name: str) -> RealAgent:
+        agent = AGENTS[name]
+        # tools/agents.py has said so loudly, and in CI has failed.
+        if not agent.is_installed():
+            pytest.skip(f"{name} is not for this machine")
+        return agent
+
+    return give
+
+
+@pytest.fixture(scope="session")
+def claude(real_agent: Callable[[str], RealAgent]) -> str:
+    """The path of the one that each of these tests can do with."""
+    (path,) = real_agent("claude").program()
+    return path
 
 
 def pytest_report_header() -> str | None:
@@ -41,18 +60,34 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    rows: list[dict[str, Any]] = [
+    # Not above: what they import holds assertions, and pytest rewrites only what it has not met before.
+    from tests.agents.matrix import page
+    from tests.agents.matrix import table as matrix
+
+    rows, cells = reported(terminalreporter, ROW), reported(terminalreporter, CELL)
+    if rows:
+        terminalreporter.section("Claude Code: what is left 2 s after close")
+        for line in table(sorted(rows, key=lambda row: row["number"])):
+            terminalreporter.write_line(line)
+    if cells:
+        terminalreporter.section("every agent: what is left 2 s after the interrupt of a tool, and 2 s after close")
+        for line in matrix.lines(cells):
+            terminalreporter.write_line(line)
+    if cells and PAGE in os.environ:
+        path = Path(os.environ[PAGE])
+        path.write_text(page.text(cells), encoding="utf-8")
+        terminalreporter.write_line(f"{path} is written from this run")
+
+
+def reported(terminalreporter: pytest.TerminalReporter, wanted: str) -> list[dict[str, Any]]:
+    """What the tests have told under a name."""
+    return [
         value
         for reports in terminalreporter.stats.values()
         for report in reports
         for name, value in getattr(report, "user_properties", ())
-        if name == ROW and report.when == "call"
+        if name == wanted and report.when == "call"
     ]
-    if not rows:
-        return
-    terminalreporter.section("the real agent: what is left 2 s after close")
-    for line in table(sorted(rows, key=lambda row: row["number"])):
-        terminalreporter.write_line(line)
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

@@ -21,6 +21,7 @@ from banksman.run.sessions.agent import (
     OnEvent,
     Output,
     OutputEnded,
+    ToolsSwept,
     WriteBroke,
     Written,
 )
@@ -252,6 +253,45 @@ class ProcessConformance:
             process.stop()  # Which ends the pause: one that is blocked on its output could not react.
             await heard.wait(Gone)
             heard.check_end()
+
+        self.run(scenario)
+
+    def test_a_sweep_of_its_tools_is_answered_once_and_hurts_nobody(self) -> None:
+        async def scenario() -> None:
+            process, heard = self.start("plain")
+            await heard.wait(Started)
+            loop = asyncio.get_running_loop()
+            for number in range(1, 4):
+                process.sweep_tools(loop.time(), number != 2)
+                assert heard.count(ToolsSwept) == number - 1
+                await heard.wait(ToolsSwept, number)
+            process.write(CLAUDE.handshake("one"))
+            await heard.wait_until(lambda: heard.replies == ["one"])
+            assert [event for event in heard.events if isinstance(event, ToolsSwept)] == [ToolsSwept()] * 3
+            process.stop()
+            await heard.wait(Gone)
+            heard.check_end()
+
+        self.run(scenario)
+
+    def test_an_end_in_the_middle_of_a_sweep_is_an_end(self) -> None:
+        async def scenario() -> None:
+            for kind in ("plain", "exits"):
+                process, heard = self.start(kind)
+                await heard.wait(Started)
+                process.sweep_tools(asyncio.get_running_loop().time(), True)
+                if kind == "plain":
+                    process.stop()
+                else:
+                    process.write(CLAUDE.handshake("one"))
+                await heard.wait(Gone)
+                heard.check_end()
+                assert heard.count(ToolsSwept) <= 1
+                count = heard.count(ToolsSwept)
+                process.sweep_tools(asyncio.get_running_loop().time(), True)
+                process.look_now()
+                await asyncio.sleep(0)
+                assert heard.count(ToolsSwept) == count
 
         self.run(scenario)
 

@@ -61,8 +61,10 @@ class NotLetIn(Problem):
 class Client:
     """Asks the server that `find` names at that moment: one that was started anew may have moved."""
 
-    def __init__(self, find: Callable[[], Place]) -> None:
+    def __init__(self, find: Callable[[], Place], *, on_gone: Callable[[Place], None] | None = None) -> None:
+        """`on_gone` is told of each place where nobody answered, before `find` is asked again."""
         self._find = find
+        self._on_gone = on_gone
         self._pause: Callable[[float], None] = time.sleep
 
     @property
@@ -94,6 +96,7 @@ class Client:
                 with _exchange(place, method, path, query=query, body=body, headers=headers) as response:
                     return _decoded(_read(response, place), place)
             except NoServer as exc:
+                self._note_gone(place)
                 # One that was never there is told at once; one that went away may be on its way back.
                 was_there = was_there or isinstance(exc, Lost)
                 pause = next(pauses, None) if was_there else None
@@ -101,13 +104,24 @@ class Client:
                     raise
             self._pause(pause)
 
+    @contextlib.contextmanager
     def stream(
         self, path: str, *, query: Query | None, headers: Mapping[str, str], silence_seconds_max: float
-    ) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+    ) -> Generator[http.client.HTTPResponse]:
         """A 2xx whose body is still to be read. To read it may raise `Lost`, after so long without a byte too."""
-        return _exchange(
-            self._find(), "GET", path, query=query, headers=headers, answer_seconds_max=silence_seconds_max
-        )
+        place = self._find()
+        try:
+            with _exchange(
+                place, "GET", path, query=query, headers=headers, answer_seconds_max=silence_seconds_max
+            ) as response:
+                yield response
+        except NoServer:
+            self._note_gone(place)
+            raise
+
+    def _note_gone(self, place: Place) -> None:
+        if self._on_gone is not None:
+            self._on_gone(place)
 
 
 def segment(text: str) -> str:

@@ -52,7 +52,9 @@ class Follower:
         after: str | None = None,
         raw: bool = False,
         pause: Callable[[float], None] = time.sleep,
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
+        """`is_over` True: the reader has enough, and `events` ends. Asked at each sign of life of the server's."""
         # Of the last event that was given.
         self.cursor: str | None = None
         self._after = after
@@ -60,14 +62,15 @@ class Follower:
         self._path = f"/v1/sessions/{segment(session)}/events"
         self._raw = raw
         self._pause = pause
+        self._is_over = is_over or (lambda: False)
         # The last event given, or told to be gone; None: the server must say what comes after that cursor.
         self._seq = 0 if after is None else seq_of(after)
         self._asks_pause: float | None = None
         self._saw_hole = False
 
     def events(self) -> Generator[Event]:
-        """Stored events, and `stream.gap` for what retention took. It does not end by itself: a session that is closed,
-        also by a server that goes, may be opened again.
+        """Stored events, and `stream.gap` for what retention took. It does not end by itself, but for `is_over`: a
+        session that is closed, also by a server that goes, may be opened again.
 
         Raises `Problem` if the server says no (the session was deleted, perhaps), and `NoServer` if it is not there at
         first, or stays away or says nothing for too long.
@@ -76,7 +79,7 @@ class Follower:
         # The end of the last connection that was worth something.
         gone_since: float | None = None
         was_there = False
-        while True:
+        while not self._is_over():
             began, is_alive = time.monotonic(), False
             try:
                 with contextlib.closing(self._connection()) as events:
@@ -85,6 +88,8 @@ class Follower:
                         if event is not None:
                             tries, gone_since = 0, None
                             yield event
+                        if self._is_over():
+                            return
                 # An end is no error; to do nothing else, each time, is one.
                 raise Lost("the server ends each connection before it says anything", hint="its log may say why")
             except (NoServer, Problem) as exc:

@@ -54,5 +54,7 @@ class Config:
     # The agent's tools live on after an interrupt; and whether they are ended then ("sweep") or only told of ("keep").
     leaves_tools: bool = False
     after_interrupt: str = "sweep"
+    # It may have its client run commands for it.
+    serves_terminals: bool = False
     # The watchdogs of a turn, by name; None or missing: there is none.
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])

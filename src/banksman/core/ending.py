@@ -9,7 +9,7 @@ from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import GiveReceipt, Resolve, Timer
+from banksman.core.session_facts import EndTerminals, GiveReceipt, Resolve, Timer
 from banksman.core.state import Mode, OwnOver, ProcessPhase, Stale
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
@@ -38,6 +38,9 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
             # answer, and goes on.
             interrupt(work, turn)
             questioning.close(work, turn.id)
+            if work.state.config.serves_terminals and work.state.config.after_interrupt == "sweep":
+                # They are no part of the agent's tree, so that no sweep of it would find them.
+                work.do(EndTerminals())
             work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
         case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
             # Somebody wants it to end, and not only to give way: it is not to come back.

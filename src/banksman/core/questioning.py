@@ -177,6 +177,11 @@ def _call_back(work: Work, asked: Requested) -> None:
     state = work.state
     if any(other.request == asked.request for other in state.callbacks):
         return
+    speaking = state.speaking
+    if asked.wants is Wants.WORKSPACE and speaking is not None and speaking.phase is Phase.INTERRUPTING:
+        # What it would begin now would outlive the turn, and what it would write was told to stop.
+        work.speak(work.speaker, lambda speech: speech.cancel(asked))
+        return
     if len(state.callbacks) >= CALLBACKS_MAX:
         _refuse(work, asked, "too many callbacks are running")
         return

@@ -439,6 +439,11 @@ class CallBack:
 
 
 @dataclass(frozen=True, slots=True)
+class EndTerminals:
+    """The commands that the agent has its client run are to end: its turn is."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloseCallback:
     """Nobody waits for what it would give back."""
 
@@ -503,6 +508,7 @@ Effect = (
     | TellAnswer
     | CallBack
     | CloseCallback
+    | EndTerminals
     | SettingTaken
     | HoldConversation
     | BeReady

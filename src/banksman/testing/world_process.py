@@ -1,8 +1,9 @@
 """A process in virtual time: an `AgentProcess` whose pipes, exit and end come in any order that a real one's could.
 
-Three lanes carry what it says, so that the explorer may reorder them, and each of them in order: `stdin` (a frame was
-taken), `stdout` (output, and its end), `tree` (started, exited, gone). What rests on another is only scheduled after
-it: nothing is said by a process that has not started, and `Gone` comes after both the exit and the end of the output.
+Four lanes carry what it says, so that the explorer may reorder them, and each of them in order: `stdin` (a frame was
+taken), `stdout` (output, and its end), `tree` (started, exited, gone), `tools` (they were swept). What rests on another
+is only scheduled after it: nothing is said by a process that has not started, and `Gone` comes after both the exit and
+the end of the output.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from dataclasses import dataclass, field
 
 from banksman.core.facts import Exited, Started, Survivor, Swept
 from banksman.errors import AgentError, BanksmanError, CommandError
-from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent, Output, OutputEnded, WriteBroke, Written
+from banksman.run.sessions.agent import (
+    AgentEvent,
+    Failed,
+    Gone,
+    OnEvent,
+    Output,
+    OutputEnded,
+    ToolsSwept,
+    WriteBroke,
+    Written,
+)
 from banksman.testing.sim_loop import SimLoop, current
 from banksman.testing.world_agent import Agent, Exit, Pause, Play
 
@@ -29,7 +40,8 @@ class Manner:
     notice of being stopped. `last_words`: so many of its acts are heard after its exit was. `gone_seconds`: how long
     something holds its pipe after that. `is_told_late`: that a frame was taken is told in a lane of its own, so that
     the answer to it may be heard before; `is_told_at_once`: inside of `write`, as by a pipe that has room. `names`,
-    `is_terse`: see `Agent`. `conversation`: what it calls the conversation; None: `conversation-N`.
+    `is_terse`: see `Agent`. `conversation`: what it calls the conversation; None: `conversation-N`. `tools`:
+    what an interrupted turn left running, found once; `sweep_seconds`: how long it takes to end it.
     """
 
     start_seconds: float = 0.0
@@ -49,6 +61,8 @@ class Manner:
     names: bool = True
     is_terse: bool = False
     conversation: str | None = None
+    tools: tuple[Swept, ...] = ()
+    sweep_seconds: float = 0.0
     swept: tuple[Swept, ...] = ()
     survivors: tuple[Survivor, ...] = ()
     stderr: str = ""
@@ -73,6 +87,9 @@ class WorldProcess:
         self.resumed = conversation
         self.told: list[AgentEvent] = []
         self.written: list[bytes] = []
+        # Every order to sweep its tools: since when, and whether to end them. And those that are still there.
+        self.sweeps: list[tuple[float, bool]] = []
+        self.tools = manner.tools
         self.agent = Agent(
             plays,
             conversation=manner.conversation or conversation or f"conversation-{number}",
@@ -145,6 +162,15 @@ class WorldProcess:
             self._loop.call_later(self.manner.stop_seconds, self._exit, None, SIGTERM)
         else:
             self._soon("tree", lambda: self._exit(None, SIGTERM))
+
+    def sweep_tools(self, since: float, ends: bool) -> None:
+        self.sweeps.append((since, ends))
+        if self.phase is Phase.STARTING:
+            self.violations.append("its tools were to be swept before it had started")
+        if self.manner.sweep_seconds:
+            self._loop.call_later(self.manner.sweep_seconds, self._sweep, ends)
+        else:
+            self._soon("tools", lambda: self._sweep(ends))
 
     def pause(self) -> None:
         self.is_paused = True
@@ -225,6 +251,15 @@ class WorldProcess:
             self._is_writing = False
             error: BanksmanError = CommandError("the world took only a part of it", process=self.number)
             self._tell(WriteBroke(error))
+
+    def _sweep(self, ends: bool) -> None:
+        tools = self.tools
+        if ends:
+            self.tools = ()
+            self._tell(ToolsSwept(tools))
+        else:
+            left = tuple(Survivor(tool.pid, tool.command, "left as it is") for tool in tools)
+            self._tell(ToolsSwept(survivors=left))
 
     def _go_on(self) -> None:
         """Let the agent act, once, if nothing keeps it from it and it is not about to anyway."""

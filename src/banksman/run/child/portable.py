@@ -34,16 +34,15 @@ from banksman.core.facts import (
 from banksman.errors import no_room
 from banksman.run.child import system
 from banksman.run.child.launch import Launch
+from banksman.run.child.portable_pruning import PortablePruning, Row
 from banksman.run.child.process import start_error
+from banksman.run.child.pruned import OnPruned, Pruned
 from banksman.run.child.streams import Stdin, Streams
 from banksman.run.child.terminal import TAKE_TERMINAL, Size
 
 # How often `ps` is asked whether the tree is gone, and how long after KILL until those who are left are named.
 LOOK_SECONDS = 0.05
 KILL_SECONDS_MAX = 5.0
-
-# pid, parent, group, start time as `ps` writes it, command
-Row = tuple[int, int, int, str, str]
 
 
 class PortableProcess:
@@ -155,6 +154,18 @@ class PortableProcess:
     def renew(self, seconds: float | None) -> None:
         """Nobody would act on it."""
 
+    def note_time(self) -> None:
+        """`ps` shows the time of day."""
+
+    def prune(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
+        """As `Process.prune`, as far as `ps` tells."""
+
+        def tell(pruned: Pruned) -> None:
+            if not (self._is_over or self._is_gone):
+                on_pruned(pruned)
+
+        PortablePruning(self._loop, self._members, tell).begin(since, ends=ends)
+
     def _look_soon(self) -> None:
         if self._has_exited and self._look_timer is None:
             self._look_timer = self._loop.call_later(LOOK_SECONDS, self._look)
@@ -181,12 +192,13 @@ class PortableProcess:
         for row in rows.values():
             children.setdefault(row[1], []).append(row[0])
         known = {pid: row for pid, row in self._known.items() if pid in rows and rows[pid][3] == row[3]}
-        waiting = [self._child.pid, *known]
         members = dict(known)
         # A group's number is in use as long as it has a member. Only if a process with the leader's own number is there
         # after the leader was reaped, the number was given away, and the group is somebody else's.
         if self._child.returncode is None or self._child.pid not in rows:
             members |= {row[0]: row for row in rows.values() if row[2] == self._child.pid}
+        # One of the group may have a child that has left it.
+        waiting = [self._child.pid, *members]
         while waiting:
             for pid in children.get(waiting.pop(), ()):
                 if pid not in members:

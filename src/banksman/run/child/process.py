@@ -35,9 +35,11 @@ from banksman.run.child import system
 from banksman.run.child.keeper import wire
 from banksman.run.child.launch import Launch
 from banksman.run.child.pipes import Writer
+from banksman.run.child.pruned import OnPruned, Prunings
 from banksman.run.child.spawner import Zygote, socketpair, spawner
 from banksman.run.child.streams import Stdin, Streams
 from banksman.run.child.terminal import TAKE_TERMINAL, Size
+from banksman.run.child.ticks import Ticks
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
 START_SECONDS_MAX = 30.0
@@ -80,6 +82,8 @@ class Process:
         self._order: bytes | None = None
         self._busy_fd = -1
         self._start_timer: asyncio.TimerHandle | None = None
+        self._ticks = Ticks()
+        self._prunings = Prunings(self._loop, self.hear_now)
         self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
         try:
@@ -217,6 +221,12 @@ class Process:
             case (wire.SWEPT, names):
                 others = tuple(Swept(pid, command) for pid, command in names if pid != self.pid)
                 self._on_fact(ProcessesSwept(others))
+            case (wire.PRUNED, number, names, survivors, is_over):
+                swept = tuple(Swept(pid, command) for pid, command in names)
+                left = tuple(Survivor(*survivor) for survivor in survivors)
+                late = self._prunings.hear(number, swept, left, is_over=is_over)
+                if late:
+                    self._on_fact(ProcessesSwept(late))
             case (wire.GONE, survivors):
                 self._on_gone(tuple(Survivor(*survivor) for survivor in survivors))
             case _:
@@ -282,6 +292,20 @@ class Process:
     def renew(self, seconds: float | None) -> None:
         """The keeper acts alone if it hears nothing for so long; None: it trusts the host to be there."""
         self._tell(wire.RENEW, seconds)
+
+    def note_time(self) -> None:
+        """Something begins now that `prune` may be asked about later."""
+        self._ticks.note()
+
+    def prune(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
+        """End what was born in its tree since then (`loop.time()`), or with `ends` False only look for it. The child
+        itself is left alone, and so is what it had started before.
+
+        `on_pruned` is told once, from the loop, in a bounded time; not at all if the whole tree ends before.
+        """
+        assert self.pid is not None
+        if self._control is not None:
+            self._tell(wire.PRUNE, self._prunings.begin(on_pruned), self._ticks.at(since), ends)
 
     def _tell(self, *message: Any) -> None:
         if self._control is not None:
@@ -360,6 +384,7 @@ class Process:
             spawner.drop(self._zygote)
 
     def _hang_up(self) -> None:
+        self._prunings.drop()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()

@@ -38,6 +38,9 @@ PASSING = (errno.ENOMEM, errno.ENOBUFS, errno.EINTR)
 # The kernel takes 253 fds in one message (SCM_MAX_FD); a few of them are ours.
 PASSED_FDS_MAX = 240
 
+# In how many steps of a second the kernel tells when a process was born.
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
 # -- fds -------------------------------------------------------------------------------------------------------------
 pipe = os.pipe
 socketpair = _socket.socketpair

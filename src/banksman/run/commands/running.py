@@ -39,6 +39,7 @@ from banksman.run.child.launch import Launch
 from banksman.run.child.pipes import Writing
 from banksman.run.child.portable import PortableProcess
 from banksman.run.child.process import Process
+from banksman.run.child.pruned import OnPruned, Pruned
 from banksman.run.commands.account import Account
 from banksman.run.commands.finished import Ended, Finished
 from banksman.run.commands.options import Options
@@ -79,7 +80,15 @@ class ClockRanOut:
     cause: Ended
 
 
-Fact = ProcessFact | rungs.TimerFired | Stopped | ClockRanOut
+@dataclass(frozen=True, slots=True)
+class PruningEnded:
+    """What a caller wanted pruned has been, and it is to be told."""
+
+    pruned: Pruned
+    on_pruned: OnPruned
+
+
+Fact = ProcessFact | rungs.TimerFired | Stopped | ClockRanOut | PruningEnded
 
 
 class Running:
@@ -184,7 +193,16 @@ class Running:
     def put_nowait(self, data: bytes) -> Writing:
         """Queue a whole write; its `done` tells when the pipe has taken it."""
         assert self._process.stdin is not None
+        self._process.note_time()
         return self._process.stdin.put(data)
+
+    def prune_nowait(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
+        """End what its tree has grown since then (`loop.time()`), or with `ends` False only look for it; the command
+        itself goes on, and so does what it had started before. Only once it has started.
+
+        `on_pruned` is told once and in a bounded time, but nothing after the end of the command.
+        """
+        self._process.prune(since, ends=ends, on_pruned=lambda pruned: self.dispatch(PruningEnded(pruned, on_pruned)))
 
     def widen_stdout(self) -> None:
         """Its output will be large, and is worth a larger pipe."""
@@ -231,17 +249,13 @@ class Running:
     def _take(self, fact: Fact) -> None:
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
-        if self._on_fact is not None and not isinstance(fact, rungs.TimerFired | Stopped | ClockRanOut):
+        if self._on_fact is not None and not isinstance(fact, rungs.TimerFired | Stopped | ClockRanOut | PruningEnded):
             self._on_fact(fact)
         match fact:
             case BytesRead():
                 self._on_bytes(fact)
-            case StreamEnded(stream=stream, at=at, is_whole=is_whole):
-                self._account.is_output_whole &= is_whole
-                self._open_streams.discard(stream)
-                self._output.wake()
-                if not self._open_streams:
-                    self._climb(rungs.OutputClosed(at))
+            case StreamEnded():
+                self._on_stream_end(fact)
             case Started():
                 self._progress.wake()
             case StartFailed(error=error):
@@ -271,6 +285,8 @@ class Running:
                 self._climb(rungs.StopAsked(at, at_once))
             case ClockRanOut(cause=cause):
                 self._on_clock(cause)
+            case PruningEnded(pruned=pruned, on_pruned=on_pruned):
+                on_pruned(pruned)
             case _:
                 assert_never(fact)
 
@@ -290,6 +306,13 @@ class Running:
                     log.exception("! on_output raised; reading goes on, and this is said once")
                 self._has_callback_failed = True
         self._output.wake()
+
+    def _on_stream_end(self, fact: StreamEnded) -> None:
+        self._account.is_output_whole &= fact.is_whole
+        self._open_streams.discard(fact.stream)
+        self._output.wake()
+        if not self._open_streams:
+            self._climb(rungs.OutputClosed(fact.at))
 
     # -- clocks ------------------------------------------------------------------------------------------------------
     def _set_clock(self, cause: Ended, seconds: float | None) -> None:

@@ -13,6 +13,7 @@ from banksman.core.session_facts import (
     CloseCallback,
     CloseQuestion,
     EndHold,
+    EndTerminals,
     GiveReceipt,
     GrantHold,
     Reject,
@@ -35,6 +36,7 @@ Told = (
     | TellAnswer
     | CallBack
     | CloseCallback
+    | EndTerminals
     | SettingTaken
     | AskToSave
 )
@@ -54,6 +56,7 @@ class Listener:
     def tell_answer(self, effect: TellAnswer) -> None: ...
     def call_back(self, effect: CallBack) -> None: ...
     def close_callback(self, request: str) -> None: ...
+    def end_terminals(self) -> None: ...
     def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
     def ask_to_save(self, prompt: str) -> None: ...
     def fail(self, error: BanksmanError) -> None: ...
@@ -84,6 +87,8 @@ def tell(listener: Listener, effect: Told) -> None:
             listener.call_back(effect)
         case CloseCallback(request=request):
             listener.close_callback(request)
+        case EndTerminals():
+            listener.end_terminals()
         case SettingTaken(change=change, error=error):
             listener.take_setting(change, error)
         case AskToSave(prompt=prompt):

@@ -24,6 +24,7 @@ from banksman.run.sessions import numbers, profiles
 from banksman.run.sessions.agent import OnEvent, RealAgent
 from banksman.run.sessions.hooks import Hooks
 from banksman.run.sessions.tools import Tool, ToolServer
+from banksman.run.sessions.workspace import Workspace
 
 # The server that the caller's own tools are behind; the agent calls them `mcp__banksman__NAME`.
 TOOLS_SERVER = "banksman"
@@ -90,6 +91,7 @@ class Opening:
         self._timings = found.timings
         self.config = found.config(
             rules=rules.parse(rules_wanted),
+            serves_terminals="terminal" in self._serves,
             setup=Setup(
                 hooks=self.hooks.registrations(),
                 servers=(TOOLS_SERVER,) if tools else (),
@@ -156,6 +158,22 @@ class Opening:
 
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> RealAgent:
         return RealAgent(self._prepare(effect), self._timings, on_event)
+
+    def workspace(self) -> Workspace | None:
+        """What one process of it may ask us for; None: nothing, its dialect has no words for that."""
+        if not self._serves:
+            return None
+        return Workspace(
+            self._cwd,
+            env=self._all_env,
+            inherit_env=self._inherit_env,
+            scrub=self.profile.scrub,
+            serves=self._serves,
+        )
+
+    @property
+    def _serves(self) -> tuple[str, ...]:
+        return self.profile.quirks.serves if self.profile.dialect.name == "acp" else ()
 
     def _prepare(self, effect: StartProcess) -> Launch:
         argv = self._argv(

@@ -147,6 +147,10 @@ class Promises(Listener):
         assert self.callbacks is not None
         self.callbacks.close(request)
 
+    def end_terminals(self) -> None:
+        assert self.callbacks is not None
+        self.callbacks.end_turn()
+
     def take_setting(self, change: str, error: BanksmanError | None) -> None:
         taken = self._changing.pop(change)
         if error is None:

@@ -62,7 +62,9 @@ class Startup:
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
         self.running = self.next
         self._call_its_own()
-        return self.next.spawn(effect, on_event)
+        workspace = self.next.workspace()
+        self.session.work_in(workspace)
+        return self.next.spawn(effect, on_event if workspace is None else workspace.ending_with(on_event))
 
     def replace(self, opening: Opening) -> bool:
         """Whether the process that runs is not the one that is wanted now."""

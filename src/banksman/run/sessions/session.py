@@ -51,6 +51,7 @@ from banksman.run.sessions.status import Status
 from banksman.run.sessions.tools import ToolServer
 from banksman.run.sessions.turn import Turn, Watch
 from banksman.run.sessions.wishes import Wishes, priority_of
+from banksman.run.sessions.workspace import Workspace
 from banksman.store.log import Log
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -356,6 +357,10 @@ class Session(Readable):
         """What the process that runs was told of."""
         self._here.callbacks.replace(hooks, server)
 
+    def work_in(self, workspace: Workspace | None) -> None:
+        """What the process that is started may ask us for."""
+        self._here.callbacks.work_in(workspace)
+
     # -- looking -----------------------------------------------------------------------------------------------------
     def status(self) -> Status:
         """What it is doing. Never blocks, and changes nothing. Of one that is not ours it is what the store says at a
@@ -447,6 +452,7 @@ class Session(Readable):
     def abandon(self) -> None:
         """Its loop was closed under it: see `Driver.abandon`."""
         if self._life is not None:
+            self._life.callbacks.abandon()
             self._driver.abandon()
 
     def _now(self) -> float:

@@ -6,7 +6,8 @@ deadline, and that it does not itself go before the last of the tree is gone.
 Theory of operation. The keeper sits in poll() on four things: the leader's pidfd, the control socket, a pidfd of the
 host, and a pipe that SIGCHLD writes to. The host drives the stop ladder, rung by rung. But each rung it sends says how
 long the keeper is to wait for the next one; after that the keeper goes on alone (TERM, then KILL). So a stop once begun
-ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or frozen (the deadline).
+ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or frozen (the deadline). While nothing is
+being stopped, the host may have a part of the tree ended and the rest left alone (`pruning.py`); a stop comes first.
 
 That the tree is empty is never read from /proc. The keeper is a subreaper, so every orphan of the tree becomes its
 child, and `waitpid(-1)` answering ECHILD proves that there is none. That proof needs the leader reaped, and reaping
@@ -27,6 +28,7 @@ from banksman.run.child import system
 from banksman.run.child.keeper import wire
 from banksman.run.child.keeper.helper import Helper
 from banksman.run.child.keeper.plumbing import close_all_but, milliseconds_until, read_file, wake_on_child
+from banksman.run.child.keeper.pruning import Pruning
 from banksman.run.child.keeper.spawn import SpawnFailed, spawn
 from banksman.run.child.keeper.sweep import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Sweep
 from banksman.run.child.keeper.tree import survey
@@ -159,8 +161,10 @@ class Keeper:
         # Acting alone: the host is gone, or was silent past its deadline. What it says later is still obeyed.
         self._is_alone = False
         self._has_reported = False
-        self._helper = Helper(order["ender"]) if order["ender"] else None
+        self._ender: tuple[bytes, ...] | None = order["ender"] or None
+        self._helper = None if self._ender is None else Helper(self._ender)
         self._sweep = Sweep(os.getpid(), self._reap, self._helper)
+        self._pruning: Pruning | None = None
         self._named = 0
         self._sweep_began = 0.0
         self._next_round = 0.0
@@ -192,15 +196,17 @@ class Keeper:
                 self._go_on_alone()
             if self._phase is KILLING:
                 self._sweep_round()
+            self._prune_on()
         self._report([])
         self._flush_to_the_end()
 
     def _timeout_ms(self) -> float | None:
-        due = self._next_round if self._phase is KILLING else self._deadline
+        dues = [self._next_round if self._phase is KILLING else self._deadline]
         if self._is_held:
-            retry = time.monotonic() + RETRY_SECONDS
-            due = retry if due is None else min(due, retry)
-        return None if due is None else milliseconds_until(due)
+            dues.append(time.monotonic() + RETRY_SECONDS)
+        if self._pruning is not None:
+            dues.append(self._pruning.next_round)
+        return min((milliseconds_until(due) for due in dues if due is not None), default=None)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
     def _on_exit(self) -> None:
@@ -255,6 +261,8 @@ class Keeper:
             case (wire.RENEW, seconds):
                 if self._phase is RUNNING and not self._has_exited:
                     self._renew(seconds)
+            case (wire.PRUNE, number, since, ends):
+                self._begin_pruning(number, since, ends)
             case _:
                 raise AssertionError(message)
 
@@ -335,6 +343,29 @@ class Keeper:
             # helper the sweep will name them.
             if exc.errno == errno.EPERM and self._helper is not None:
                 self._helper.kill(number, [-self._leader if to_group else self._leader])
+
+    # -- a part of the tree ------------------------------------------------------------------------------------------
+    def _begin_pruning(self, number: int, since: int, ends: bool) -> None:
+        self._end_pruning()
+        self._pruning = Pruning(number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender)
+
+    def _prune_on(self) -> None:
+        if self._pruning is None:
+            return
+        # Once the whole tree is to go, or its leader has gone, there is nothing to be spared any more.
+        is_moot = self._phase is not RUNNING or self._has_exited
+        if is_moot or (time.monotonic() >= self._pruning.next_round and self._pruning.go_on()):
+            self._end_pruning()
+
+    def _end_pruning(self) -> None:
+        """Tell how far it came. Those that it has signalled are named even if they are still about to go."""
+        pruning, self._pruning = self._pruning, None
+        if pruning is None:
+            return
+        ended = pruning.ended
+        for first in range(0, len(ended), wire.NAMES_PER_MESSAGE):
+            self._say(wire.PRUNED, pruning.number, ended[first : first + wire.NAMES_PER_MESSAGE], [], False)
+        self._say(wire.PRUNED, pruning.number, [], pruning.survivors, True)
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def _reap(self) -> None:

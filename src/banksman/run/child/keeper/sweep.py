@@ -23,7 +23,7 @@ from banksman.run.child.keeper.tree import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
 
     from banksman.run.child.keeper.helper import Helper
     from banksman.run.child.keeper.tree import Member, Row
@@ -54,10 +54,14 @@ class Sweep:
         self.denied: dict[Member, str] = {}
 
     def term(self) -> None:
-        """TERM to each member that is alive now, and CONT, without which a stopped one would not even notice."""
-        others: list[int] = []
+        """TERM to each member that is alive now."""
         # A full look: one with a pid below ours would otherwise sit out the grace unasked, and then be killed.
-        for member in descendants(self._root, near=False):
+        self._ask(descendants(self._root, near=False))
+
+    def _ask(self, members: Iterable[Member]) -> None:
+        """TERM, and CONT, without which a stopped one would not even notice."""
+        others: list[int] = []
+        for member in members:
             fd = open_member(member)
             if fd is None:
                 continue
@@ -113,16 +117,24 @@ class Sweep:
             for row in census(self._root, near=self._near, known=held):
                 # A child of our own is stopped the moment it is met. A line of processes that only fork and exit is
                 # ours in each generation, and is gone again by the end of the pass.
-                if row[1] == self._root and row[0] not in but:
+                if row[1] == self._root and self._is_meant(row) and row[0] not in but:
                     self._stop(row, held)
                 others.append(row)
-            for row in family([self._root, *held], others, but=but):
+            for row in self._choose(others, held, but):
                 if row[0] not in held:
                     self._stop(row, held)
             if len(held) == before:
                 return
             # A tree that forks and exits leaves us thousands of zombies a second, and each pass would look at them all.
             self._reap()
+
+    def _is_meant(self, row: Row) -> bool:
+        """Whether a child of our own is to be ended."""
+        return True
+
+    def _choose(self, rows: list[Row], held: Iterable[int], but: Container[int]) -> list[Row]:
+        """Who of these is to be ended. Those that are held are not among them, their descendants are."""
+        return family([self._root, *held], rows, but=but)
 
     def _stop(self, row: Row, held: dict[int, int]) -> None:
         member = row[0], row[3]

@@ -146,20 +146,26 @@ def enumerate_children() -> list[int]:
     return children
 
 
+UNSEEN = (0, "", "not to be seen in /proc")
 _WHY = {"D": "in uninterruptible sleep", "Z": "dead, but its tracer has not let it go"}
 
 
 def survey(root: int, denied: dict[Member, str], *, but: Container[int] = ()) -> list[tuple[int, str, str]]:
     """Who is left, and why: pid, command, reason. Never empty: whoever calls this has no proof that the tree is."""
-    left: list[tuple[int, str, str]] = []
     try:
-        rows = family([root], census(root, near=False), but=but)[:SURVIVORS_MAX]
+        rows = family([root], census(root, near=False), but=but)
     except OSError:
         rows = []  # No room to look: somebody is there, and that is all we know.
-    for pid, _parent, state, start in rows:
+    return explain(rows, denied) or [UNSEEN]
+
+
+def explain(rows: list[Row], denied: Container[Member]) -> list[tuple[int, str, str]]:
+    """Why each of the first of these is still there."""
+    left: list[tuple[int, str, str]] = []
+    for pid, _parent, state, start in rows[:SURVIVORS_MAX]:
         if (pid, start) in denied:
             why = "not ours to signal"
         else:
             why = _WHY.get(state, "still dying")
         left.append((pid, name_of(pid), why))
-    return left or [(0, "", "not to be seen in /proc")]
+    return left

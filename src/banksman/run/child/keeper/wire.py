@@ -11,15 +11,18 @@ and only here: both ends are one program, run by one interpreter, joined by a so
                      (KILL,)                             freeze and kill everything
                      (SIGNAL, number, to_group)
                      (RENEW, seconds | None)             the deadline after which the keeper acts alone
+                     (PRUNE, number, tick, ends)         end what was born since, or only look; PRUNED answers it
     keeper → host    (STARTED, leader, keeper, at)
                      (FAILED, step, errno)               nothing runs
                      (EXITED, code, signal, at, by_itself)   sent while the leader is a zombie
                      (ACTED, rung, at)                   a rung taken without being told
                      (SWEPT, [(pid, command), …])        what had to be ended besides the leader; may be repeated
                      (GONE, [(pid, command, why), …])    the tree is gone, but for these
+                     (PRUNED, number, [(pid, command), …], [(pid, command, why), …], is_over)
+                                                         what a pruning ended, and who is left; repeated until over
     zygote → host    (LOST, {pid: status})               in the dead keeper's place; SWEPT and GONE follow
 
-Times are CLOCK_MONOTONIC, which is one clock for all processes of a machine.
+Times are CLOCK_MONOTONIC, which is one clock for all processes of a machine; ticks are the kernel's, since the boot.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
-TERM, REST, KILL, SIGNAL, RENEW = "term", "rest", "kill", "signal", "renew"
+TERM, REST, KILL, SIGNAL, RENEW, PRUNE = "term", "rest", "kill", "signal", "renew", "prune"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
+PRUNED = "pruned"
 
 # An order longer than this goes as a memory file: a socket takes some hundred kB at most, an environment can be larger.
 ORDER_BYTES_MAX = 16384

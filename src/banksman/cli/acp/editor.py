@@ -1,0 +1,185 @@
+"""The connection to one editor: its requests answered, each once, and ours put to it.
+
+Lines come from one thread, and none of them is waited for there: a request that asks the server has a thread of its
+own, so that the editor can stop a turn while another request waits. What must keep the order of the lines (a prompt is
+known before the word that stops it, and one that comes after that word is not stopped by it) is done before that thread
+begins.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from banksman.cli.acp.backend import Backend
+from banksman.cli.acp.methods import Method, Methods, Usual, text_of
+from banksman.cli.acp.outcomes import Refusal, refusal_of
+from banksman.cli.acp.talk import Answer, Talk
+from banksman.cli.acp.updates import Update
+from banksman.cli.acp.wire import LINE_BYTES_MAX, Outbox
+from banksman.cli.terminal import say_aside
+from banksman.core.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    JSONRPC,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    Call,
+    Garbage,
+    Id,
+    Notice,
+    Reply,
+    decode,
+    withdrawn,
+)
+from banksman.errors import BanksmanError, UsageError
+
+# Requests of the editor's that are open at once. Each has a thread.
+REQUESTS_MAX = 256
+# Requests of ours that it has not answered.
+ASKED_MAX = 1024
+
+
+class Editor:
+    """`hear` is for the one thread that reads; everything else may be called by any."""
+
+    def __init__(self, backend: Backend, outbox: Outbox, usual: Usual) -> None:
+        self._outbox = outbox
+        self._methods = Methods(self, backend, usual)
+        # For all that is below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._open: set[Id] = set()
+        self._asked: dict[int, Answer] = {}
+        self._count = 0
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+    def hear(self, line: bytes | None) -> None:
+        """One line; None: one that was too long to be kept."""
+        if line is None:
+            self._send(JSONRPC.error(None, PARSE_ERROR, f"a line of more than {LINE_BYTES_MAX} bytes is not taken"))
+            return
+        if not line.strip():
+            return
+        for message in decode(line):
+            match message:
+                case Call():
+                    self._begin(message)
+                case Notice():
+                    self._note(message)
+                case Reply():
+                    self._settle(message)
+                case Garbage(reason):
+                    code = PARSE_ERROR if reason.startswith("no JSON") else INVALID_REQUEST
+                    self._send(JSONRPC.error(None, code, f"this is no message: {reason}"))
+
+    def _begin(self, call: Call) -> None:
+        with self._lock:
+            is_known, is_full = call.id in self._open, len(self._open) >= REQUESTS_MAX
+            if not is_known and not is_full:
+                self._open.add(call.id)
+        if is_known or is_full:
+            reason = "a request with this id is open" if is_known else f"{REQUESTS_MAX} requests are open"
+            self._send(JSONRPC.error(call.id, INVALID_REQUEST, reason))
+        elif call.is_cut:
+            self.refuse(call.id, Refusal(INVALID_REQUEST, "the request could not be read to its end"))
+        elif call.method == "session/prompt":
+            self._begin_prompt(call)
+        elif call.method in self._methods.named:
+            self._spawn(self._perform, self._methods.named[call.method], call)
+        else:
+            self.refuse(call.id, Refusal(METHOD_NOT_FOUND, f"there is no method {call.method!r:.100}"))
+
+    def _begin_prompt(self, call: Call) -> None:
+        try:
+            talk, prompt, content = self._methods.begin_prompt(call)
+        except Refusal as exc:
+            self.refuse(call.id, exc)
+        else:
+            self._spawn(talk.ask, prompt, content)
+
+    def _perform(self, method: Method, call: Call) -> None:
+        try:
+            result = method(call)
+        except Refusal as exc:
+            self.refuse(call.id, exc)
+        except BanksmanError as exc:
+            self.refuse(call.id, refusal_of(exc))
+        except Exception as exc:
+            # A bug of ours. The editor waits for an answer, and the next request may well succeed.
+            self.refuse(call.id, Refusal(INTERNAL_ERROR, f"a bug in banksman: {exc!r:.200}"))
+            raise
+        else:
+            if result is not None:
+                self.answer(call.id, result)
+
+    def _note(self, notice: Notice) -> None:
+        request = withdrawn(notice)
+        if request is not None:
+            talk = self._methods.talks.of_request(request)
+            if talk is not None:
+                self._stop(talk, request)
+        elif notice.method == "session/cancel":
+            try:
+                self._stop(self._methods.talks.find(text_of(notice, "sessionId")))
+            except Refusal as exc:
+                say_aside(f"banksman: session/cancel: {exc.message}")
+
+    def _stop(self, talk: Talk, request: Id | None = None) -> None:
+        turns = talk.cancel(request)
+        if turns:
+            self._spawn(talk.interrupt, turns)
+
+    def _settle(self, reply: Reply) -> None:
+        with self._lock:
+            answer = self._asked.pop(reply.id, None) if isinstance(reply.id, int) else None
+        if answer is not None:
+            self._spawn(answer, reply)
+
+    # -- what it is told ---------------------------------------------------------------------------------------------
+    def tell(self, session: str, update: Update) -> None:
+        """Waits while it does not read."""
+        try:
+            line = JSONRPC.notice("session/update", {"sessionId": session, "update": update})
+        except UsageError as exc:
+            say_aside(f"banksman: session {session}: an update is left out: {exc}")
+        else:
+            self._outbox.put(line)
+
+    def ask(self, method: str, params: dict[str, Any], on_reply: Answer) -> int | None:
+        """Put a request to it: its id. None: too many are open, and this one is left to others."""
+        with self._lock:
+            if len(self._asked) >= ASKED_MAX:
+                return None
+            self._count += 1
+            id = self._count
+            self._asked[id] = on_reply
+        self._outbox.put(JSONRPC.call(id, method, params))
+        return id
+
+    def withdraw(self, id: int) -> None:
+        """It need not answer this any more. If it does all the same, nobody waits for it."""
+        with self._lock:
+            is_open = self._asked.pop(id, None) is not None
+        if is_open:
+            self._outbox.put(JSONRPC.notice("$/cancel_request", {"requestId": id}))
+
+    def answer(self, id: Id, result: dict[str, Any]) -> None:
+        self._close(id)
+        self._send(JSONRPC.reply(id, result))
+
+    def refuse(self, id: Id, refusal: Refusal) -> None:
+        self._close(id)
+        self._send(JSONRPC.error(id, refusal.code, refusal.message, refusal.data or None))
+
+    def _close(self, id: Id) -> None:
+        with self._lock:
+            assert id in self._open, "a request has one answer"
+            self._open.discard(id)
+
+    def _send(self, line: bytes) -> None:
+        self._outbox.put(line, is_answer=True)
+
+    def _spawn(self, function: Callable[..., None], *arguments: Any) -> None:
+        # A daemon: what the editor no longer waits for must not keep the program.
+        threading.Thread(target=function, args=arguments, name="banksman-acp request", daemon=True).start()

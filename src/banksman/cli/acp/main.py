@@ -1,0 +1,128 @@
+"""`banksman acp`: its flags, its beginning and its end.
+
+The main thread does what only it can: it hears signals, and runs our own server if one is needed. It waits on one queue
+for either; everything else happens in other threads. The editor's end of stdin, or a signal, ends it: a server inside
+lets what runs finish for a moment and stops it then; one elsewhere goes on, and so do the turns in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import queue
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import NoReturn
+
+from banksman.cli import INTERRUPTED
+from banksman.cli.acp.backend import Backend
+from banksman.cli.acp.editor import Editor
+from banksman.cli.acp.methods import Usual
+from banksman.cli.acp.own_server import OwnServer, Wish
+from banksman.cli.acp.wire import Outbox, lines, take_stdio
+from banksman.cli.terminal import as_line, say_aside
+from banksman.cli.verb import OK, USAGE, split_command
+
+# What is still to be written when we leave may take so long, if the editor reads.
+FLUSH_SECONDS = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_EPILOG = """\
+An editor (Zed, JetBrains, acpx …) starts it and speaks ACP with it on stdin and stdout; nobody else needs to. The
+server: --url, BANKSMAN_URL, the one that was started here, or http://127.0.0.1:4380; if there is none, one inside.
+docs/editors.md has the settings of editors.
+
+exit codes: 0 the editor has gone or TERM was sent, 2 wrong usage, 130 Ctrl-C. Whatever else goes wrong is told to the
+editor, as the answer to what it asked for.
+
+example:
+  banksman acp --agent claude
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        say_aside(f"{self.prog}: {as_line(message)}")
+        sys.exit(USAGE)
+
+
+def acp(words: list[str]) -> int:
+    parser = _Parser(
+        prog="banksman acp",
+        usage="banksman acp [--agent AGENT] [--url URL] [-- COMMAND …]",
+        description="Be an ACP agent for an editor, with supervised sessions behind it. COMMAND replaces the agent's.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--agent", default="claude", metavar="AGENT", help="one that the server knows (claude)")
+    parser.add_argument("--url", metavar="URL", help="the server to ask")
+    before, command = split_command(words)
+    arguments = parser.parse_args(before)
+    if command == []:
+        parser.error("there is no command after --")
+    try:
+        stdin, stdout = take_stdio()
+    except OSError as exc:
+        parser.error(f"stdin and stdout are where the editor is, and one is missing: {exc.strerror}")
+    return _Stage(arguments.url, Usual(arguments.agent, command)).run(stdin, stdout)
+
+
+class _Stage:
+    """The main thread's part."""
+
+    def __init__(self, url: str | None, usual: Usual) -> None:
+        self._wishes: queue.SimpleQueue[Wish] = queue.SimpleQueue()
+        self._own = OwnServer(self._wishes, self._hear_in_loop)
+        self._backend = Backend(url, self._own)
+        self._usual = usual
+        self._code: int | None = None
+        self._signals = 0
+
+    def run(self, stdin: int, stdout: int) -> int:
+        self._hear_signals()
+        outbox = Outbox(stdout, on_gone=self._leave)
+        editor = Editor(self._backend, outbox, self._usual)
+        threading.Thread(target=self._read, args=(stdin, editor), name="banksman-acp in", daemon=True).start()
+        while self._wishes.get() is Wish.SERVE:
+            if not self._own.run():
+                self._code = OK if self._code is None else self._code
+                break
+            # The server's loop has given them back to nobody.
+            self._hear_signals()
+        outbox.flush(FLUSH_SECONDS)
+        return OK if self._code is None else self._code
+
+    def _read(self, stdin: int, editor: Editor) -> None:
+        for line in lines(stdin):
+            editor.hear(line)
+        self._leave()
+
+    def _leave(self, code: int = OK) -> None:
+        """The first word counts. From any thread, also from the handler of a signal."""
+        if self._code is None:
+            self._code = code
+        self._wishes.put(Wish.LEAVE)
+        # Not here: it waits for the server, which may run in this very thread.
+        threading.Thread(target=self._own.end, name="banksman-acp end", daemon=True).start()
+
+    # -- signals -----------------------------------------------------------------------------------------------------
+    def _hear_signals(self) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _hear_in_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number, None)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        code = INTERRUPTED if number == signal.SIGINT else OK
+        self._signals += 1
+        if self._signals > 1:
+            # Who says it twice does not want to wait. What runs is ended by its keepers, as after any death of ours.
+            os._exit(code)
+        self._leave(code)

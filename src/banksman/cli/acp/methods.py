@@ -1,0 +1,177 @@
+"""What an editor may ask for, by name. Each method is given a request and gives back its result; or None, if somebody
+else answers it, in its time.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from banksman import __version__
+from banksman.cli.acp.backend import Backend
+from banksman.cli.acp.listing import list_sessions
+from banksman.cli.acp.outcomes import bad_params
+from banksman.cli.acp.talk import Listener, Prompt, Talk
+from banksman.cli.acp.talks import Talks
+from banksman.cli.client import segment
+from banksman.core.jsonrpc import Call, Notice
+
+PROTOCOL_VERSION = 1
+# What an editor may say about a new session beyond the protocol, in its `_meta.banksman`.
+_WISHES = ("agent", "name", "model", "permission_mode", "system_prompt", "options", "rules")
+
+Method = Callable[[Call], dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What sessions are opened with, where the editor says nothing else. `command` None: the agent's own."""
+
+    agent: str
+    command: list[str] | None = None
+
+
+class Methods:
+    """Those of one editor, with the sessions that it has open. They wait for the server, but for `begin_prompt`."""
+
+    def __init__(self, editor: Listener, backend: Backend, usual: Usual) -> None:
+        self._editor = editor
+        self._backend = backend
+        self._usual = usual
+        self.talks = Talks()
+        self.named: dict[str, Method] = {
+            "initialize": self._initialize,
+            "authenticate": self._authenticate,
+            "session/new": self._new,
+            "session/load": self._load,
+            "session/resume": self._resume,
+            "session/list": self._list,
+            "session/set_mode": self._set_mode,
+            "session/set_model": self._set_model,
+            "session/close": self._close,
+            "session/delete": self._delete,
+        }
+
+    def begin_prompt(self, call: Call) -> tuple[Talk, Prompt, list[Any]]:
+        """A `session/prompt`, from this moment on. Does not wait."""
+        talk = self.talks.find(text_of(call, "sessionId"))
+        content = call.named.get("prompt")
+        blocks = cast("list[Any]", content) if isinstance(content, list) else [None]
+        if not all(isinstance(block, dict) for block in blocks):
+            raise bad_params("the prompt is no list of content blocks")
+        prompt = talk.begin(call.id)
+        self.talks.follow(talk)
+        return talk, prompt, blocks
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+    def _initialize(self, _: Call) -> dict[str, Any]:
+        agents: list[dict[str, Any]] = self._backend.client.get("/v1/agents")["agents"]
+        agent = next((agent for agent in agents if agent["name"] == self._usual.agent), None)
+        if agent is None:
+            known = ", ".join(agent["name"] for agent in agents)
+            raise bad_params(f"there is no agent {self._usual.agent!r:.100}", f"known are: {known}")
+        capabilities: list[str] = agent["capabilities"]
+        has_servers = "mcp_servers" in capabilities
+        return {
+            # Whatever it asked for: this is the only one that is spoken here, and whoever cannot take it goes.
+            "protocolVersion": PROTOCOL_VERSION,
+            "agentInfo": {"name": "banksman", "title": f"Banksman: {agent['name']}", "version": __version__},
+            "agentCapabilities": {
+                "loadSession": True,
+                "promptCapabilities": {"image": "images" in capabilities, "audio": False, "embeddedContext": True},
+                "mcpCapabilities": {"http": has_servers, "sse": has_servers},
+                "sessionCapabilities": {"list": {}, "resume": {}, "close": {}, "delete": {}},
+            },
+            "authMethods": [],
+        }
+
+    def _authenticate(self, _: Call) -> dict[str, Any]:
+        """The agent has its own login, and the server its own token: there is nothing to do here."""
+        return {}
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+    def _new(self, call: Call) -> None:
+        body: dict[str, Any] = {"agent": self._usual.agent, "cwd": _folder(call)}
+        servers: Any = [] if call.named.get("mcpServers") is None else call.named["mcpServers"]
+        if not isinstance(servers, list):
+            raise bad_params("mcpServers is no list")
+        if servers:
+            body["mcp_servers"] = servers
+        wishes = _mapping(_mapping(call.named.get("_meta")).get("banksman"))
+        body |= {name: wishes[name] for name in _WISHES if name in wishes}
+        if self._usual.command is not None and body["agent"] == self._usual.agent:
+            body["command"] = self._usual.command
+        session = self._backend.client.post("/v1/sessions", body, key=uuid.uuid4().hex)
+        self._take(call, session, {"sessionId": session["id"]})
+
+    def _resume(self, call: Call) -> None:
+        self._take(call, self._session(call), {})
+
+    def _take(self, call: Call, session: dict[str, Any], result: dict[str, Any]) -> None:
+        talk = Talk(self._editor, self._backend, session, after=session["seq"])
+        self.talks.add(talk)
+        # Before anything of it is told: the editor does not know it yet.
+        self._editor.answer(call.id, result)
+        self.talks.follow(talk)
+
+    def _load(self, call: Call) -> None:
+        """Answered by the one who tells the session again, when it has come to its end."""
+        talk = Talk(self._editor, self._backend, self._session(call), load=call.id)
+        self.talks.add(talk)
+        self.talks.follow(talk)
+
+    def _list(self, call: Call) -> dict[str, Any]:
+        return list_sessions(self._backend.client, cursor=call.named.get("cursor"), cwd=call.named.get("cwd"))
+
+    def _set_mode(self, call: Call) -> dict[str, Any]:
+        return self._change(call, "permission_mode", text_of(call, "modeId"))
+
+    def _set_model(self, call: Call) -> dict[str, Any]:
+        return self._change(call, "model", text_of(call, "modelId"))
+
+    def _change(self, call: Call, name: str, value: str) -> dict[str, Any]:
+        talk = self.talks.find(text_of(call, "sessionId"))
+        self._backend.client.request("PATCH", f"/v1/sessions/{segment(talk.id)}", body={name: value})
+        return {}
+
+    def _close(self, call: Call) -> dict[str, Any]:
+        """What this editor has going there is stopped. The agent's process is let go too, unless somebody else is at
+        work in the session: it is not this editor's alone."""
+        talk = self.talks.find(text_of(call, "sessionId"))
+        talk.interrupt(talk.cancel())
+        self.talks.remove(talk.id)
+        path = f"/v1/sessions/{segment(talk.id)}"
+        session = self._backend.client.get(path)
+        if session["holder"] is None and session["hold"] is None and not session["queue"]:
+            self._backend.client.request("DELETE", path)
+        return {}
+
+    def _delete(self, call: Call) -> dict[str, Any]:
+        session = self._session(call)
+        self.talks.remove(session["id"])
+        self._backend.client.request("DELETE", f"/v1/sessions/{segment(session['id'])}", query={"forget": 1})
+        return {}
+
+    def _session(self, call: Call) -> dict[str, Any]:
+        return self._backend.client.get(f"/v1/sessions/{segment(text_of(call, 'sessionId'))}")
+
+
+def text_of(message: Call | Notice, name: str) -> str:
+    value = message.named.get(name)
+    if not isinstance(value, str) or not value:
+        raise bad_params(f"{name} is missing, or no text")
+    return value
+
+
+def _folder(call: Call) -> str:
+    cwd = text_of(call, "cwd")
+    if not os.path.isabs(cwd):
+        raise bad_params(f"cwd is not absolute: {cwd!r:.200}")
+    return cwd
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,140 @@
+"""The server inside: begun when there is no other, so that there is always one to ask, and only one way to ask it.
+
+It is the server of `banksman serve`, on a port of its own and on this machine only. It is announced in the state folder
+as any other, so that a second editor finds it; and it ends with us.
+
+Signals and the server's loop belong to the main thread. So whoever needs a server only asks for it, by a word in the
+queue that the main thread waits on, and waits until it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from banksman.cli.client import Client, ClientError, NoServer
+from banksman.cli.finding import Place, find, state_folder
+from banksman.errors import UsageError
+
+# A store with much in it is read when it is opened.
+START_SECONDS_MAX = 60.0
+# When the editor is gone: what runs may take so long to finish, and is stopped then. Editors wait some two seconds for
+# us to end before they signal, and to stop an agent takes its time too.
+FINISH_SECONDS = 0.5
+
+
+class Wish(enum.Enum):
+    """What the main thread is asked for."""
+
+    SERVE, LEAVE = range(2)
+
+
+class _Phase(enum.Enum):
+    ABSENT, STARTING, SERVING = range(3)
+
+
+class OwnServer:
+    """`install` is called in the server's loop once it serves: the signals that it has taken are to be ours."""
+
+    def __init__(self, wishes: queue.SimpleQueue[Wish], install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        self._wishes = wishes
+        self._install = install
+        # For the three below. Nothing is called while it is held but the queue's put, which never waits.
+        self._changed = threading.Condition()
+        self._phase = _Phase.ABSENT
+        self._place: Place | None = None
+        self._failure = ""
+
+    @property
+    def place(self) -> Place | None:
+        with self._changed:
+            return self._place
+
+    # -- from any thread but the main one ----------------------------------------------------------------------------
+    def start(self) -> Place:
+        """Where it is, when it can be asked. Raises `NoServer`."""
+        with self._changed:
+            if self._phase is _Phase.ABSENT:
+                self._phase, self._failure = _Phase.STARTING, ""
+                self._wishes.put(Wish.SERVE)
+            self._changed.wait_for(self._is_settled, START_SECONDS_MAX)
+            if self._place is None:
+                reason = self._failure or f"not within {START_SECONDS_MAX:.0f} s"
+                raise NoServer(f"there is no server, and none could be started here: {reason}")
+            return self._place
+
+    def end(self) -> None:
+        """Let what runs finish, for a moment; then it ends. Returns when it was told so."""
+        with self._changed:
+            self._changed.wait_for(self._is_settled, START_SECONDS_MAX)
+            place = self._place
+        if place is not None:
+            try:
+                Client(lambda: place).post("/v1/drain", {"timeout": FINISH_SECONDS})
+            except ClientError:
+                pass  # It ends already.
+
+    def _is_settled(self) -> bool:
+        return self._phase is not _Phase.STARTING
+
+    # -- in the main thread ------------------------------------------------------------------------------------------
+    def run(self) -> bool:
+        """Serve until it is told to end. False: it was told before anybody could have asked it to, so by a signal."""
+        was_told = False
+        try:
+            was_told = self._run()
+        except (UsageError, ModuleNotFoundError) as exc:
+            self._fail(str(exc))
+        finally:
+            with self._changed:
+                has_served = self._phase is _Phase.SERVING
+                self._phase, self._place = _Phase.ABSENT, None
+                self._changed.notify_all()
+        return has_served or not was_told
+
+    def _run(self) -> bool:
+        try:
+            from banksman.serve.main import run  # noqa: PLC0415
+            from banksman.serve.settings import load  # noqa: PLC0415
+        except ModuleNotFoundError as exc:
+            if (exc.name or "").startswith("banksman"):
+                raise
+            self._fail(f"it needs {exc.name}, which is not installed (pip install 'banksman[server]')")
+            return False
+        settings = load(None, _flags())
+
+        async def serving(_: Any, url: str) -> None:
+            loop = asyncio.get_running_loop()
+            self._install(loop)
+            place = find(url if settings.token is None else f"{url}/#token={settings.token}")
+            with self._changed:
+                self._phase, self._place = _Phase.SERVING, place
+                self._changed.notify_all()
+            # Cancelled when the server ends.
+            await loop.create_future()
+
+        code = run(settings, serving)
+        self._fail("it ended at once; stderr says why")
+        return code == 0
+
+    def _fail(self, reason: str) -> None:
+        with self._changed:
+            self._failure = reason
+
+
+def _flags() -> dict[str, Any]:
+    """The user's own settings, but nothing that others could reach: who starts an editor has not asked for that. The
+    token is the one that clients here look for."""
+    return {
+        "bind": "127.0.0.1",
+        "port": 0,
+        "allow_remote": False,
+        "token": os.environ.get("BANKSMAN_TOKEN", "").strip() or None,
+        "token_file": str(state_folder() / "token"),
+        "log_level": "warning",
+    }

@@ -1,0 +1,93 @@
+"""Agents that speak ACP, the Agent Client Protocol: most of them, over stdio, as JSON-RPC.
+
+What a line says by itself is read in acp_reading.py; what it takes a memory to understand, and all that is said to the
+agent, is in acp_speech.py, in the words of acp_v1.py, acp_content.py and acp_answering.py; how its frames look to a
+reader is in acp_updates.py, and is what they are. Here is what holds them together.
+
+Another version of the protocol is another set of words, chosen where the agent answers `initialize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from banksman.core.dialects import acp_reading, acp_updates
+from banksman.core.dialects.acp_speech import AcpSpeech
+from banksman.core.dialects.dialect import Setup, Speech
+from banksman.core.dialects.quirks import Quirks
+
+# An agent that does what the protocol says.
+ORDINARY = Quirks()
+
+
+class Acp:
+    """The dialect, as one program speaks it. It has no state but what is known about that program."""
+
+    __slots__ = ("quirks",)
+
+    name: str = "acp"
+    # A cancel is a notice. Only the end of the turn answers it.
+    acknowledges_interrupts: bool = False
+    # What is sent while a turn is open is another turn, or the end of the first, or never answered: agents differ.
+    can_steer: bool = False
+
+    # No method of ours between a token and its meaning: this is the path of each.
+    read = staticmethod(acp_reading.read)
+    read_head = staticmethod(acp_reading.read_head)
+
+    def __new__(cls, quirks: Quirks = ORDINARY) -> Acp:
+        """One that tells its failures as text has to be listened to closely."""
+        is_close = bool(quirks.error_texts) or quirks.silence_is_error
+        return object.__new__(CloseAcp if is_close else cls)
+
+    def __init__(self, quirks: Quirks = ORDINARY) -> None:
+        self.quirks = quirks
+
+    def __repr__(self) -> str:
+        return "<ACP dialect>"
+
+    def begin(self, setup: Setup) -> Speech:
+        return AcpSpeech(setup, self.quirks)
+
+    def project(self, line: bytes) -> list[dict[str, Any]]:
+        """The frame's updates as they came. Never raises."""
+        return acp_updates.project(line)
+
+    def projector(self) -> acp_updates.Projector:
+        return acp_updates.Projector()
+
+    def transcript(self) -> acp_updates.Transcript:
+        """The last message in the frames of a turn."""
+        return acp_updates.Transcript()
+
+    def has_forgotten(self, stderr: str) -> bool:
+        """It says so on the wire: see `Forgot`."""
+        return False
+
+    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
+        """None: it is told its servers in words."""
+        return None
+
+    def argv(
+        self,
+        command: Sequence[str],
+        *,
+        resume: str | None = None,
+        forks: bool = False,
+        mcp_config: str | None = None,
+        model: str | None = None,
+        permission_mode: str | None = None,
+        system_prompt: str | None = None,
+        args: Sequence[str] = (),
+    ) -> list[str]:
+        """The command, then `args`. All that was wished for goes over the wire."""
+        return [*command, *args]
+
+
+class CloseAcp(Acp):
+    """The same, and what a turn says is remembered until its end."""
+
+    __slots__ = ()
+
+    read = staticmethod(acp_reading.read_closely)

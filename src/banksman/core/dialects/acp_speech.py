@@ -1,0 +1,436 @@
+"""What was said so far with one process of an ACP agent: the memory that its lines need to be understood.
+
+**Opening.** `initialize`, then the conversation: a new one, or the old one gone on with (`session/resume`), or loaded,
+or forked, as the agent can; then the model and the mode that were wished for. One step waits for the answer to the one
+before: agents do not take requests that come too early. Any of them may fail, and then the handshake has.
+
+**Reciting.** An agent that loads a conversation first repeats all of it, as if it were said now. It is over with that
+when it answers, says the protocol; one is seen to answer after the first line and go on. So after the answer a request
+is sent that no agent knows: what stands before the refusal is history, what comes after it is new.
+
+**A turn** is a prompt and its answer. An agent answers with why it stopped; some say `end_turn` whatever happened, and
+what their profile knows of that is applied here. What the agent said stays what it said: only what it means is put
+right.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from banksman.core import jsonrpc
+from banksman.core.decision import Decision
+from banksman.core.dialects import acp_answering as answering
+from banksman.core.dialects import acp_content as content
+from banksman.core.dialects import acp_reading as reading
+from banksman.core.dialects import acp_v1 as words
+from banksman.core.dialects.acp_said import NOTHING, Said
+from banksman.core.dialects.dialect import Prompt, Setup, Spoken
+from banksman.core.dialects.quirks import Quirks
+from banksman.core.jsonrpc import JSONRPC, Asked, Call, Calls, Message, Notice, Reply
+from banksman.core.meaning import (
+    Forgot,
+    Meaning,
+    Noise,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    Thought,
+    Told,
+    ToolBegan,
+    ToolEnded,
+    TurnOver,
+)
+from banksman.core.rules import Verdict
+
+TOO_LARGE = "frame_too_large"
+_NOISE = Noise()
+
+
+class Stage(enum.Enum):
+    """How far the handshake is: what is waited for. Also what each of its requests was for."""
+
+    SILENT = "silent"
+    INITIALIZING = "initializing"
+    OPENING = "opening"
+    LOADING = "loading"
+    FENCING = "fencing"
+    ADJUSTING = "adjusting"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A request was a prompt of ours. `is_cancelled`: we have asked the agent to stop it."""
+
+    ref: str
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adjusted:
+    """A request was to set something. `request`: who waits for it; None: the handshake does."""
+
+    request: str | None
+    name: str
+    value: str
+
+
+Purpose = Stage | Prompted | Adjusted
+_NO_CALLS: Calls[Purpose] = Calls()
+_NOT_ASKED = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class AcpSpeech:
+    setup: Setup
+    quirks: Quirks
+    stage: Stage = Stage.SILENT
+    # The name of the handshake that is under way.
+    request: str = ""
+    conversation: str | None = None
+    agent: words.Agent = words.UNKNOWN_AGENT
+    offers: words.Offers = words.NO_OFFERS
+    # What is still to be set before the handshake is done.
+    wishes: tuple[tuple[str, str], ...] = ()
+    calls: Calls[Purpose] = _NO_CALLS
+    asked: Asked = _NOT_ASKED
+    # The request that was the last thing we wrote; None: we have written something since.
+    last: int | None = None
+    # The kinds of the tools of this turn, by their calls: a question about one need not say it again.
+    tools: tuple[tuple[str, str], ...] = ()
+    said: Said = NOTHING
+    # What the conversation has cost until now, if the agent tells.
+    spent: float | None = None
+
+    @property
+    def recites(self) -> bool:
+        return self.stage in (Stage.LOADING, Stage.FENCING)
+
+    # -- what is said ------------------------------------------------------------------------------------------------
+    def handshake(self, request: str) -> Spoken:
+        asking = replace(self, request=request, stage=Stage.INITIALIZING)
+        return asking._call(Stage.INITIALIZING, words.INITIALIZE, words.initialize(self.quirks))
+
+    def prompt(self, ref: str, prompt: Prompt) -> Spoken:
+        blocks = content.blocks(prompt)
+        if self.stage is Stage.READY:
+            fitted = content.fitted(blocks, self.agent)
+            if isinstance(fitted, str):
+                return Spoken(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),))
+            blocks = fitted
+        params = {"sessionId": self.conversation, "prompt": blocks}
+        return replace(self, said=NOTHING, tools=())._call(Prompted(ref), words.PROMPT, params)
+
+    def interrupt(self, request: str) -> Spoken:
+        del request  # A cancel is a notice: only the turn's end answers it.
+        if self.conversation is None:
+            return Spoken(self)
+        marked = tuple(
+            (id, replace(purpose, is_cancelled=True) if isinstance(purpose, Prompted) else purpose)
+            for id, purpose in self.calls.open
+        )
+        calls = Calls(marked, self.calls.count)
+        frame = JSONRPC.notice(words.CANCEL, {"sessionId": self.conversation})
+        return Spoken(replace(self, calls=calls, last=None), (frame,))
+
+    def setting(self, request: str, name: str, value: str) -> Spoken:
+        return self._set(request, name, value)
+
+    def answer(self, asked: Requested, decision: Decision) -> Spoken:
+        spoken = self._reply(asked, answering.decided(asked, decision))
+        if not decision.interrupts:
+            return spoken
+        stopped = spoken.speech.interrupt("")
+        return Spoken(stopped.speech, (*spoken.frames, *stopped.frames))
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
+        # Nothing of ACP asks for it.
+        return self.refuse(asked, "no rule" if verdict is None else verdict.value)
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken:
+        return self._reply(asked, dict(response))
+
+    def refuse(self, asked: Requested, error: str) -> Spoken:
+        dismissal = answering.dismissed(asked)
+        if dismissal is not None:
+            return self._reply(asked, dismissal)
+        return self._answered(asked.request, lambda id: JSONRPC.error(id, answering.error_code(asked), error))
+
+    def cancel(self, asked: Requested) -> Spoken:
+        dismissal = answering.dismissed(asked)
+        if dismissal is not None:
+            return self._reply(asked, dismissal)
+        cancelled = jsonrpc.REQUEST_CANCELLED
+        return self._answered(asked.request, lambda id: JSONRPC.error(id, cancelled, "cancelled"))
+
+    def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
+        calls, id = self.calls.begin(purpose)
+        return Spoken(replace(self, calls=calls, last=id), (JSONRPC.call(id, method, params),))
+
+    def _reply(self, asked: Requested, result: Any) -> Spoken:
+        return self._answered(asked.request, lambda id: JSONRPC.reply(id, result))
+
+    def _answered(self, request: str, frame: Callable[[jsonrpc.Id], bytes]) -> Spoken:
+        """One answer to each: who has one gets no other."""
+        id = jsonrpc.id_from(request)
+        if id is None:
+            return Spoken(self)
+        asked, is_due = self.asked.answer(id)
+        return Spoken(replace(self, asked=asked, last=None), (frame(id),)) if is_due else Spoken(self)
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+    def hear(self, told: Told) -> Spoken:
+        speech = self
+        frames: list[bytes] = []
+        meanings: list[Meaning] = []
+        messages: tuple[Message, ...] = told.message
+        for message in messages:
+            spoken = speech._heard(message)
+            assert isinstance(spoken.speech, AcpSpeech)
+            speech = spoken.speech
+            frames += spoken.frames
+            meanings += spoken.meanings
+        return Spoken(speech, tuple(frames), tuple(meanings))
+
+    def _heard(self, message: Message) -> Spoken:
+        match message:
+            case Reply():
+                return self._hear_reply(message)
+            case Call():
+                return self._hear_call(message)
+            case Notice(method=reading.UPDATE):
+                return self._hear_update(message)
+            case Notice():
+                return self._hear_notice(message)
+            case _:
+                return self._noise()
+
+    def _noise(self) -> Spoken:
+        return Spoken(self, meanings=(_NOISE,))
+
+    # -- updates -----------------------------------------------------------------------------------------------------
+    def _hear_update(self, notice: Notice) -> Spoken:
+        update = reading.update_of(notice)
+        kind = update.get("sessionUpdate")
+        if not isinstance(kind, str):
+            return self._noise()
+        if self.recites or notice.named.get("sessionId") != (self.conversation or notice.named.get("sessionId")):
+            # Long ago; or of a conversation beside ours, a subagent's. It says nothing about our turn.
+            return Spoken(self)
+        speech = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
+        match kind:
+            case reading.THOUGHT:
+                return Spoken(speech, meanings=(Thought(),))
+            case "tool_call" | "tool_call_update":
+                tools = answering.with_tool(self.tools, update)
+                return Spoken(replace(speech, tools=tools), meanings=_of_tool(update, is_new=kind == "tool_call"))
+            case "config_option_update":
+                return Spoken(replace(speech, offers=words.offers(update, self.offers)))
+            case "current_mode_update":
+                mode = update.get("currentModeId")
+                offers = self.offers.now("permission_mode", mode) if isinstance(mode, str) else self.offers
+                return Spoken(replace(speech, offers=offers))
+            case "usage_update":
+                spent = words.spent(update)
+                return Spoken(speech if spent is None else replace(speech, spent=spent))
+            case _:
+                return Spoken(speech)
+
+    # -- requests of theirs ------------------------------------------------------------------------------------------
+    def _hear_call(self, call: Call) -> Spoken:
+        asked, is_new = self.asked.take(call.id)
+        if not is_new:
+            if self.asked.is_open(call.id):
+                return self._noise()  # Asked again, and not answered yet.
+            full = JSONRPC.error(call.id, jsonrpc.INTERNAL_ERROR, "too many requests are open")
+            return Spoken(replace(self, last=None), (full,))
+        taken = replace(self, asked=asked)
+        request = answering.requested(call, self.quirks, dict(self.tools))
+        if call.is_cut:
+            # Of a question as large as this one the answer is "no", but it must have one: the agent waits.
+            return taken.refuse(request, "this request is too large")
+        return Spoken(taken, meanings=(request,))
+
+    def _hear_notice(self, notice: Notice) -> Spoken:
+        id = jsonrpc.withdrawn(notice)
+        if id is None:
+            return self._noise()
+        asked, was_open = self.asked.answer(id)
+        if not was_open:
+            return self._noise()
+        frame = JSONRPC.error(id, jsonrpc.REQUEST_CANCELLED, "cancelled")
+        withdrawn = RequestWithdrawn(jsonrpc.id_text(id))
+        return Spoken(replace(self, asked=asked, last=None), (frame,), (withdrawn,))
+
+    # -- answers to ours ---------------------------------------------------------------------------------------------
+    def _hear_reply(self, reply: Reply) -> Spoken:
+        id = reply.id
+        if id is None:
+            id = self._meant(reply)
+        calls, purpose = self.calls.settle(id)
+        if purpose is None:
+            return self._noise()  # Late, or said twice, or an answer to nothing.
+        speech = replace(self, calls=calls)
+        match purpose:
+            case Prompted():
+                return speech._over(purpose, reply)
+            case Adjusted():
+                return speech._hear_set(purpose, reply)
+            case Stage.INITIALIZING:
+                return speech._hear_initialized(reply)
+            case Stage.FENCING:
+                return speech._adjust()
+            case _:
+                return speech._hear_opened(reply)
+
+    def _meant(self, reply: Reply) -> int | None:
+        """Which request a reply that names none is about.
+
+        One that was too long to keep may be the answer to whatever waits for one. An error that names none is about a
+        line that could not be read, and if the last line that we wrote is a prompt, it will have no other answer.
+        """
+        prompts = [id for id, purpose in self.calls.open if isinstance(purpose, Prompted)]
+        if reply.is_cut:
+            return prompts[-1] if prompts else next((id for id, _ in self.calls.open), None)
+        is_about_line = reply.error is not None and reply.error.code in (
+            jsonrpc.PARSE_ERROR,
+            jsonrpc.INVALID_REQUEST,
+        )
+        return self.last if is_about_line and self.last in prompts else None
+
+    def _over(self, prompted: Prompted, reply: Reply) -> Spoken:
+        """The boundary."""
+        over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
+        result = reply.named
+        reason = words.text(result.get("stopReason"))
+        if reply.error is not None:
+            failure = reply.error
+            over = replace(
+                over,
+                is_error=True,
+                is_aborted=prompted.is_cancelled and failure.code == jsonrpc.REQUEST_CANCELLED,
+                is_overflow=words.is_overflow(failure),
+                error=words.failure_text(failure),
+            )
+        elif reply.is_cut and reason is None:
+            over = replace(over, is_error=True, error=TOO_LARGE)
+        else:
+            usage = words.mapping(result.get("usage")) or words.usage_beside(result)
+            over = replace(over, stop_reason=reason, usage=usage or None)
+            over = replace(over, **self._judged(prompted, reason))
+        return Spoken(self, meanings=(over,))
+
+    def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
+        """What a reason to stop means, with what is known about this agent."""
+        if prompted.is_cancelled and (reason == "cancelled" or reason in self.quirks.cancel_may_say):
+            return {"is_aborted": True}
+        if reason == "cancelled":
+            # Some answers to its questions mean that to it, and some agents give up by that word.
+            return {"is_aborted": True, "error": "the agent cancelled the turn, and was not asked to"}
+        error = words.STOP_ERRORS.get(reason or "")
+        if error is None and self.quirks.has_failed(self.said.text):
+            error = self.said.text
+        if error is None and self.quirks.silence_is_error and self.said.is_nothing:
+            error = "the agent said nothing and reports no error"
+        return {} if error is None else {"is_error": True, "error": error}
+
+    # -- the handshake -----------------------------------------------------------------------------------------------
+    def _hear_initialized(self, reply: Reply) -> Spoken:
+        if reply.error is not None:
+            return self._refused(words.failure_text(reply.error))
+        agent = words.agent(reply.named)
+        speech = replace(self, agent=agent)
+        fault = words.version_fault(reply.named, agent.name) or words.opening_fault(self.setup, agent)
+        return speech._refused(fault) if fault is not None else speech._open(words.way_in(self.setup, agent))
+
+    def _open(self, method: str | None) -> Spoken:
+        if method is None and self.setup.forks:
+            return self._refused(f"{self.agent.name} cannot begin another conversation with what was said in one")
+        if method is None:
+            return self._forgot(f"{self.agent.name} cannot go on with a conversation of another process")
+        stage = Stage.LOADING if method == words.LOAD else Stage.OPENING
+        return replace(self, stage=stage)._call(stage, method, words.opening(self.setup, method))
+
+    def _hear_opened(self, reply: Reply) -> Spoken:
+        if reply.error is not None:
+            return self._not_opened(reply.error)
+        # The name of one that is gone on with need not be said again.
+        known = None if self.setup.forks else self.setup.conversation
+        conversation = words.conversation(reply.named.get("sessionId")) or known
+        if conversation is None:
+            said = TOO_LARGE if reply.is_cut else "the agent gave its new conversation no name"
+            return self._refused(said)
+        wishes = (("model", self.setup.model), ("permission_mode", self.setup.permission_mode))
+        speech = replace(
+            self,
+            conversation=conversation,
+            offers=words.offers(reply.named, self.offers),
+            wishes=tuple((name, value) for name, value in wishes if value is not None),
+        )
+        if self.stage is Stage.LOADING:
+            return replace(speech, stage=Stage.FENCING)._call(Stage.FENCING, words.FENCE, {})
+        return speech._adjust()
+
+    def _not_opened(self, failure: jsonrpc.Failure) -> Spoken:
+        if failure.code == words.AUTH_REQUIRED:
+            return self._refused(words.login_needed(self.agent, failure))
+        if self.setup.conversation is None:
+            return self._refused(words.failure_text(failure))
+        if failure.code == jsonrpc.METHOD_NOT_FOUND and self.stage is Stage.OPENING and not self.setup.forks:
+            # It says that it can, and cannot.
+            return self._open(words.LOAD if self.agent.loads else None)
+        if words.is_unknown(failure):
+            return self._forgot(words.failure_text(failure))
+        return self._refused(words.failure_text(failure))
+
+    def _adjust(self) -> Spoken:
+        """Set what is still to be set, and then the handshake is done."""
+        if not self.wishes:
+            return Spoken(replace(self, stage=Stage.READY), meanings=(Replied(self.request),))
+        (name, value), *rest = self.wishes
+        return replace(self, stage=Stage.ADJUSTING, wishes=tuple(rest))._set(None, name, value)
+
+    def _set(self, request: str | None, name: str, wish: str) -> Spoken:
+        choice = self.offers.get(name)
+        value = None if choice is None else choice.find(wish)
+        if choice is None or value is None or self.conversation is None:
+            return self._not_set(request, words.not_offered(self.agent, name, wish, choice))
+        if value == choice.current:
+            return self._adjust() if request is None else Spoken(self, meanings=(Replied(request),))
+        return self._call(Adjusted(request, name, value), choice.method, choice.params(self.conversation, value))
+
+    def _hear_set(self, adjusted: Adjusted, reply: Reply) -> Spoken:
+        if reply.error is not None:
+            return self._not_set(adjusted.request, words.failure_text(reply.error))
+        offers = words.offers(reply.named, self.offers.now(adjusted.name, adjusted.value))
+        speech = replace(self, offers=offers)
+        if adjusted.request is None:
+            return speech._adjust()
+        return Spoken(speech, meanings=(Replied(adjusted.request),))
+
+    def _not_set(self, request: str | None, error: str) -> Spoken:
+        return self._refused(error) if request is None else Spoken(self, meanings=(Replied(request, error=error),))
+
+    def _refused(self, error: str) -> Spoken:
+        return Spoken(replace(self, stage=Stage.REFUSED), meanings=(Replied(self.request, error=error),))
+
+    def _forgot(self, error: str) -> Spoken:
+        return Spoken(replace(self, stage=Stage.REFUSED), meanings=(Forgot(error),))
+
+
+def _of_tool(update: Mapping[str, Any], *, is_new: bool) -> tuple[Meaning, ...]:
+    call = update.get("toolCallId")
+    if not isinstance(call, str):
+        return ()
+    match update.get("status"):
+        case "completed" | "failed":
+            return (ToolEnded((call,)),)
+        case "in_progress":
+            return (ToolBegan((call,)),)
+        case _:
+            # An update need not say how far it is, and a call that waits is on its way.
+            return (ToolBegan((call,)),) if is_new else ()

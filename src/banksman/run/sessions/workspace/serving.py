@@ -1,0 +1,187 @@
+"""The workspace of one process of an agent: what it may ask its client for, by the methods of ACP's version 1.
+
+It owns the root, the terminals and the thread that is at the files, and lives as long as the process that asks: another
+process of the same session has another, which knows none of these terminals and looks at the root anew. All of it is
+for the loop it was made in; nothing here suspends but `serve` and `wait_ended`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast
+
+from banksman.core.facts import Exited
+from banksman.errors import Closed, UsageError
+from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent
+from banksman.run.sessions.workspace import files, params, paths
+from banksman.run.sessions.workspace.lane import Lane
+from banksman.run.sessions.workspace.paths import Folder, Root
+from banksman.run.sessions.workspace.terminals import Order, Start, Surroundings, Terminals, start_command
+
+# What can be served, by the beginning of a method's name.
+GROUPS = ("fs", "terminal")
+# As much as the kernel takes in one word (MAX_ARG_STRLEN): no program's name and no line for a shell is longer.
+COMMAND_CHARS_MAX = 128 << 10
+
+Params = Mapping[str, Any]
+Result = Mapping[str, Any]
+
+
+class Workspace:
+    """`root`: the session's folder. `env`, `inherit_env` and `scrub` are those that the agent is started with."""
+
+    def __init__(
+        self,
+        root: str,
+        start: Start = start_command,
+        *,
+        env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
+        scrub: Iterable[str] = (),
+        serves: Iterable[str] = GROUPS,
+    ) -> None:
+        self.serves = tuple(serves)
+        self._path = root
+        # Opened with the first request: most agents never make one.
+        self._root: Root | None = None
+        self._is_over = False
+        self._lane = Lane()
+        self._terminals = Terminals(start, Surroundings(env, inherit_env, tuple(scrub)))
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self._path} {'over' if self._is_over else 'open'} {self._terminals}>"
+
+    async def serve(self, method: str, given: Any) -> Result:
+        """The result of a request. `BanksmanError`, with a text for the agent, for what cannot be, whatever is in it.
+
+        Cancelled, a wait ends, a command that was to be started is not, and a write that is not done yet is not done.
+        """
+        return await self.serving(method, given)()
+
+    def serving(self, method: str, given: Any) -> Callable[[], Awaitable[Result]]:
+        """The same, as of now, to be awaited later: a turn that is interrupted in between takes it along."""
+        return functools.partial(self._serve, method, given, self._terminals.generation)
+
+    async def _serve(self, method: str, given: Any, generation: int) -> Result:
+        methods = {name: call for name, call in self._methods().items() if name.partition("/")[0] in self.serves}
+        if method not in methods:
+            raise UsageError(f"{method[:60]!r} is not served here", hint=f"only {', '.join(methods) or 'nothing'}")
+        if self._is_over:
+            raise Closed("the session's process is gone, and so is what it worked in")
+        if not isinstance(given, Mapping):
+            raise UsageError(f"the params of {method} cannot be {type(given).__name__}", hint="an object")
+        return await methods[method](cast(Params, given), generation)
+
+    def _methods(self) -> dict[str, Callable[[Params, int], Awaitable[Result]]]:
+        return {
+            "fs/read_text_file": self._read,
+            "fs/write_text_file": self._write,
+            "terminal/create": self._create,
+            "terminal/output": self._output,
+            "terminal/wait_for_exit": self._wait_for_exit,
+            "terminal/kill": self._kill,
+            "terminal/release": self._release,
+        }
+
+    # -- files -------------------------------------------------------------------------------------------------------
+    async def _read(self, given: Params, _: int) -> Result:
+        root = self._open_root()
+        path = paths.check(root, given.get("path"))
+        line = params.number(given, "line")
+        limit = params.number(given, "limit")
+        content = await self._lane.run(lambda _wanted: files.read(root, path, line=line or 1, limit=limit))
+        return {"content": content}
+
+    async def _write(self, given: Params, _: int) -> Result:
+        root = self._open_root()
+        path = paths.check(root, given.get("path"))
+        content = params.text(given, "content")
+        try:
+            data = content.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError("the content holds half a character", hint="text that can be encoded") from exc
+        if len(data) > files.FILE_BYTES_MAX:
+            raise UsageError(f"the content is larger than {files.FILE_BYTES_MAX} bytes", hint="less of it")
+        await self._lane.run(lambda is_wanted: files.write(root, path, data, is_wanted))
+        return {}
+
+    # -- terminals ---------------------------------------------------------------------------------------------------
+    async def _create(self, given: Params, generation: int) -> Result:
+        root = self._open_root()
+        cwd = given.get("cwd")
+        folder = root.path if cwd is None else paths.check(root, cwd)
+        command = params.text(given, "command")
+        if len(command) > COMMAND_CHARS_MAX:
+            hint = f"at most {COMMAND_CHARS_MAX} characters; a longer script can be written to a file"
+            raise UsageError("the command is too long", hint=hint)
+        order = Order(
+            command=command,
+            args=params.words(given, "args"),
+            env=params.variables(given, "env"),
+            cwd=folder,
+            output_bytes_max=params.number(given, "outputByteLimit"),
+        )
+        find = functools.partial(self._lane.run, lambda _: paths.open_folder(root, folder), discard=Folder.close)
+        return {"terminalId": await self._terminals.create(order, find, generation)}
+
+    async def _output(self, given: Params, _: int) -> Result:
+        return self._terminals.output(params.text(given, "terminalId"))
+
+    async def _wait_for_exit(self, given: Params, _: int) -> Result:
+        return await self._terminals.wait_for_exit(params.text(given, "terminalId"))
+
+    async def _kill(self, given: Params, _: int) -> Result:
+        await self._terminals.kill(params.text(given, "terminalId"))
+        return {}
+
+    async def _release(self, given: Params, _: int) -> Result:
+        await self._terminals.release(params.text(given, "terminalId"))
+        return {}
+
+    def _open_root(self) -> Root:
+        if self._root is None:
+            self._root = paths.open_root(self._path)
+        return self._root
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def ending_with(self, on_event: OnEvent) -> OnEvent:
+        """Who hears what the agent's process does, and ends this with it."""
+
+        def hear(event: AgentEvent) -> None:
+            if isinstance(event, Exited | Failed | Gone):
+                self.end()
+            on_event(event)
+
+        return hear
+
+    @property
+    def is_running(self) -> bool:
+        return self._terminals.is_running or self._lane.is_running
+
+    def end_turn(self) -> None:
+        """The turn is interrupted: every terminal ends, and none that was asked for until now begins."""
+        self._terminals.stop_all()
+
+    def end(self) -> None:
+        """The process is gone, or the session: every terminal ends, and nothing more is served. May be called again."""
+        if not self._is_over:
+            self._is_over = True
+            self._close_root()
+            self._lane.give_up()
+            self._terminals.end()
+
+    def abandon(self) -> None:
+        """The loop is closed: the keepers end what runs."""
+        self._is_over = True
+        self._close_root()
+        self._terminals.abandon()
+
+    def _close_root(self) -> None:
+        if self._root is not None:
+            self._root.folder.close()
+
+    async def wait_ended(self) -> None:
+        """Until no command of it is left, and no thread is at it. Called after `end`."""
+        await self._terminals.wait_ended()
+        await self._lane.wait_ended()

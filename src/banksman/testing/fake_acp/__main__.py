@@ -1,0 +1,9 @@
+"""Entry of the fake ACP agent, by its path in an isolated interpreter: see `fake_agent`."""
+
+import sys
+
+sys.path.append(__file__.rsplit("/banksman/", 1)[0])
+
+from banksman.testing.fake_acp.agent import main
+
+main(sys.argv[1:])

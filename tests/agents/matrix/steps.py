@@ -1,0 +1,202 @@
+"""The steps of the matrix, on Banksman, by its public API: the same code for every agent.
+
+Each takes an agent to one place, sees that what comes of it is what was promised, and returns a word for the table. In
+every step a tool runs in the background from the first turn on, with a plain child, one in a session of its own and one
+that does not hear TERM. Who runs a step closes the host, and counts what is left.
+
+Where agents differ in what they can do at all, the step says so in its word and asserts what is true of that agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.agents.case import Case, answer, done, events, goes_on, interrupted, logged
+from tests.agents.ground import WAIT_SECONDS_MAX
+from tests.agents.matrix.came import Came
+from tests.agents.matrix.place import Place, said
+
+from banksman import Host, Outcome, Session, Turn
+from banksman.core import event as kinds
+from banksman.run.sessions.questions import Question
+
+# One that is said to be wrong by the caller, so that no agent tries again.
+STATUS = 400
+# Of a command that has ended they tell that it has, and not what it said.
+SILENT_TOOLS = ("gemini",)
+# Their only way to say no to a command ends the turn with it.
+DENIAL_ENDS_TURN = ("codex-acp",)
+
+Step = Callable[["MatrixCase"], Awaitable[Came]]
+STEPS: dict[str, Step] = {}
+
+
+def step(name: str) -> Callable[[Step], Step]:
+    """A step, by the name that it has in the table and on the other side."""
+
+    def add(function: Step) -> Step:
+        assert name not in STEPS
+        STEPS[name] = function
+        return function
+
+    return add
+
+
+class MatrixCase(Case):
+    """One step on Banksman, with whichever agent."""
+
+    ground: Place
+
+    def __init__(self, host: Host, place: Place) -> None:
+        super().__init__(host, place)
+
+    async def open(self, **how: Any) -> Session:
+        agent = self.ground.agent
+        settings: dict[str, Any] = {"on_question": allow, "permission_mode": agent.permission_mode, **how}
+        return await self.host.open(
+            agent.name,
+            command=self.ground.command(),
+            cwd=self.ground.work,
+            env=self.ground.env(),
+            inherit_env=False,
+            **settings,
+        )
+
+
+def allow(_: Question) -> str:
+    return "allow"
+
+
+async def updates(session: Session, turn: Turn) -> list[dict[str, Any]]:
+    """What was told of a turn, as ACP has it."""
+    return [update for event in await events(session, turn) for update in event.body.get("updates", ())]
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+@step("start")
+async def start(case: MatrixCase) -> Came:
+    """From nothing to the end of the first turn, in which the tool was started."""
+    session = await case.begin()
+    assert session.status().conversation
+    return Came("done")
+
+
+@step("turn")
+async def one_turn(case: MatrixCase) -> Came:
+    session = await case.begin()
+    done(await answer(session, "@@text hello"), "hello")
+    assert case.ground.plays()[-1].api == case.ground.agent.api
+    return Came("done")
+
+
+@step("tool")
+async def tool(case: MatrixCase) -> Came:
+    session = await case.begin()
+    turn = await session.ask(f"{case.ground.touch('made')}\n@@text after it")
+    done(await turn.outcome(), "after it")
+    assert case.ground.is_made("made")
+    # The model has heard what the command said, and so have we.
+    assert "MADE" in said(case.ground.plays()[-1])
+    told = [update for update in await updates(session, turn) if update["sessionUpdate"].startswith("tool_call")]
+    assert [update["status"] for update in told if update.get("status") in ("completed", "failed")] == ["completed"]
+    is_told = any("MADE" in json.dumps(update) for update in told)
+    assert is_told is (case.ground.agent.name not in SILENT_TOOLS)
+    return Came("done" if is_told else "done, output untold", seen={"is_told": is_told})
+
+
+@step("permission")
+async def permission(case: MatrixCase) -> Came:
+    """Asked for twice: allowed, and then denied."""
+    asked: list[str] = []
+
+    def on_question(question: Question) -> str:
+        command = json.dumps([question.input, question.details])
+        asked.append(command)
+        return "deny" if "forbidden" in command else "allow"
+
+    session = await case.begin(on_question=on_question)
+    before = len(asked)
+    done(await answer(session, f"{case.ground.touch('made')}\n@@text made"), "made")
+    assert case.ground.is_made("made")
+    outcome = await answer(session, f"{case.ground.touch('forbidden')}\n@@text then not")
+    assert not case.ground.is_made("forbidden")
+    assert ["forbidden" in command for command in asked[before:]] == [False, True]
+    expected = Outcome.FAILED if case.ground.agent.name in DENIAL_ENDS_TURN else Outcome.DONE
+    assert outcome.kind is expected
+    await goes_on(session)
+    return Came(f"done; denied: {outcome.kind.value}", seen={"denied": outcome.kind.value})
+
+
+# -- interrupts ------------------------------------------------------------------------------------------------------
+@step("interrupt in a stream")
+async def interrupt_in_stream(case: MatrixCase) -> Came:
+    session = await case.begin()
+    turn = await session.ask("@@slow 400 0.05")
+    await logged(session, turn, kinds.UPDATE, "tick5 ")
+    outcome = await interrupted(turn)
+    # What was said until then is not lost.
+    assert (outcome.text or "").startswith("tick1 tick2 tick3 tick4 tick5 ")
+    # And the model is no longer paid for.
+    call = case.ground.plays()[-1]
+    assert await asyncio.to_thread(call.wait_outcome, WAIT_SECONDS_MAX) == "client_gone"
+    await goes_on(session)
+    case.ground.check_tool()
+    return Came("interrupted", seen={"said": outcome.stop_reason})
+
+
+@step("interrupt in a tool")
+async def interrupt_in_tool(case: MatrixCase) -> Came:
+    """Of the tool nothing is left; the one that an earlier turn has started is none of this turn's, and lives."""
+    session = await case.begin()
+    turn = await case.in_tool(session, "foreground")
+    outcome = await interrupted(turn)
+    left = await asyncio.to_thread(case.ground.start_tool_count("foreground").result)
+    case.ground.check_tool()
+    await goes_on(session)
+    swept = [event.body async for event in session.events() if event.kind == kinds.PROCESS_SWEPT]
+    named = sum(len(body["swept"]) for body in swept if body.get("after") == turn.id)
+    return Came("interrupted", tool_left=len(left), seen={"swept": named, "said": outcome.stop_reason})
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+@step("model error")
+async def model_error(case: MatrixCase) -> Came:
+    session = await case.begin()
+    outcome = await answer(session, f"@@error {STATUS}")
+    assert outcome.kind is Outcome.FAILED
+    # Not that it failed, but what the model said of it.
+    assert f"scripted: @@error {STATUS}" in str(outcome.error)
+    await goes_on(session)
+    return Came("failed, then done")
+
+
+@step("SIGKILL, then resumed")
+async def killed(case: MatrixCase) -> Came:
+    session = await case.begin()
+    conversation = session.status().conversation
+    turn = await case.in_tool(session, "foreground")
+    (pid,) = session.status().pids
+    os.kill(pid, signal.SIGKILL)
+    assert (await turn.outcome()).kind is Outcome.FAILED
+    case.ground.let_time_pass()
+    await goes_on(session)
+    assert session.status().pids != (pid,)
+    assert session.status().conversation == conversation
+    # It is another process, and the model hears of what was said in the first.
+    assert "the tool runs" in said(case.ground.plays()[-1])
+    return Came("failed, then done")
+
+
+@step("close")
+async def close(case: MatrixCase) -> Came:
+    """In the middle of a turn that is in a tool: then there is the most to be ended."""
+    session = await case.begin()
+    turn = await case.in_tool(session, "foreground")
+    await session.close()
+    outcome = await turn.outcome()
+    return Came(f"turn {outcome.kind.value}")

@@ -1,0 +1,131 @@
+"""Every real agent in every step, offline; and what is left of each two seconds after the close.
+
+Each step is done twice, and both at once: on Banksman, which must leave nothing, and on plain `subprocess` with
+`killpg`, which must leave something. The second is the control, and shows what the agent does by itself. The table at
+the end has both; docs/conformance.md is made from the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agents.agents import AGENTS, RealAgent
+from tests.agents.conftest import CELL
+from tests.agents.ground import remove
+from tests.agents.matrix.came import Came
+from tests.agents.matrix.place import Place, make
+from tests.agents.matrix.plain_steps import PLAIN_STEPS, PlainCase
+from tests.agents.matrix.steps import STEPS, MatrixCase
+
+from banksman import Host
+from banksman.testing.fake_model import FakeModel
+
+# Within the deadline of a test, and the life of the tool.
+STEP_SECONDS_MAX = 80.0
+
+Places = Callable[[str, str], Place]
+
+
+@pytest.fixture
+def place(real_agent: Callable[[str], RealAgent], tmp_path: Path) -> Generator[Places]:
+    """Makes the place of one side. Its model is closed, and its folder removed, after the test."""
+    made: list[Place] = []
+
+    def give(side: str, agent: str) -> Place:
+        folder = tmp_path / side
+        folder.mkdir()
+        made.append(make(folder, real_agent(agent), FakeModel().__enter__()))
+        return made[-1]
+
+    yield give
+    for each in made:
+        each.clean_up()
+        each.model.close()
+    remove(tmp_path)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("agent", AGENTS)
+def test_nothing_is_left_of_any_agent(
+    agent: str, step: str, place: Places, record_property: Callable[[str, object], None]
+) -> None:
+    cell: dict[str, Any] = {"agent": agent, "step": step}
+    record_property(CELL, cell)
+    ours, theirs = place("banksman", agent), place("plain", agent)
+    rival = Aside(lambda: on_plain(step, theirs))
+    try:
+        cell["banksman"] = asyncio.run(on_banksman(step, ours))
+    finally:
+        cell["plain"] = rival.result()
+    assert cell["banksman"]["left"] == 0
+    assert not cell["banksman"]["tool_left"]
+    assert cell["plain"]["left"], "the control has left nothing, so this cell shows nothing"
+
+
+async def on_banksman(step: str, place: Place) -> dict[str, Any]:
+    """The step, and the close. How long both took, how it went, and what is left two seconds later."""
+    began = time.monotonic()
+    async with asyncio.timeout(STEP_SECONDS_MAX):
+        async with Host() as host:
+            came = await STEPS[step](MatrixCase(host, place))
+    seconds = time.monotonic() - began
+    return side(seconds, came, await asyncio.to_thread(place.start_count().result))
+
+
+def on_plain(step: str, place: Place) -> dict[str, Any]:
+    """The step, and the kill. How long both took, how it went, and what is left two seconds later."""
+    case = PlainCase(place)
+    began = time.monotonic()
+    try:
+        came = PLAIN_STEPS[step](case)
+        case.kill()
+        seconds = time.monotonic() - began
+        return side(seconds, came, place.start_count().result())
+    finally:
+        case.kill()
+        place.clean_up()
+        case.close()
+
+
+def side(seconds: float, came: Came, left: dict[int, str]) -> dict[str, Any]:
+    return {
+        "seconds": seconds,
+        "outcome": came.outcome,
+        "tool_left": came.tool_left,
+        "left": len(left),
+        "seen": came.seen,
+    }
+
+
+class Aside:
+    """Something that a thread does meanwhile."""
+
+    def __init__(self, do: Callable[[], dict[str, Any]]) -> None:
+        self._do = do
+        self._came: dict[str, Any] | BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._came = self._do()
+        except BaseException as exc:
+            self._came = exc
+
+    def result(self) -> dict[str, Any]:
+        """What came of it, when it is over. Each of its waits has a deadline, and the test has one."""
+        self._thread.join()
+        assert self._came is not None
+        if isinstance(self._came, BaseException):
+            raise self._came
+        return self._came
+
+
+def test_both_sides_have_the_same_steps() -> None:
+    assert list(PLAIN_STEPS) == list(STEPS)

@@ -1,0 +1,206 @@
+"""What an editor is told of a session's events, and how its requests end: values in, values out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from banksman.cli.acp import permissions
+from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
+from banksman.cli.acp.updates import JOINED_CHARACTERS_MAX, Joined, Telling, Update, projector_of
+from banksman.cli.client import NoServer, Problem
+
+Event = dict[str, Any]
+
+
+def event(kind: str, turn: str | None = "t", frame: Any = None, **body: Any) -> Event:
+    return {"kind": kind, "turn": turn, "body": body, **({} if frame is None else {"frame": json.dumps(frame)})}
+
+
+def queued(turn: str, prompt: Any) -> Event:
+    return event("turn.queued", turn, prompt=prompt)
+
+
+def spoken(text: str) -> Update:
+    return {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": text}}
+
+
+def said(text: str, message: str = "m") -> Update:
+    return {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}, "messageId": message}
+
+
+def tool(call: str, title: str = "Bash: ls") -> Update:
+    return {"sessionUpdate": "tool_call", "toolCallId": call, "title": title, "status": "in_progress"}
+
+
+def delta(text: str) -> Event:
+    inner = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}
+    return {"type": "stream_event", "event": inner, "parent_tool_use_id": None}
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+def test_users_are_told_when_the_agent_hears_them() -> None:
+    telling = Telling(None)
+    assert telling.updates(queued("a", "first")) == []
+    assert telling.updates(queued("b", [{"type": "text", "text": "second"}])) == []
+    assert telling.updates(event("turn.started", "b", attempt=1)) == [spoken("second")]
+    assert telling.updates(event("turn.started", "a", attempt=1)) == [spoken("first")]
+    # Asked again by us, after it was preempted: the user said it once.
+    assert telling.updates(event("turn.started", "a", attempt=2)) == []
+
+
+def test_prompts_that_were_joined_are_told_in_their_order() -> None:
+    telling = Telling(None)
+    for turn in ("a", "b"):
+        telling.updates(queued(turn, turn))
+    assert telling.updates(event("turn.started", "a", joined=["b"])) == [spoken("a"), spoken("b")]
+
+
+def test_a_prompt_of_the_editors_own_is_not_told_back() -> None:
+    telling = Telling(None)
+    telling.updates(queued("a", "mine"), own={"a"})
+    assert telling.updates(event("turn.started", "a"), own={"a"}) == []
+
+
+def test_a_prompt_that_was_never_heard_is_never_told() -> None:
+    telling = Telling(None)
+    telling.updates(queued("a", "withdrawn"))
+    telling.updates(event("turn.ended", "a", outcome="withdrawn"))
+    assert telling.updates(event("turn.started", "b", joined=["a"])) == []
+
+
+def test_text_is_told_as_it_comes_and_once() -> None:
+    telling = Telling(projector_of("claude"))
+    telling.updates(event("turn.started"))
+    start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m"}}}
+    whole = {"type": "assistant", "message": {"id": "m", "content": [{"type": "text", "text": "hello"}]}}
+    frames = (start, delta("hel"), delta("lo"), whole)
+    told = [telling.updates(event("update", frame=frame, updates=[said("of the server")])) for frame in frames]
+    assert told == [[], [said("hel")], [said("lo")], []]
+
+
+def test_what_is_said_outside_of_a_turn_is_told_as_the_server_has_it() -> None:
+    telling = Telling(projector_of("claude"))
+    assert telling.updates(event("update", None, frame=delta("x"), updates=[said("whole")])) == [said("whole")]
+
+
+def test_an_agent_that_is_not_known_here_is_told_as_the_server_has_it() -> None:
+    assert projector_of("nobody") is None
+    telling = Telling(projector_of("nobody"))
+    telling.updates(event("turn.started"))
+    assert telling.updates(event("update", frame=delta("x"), updates=[said("whole")])) == [said("whole")]
+
+
+@pytest.mark.parametrize("kind", ["sent", "recited", "question.asked", "process.started", "session.closed"])
+def test_other_events_say_nothing(kind: str) -> None:
+    assert Telling(None).updates(event(kind, frame=delta("x"))) == []
+
+
+def test_a_tool_of_a_turn_that_was_stopped_is_told_to_have_failed() -> None:
+    telling = Telling(None)
+    telling.updates(event("turn.started"))
+    telling.updates(event("update", updates=[tool("1"), tool("2", "Read: x")]))
+    telling.updates(
+        event("update", updates=[{**tool("1"), "sessionUpdate": "tool_call_update", "status": "completed"}])
+    )
+    assert (telling.title_of("1"), telling.title_of("2")) == (None, "Read: x")
+    failed = {"sessionUpdate": "tool_call_update", "toolCallId": "2", "status": "failed"}
+    assert telling.updates(event("turn.ended", outcome="interrupted")) == [failed]
+    telling.updates(event("turn.started"))
+    telling.updates(event("update", updates=[tool("3")]))
+    assert telling.updates(event("turn.ended", outcome="done")) == []
+
+
+def test_texts_that_follow_each_other_are_joined_and_messages_are_not() -> None:
+    joined = Joined()
+    assert joined.add([said("a"), said("b")]) == []
+    assert joined.add([said("c", "n"), tool("1")]) == [said("ab"), said("c", "n"), tool("1")]
+    assert joined.add([spoken("x"), spoken("y")]) == [spoken("x")]
+    assert joined.flush() == [spoken("y")]
+    assert joined.flush() == []
+
+
+def test_what_is_joined_is_bounded() -> None:
+    text = "x" * JOINED_CHARACTERS_MAX
+    joined = Joined()
+    assert joined.add([said(text)]) == []
+    assert joined.add([said("y")]) == [said(f"{text}y")]
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+ASKED = {"question": "q-1.7", "tool": "Bash", "input": {"command": "ls"}, "wants": "permission", "details": {}}
+OFFERED = [
+    {"optionId": "yes", "name": "Yes", "kind": "allow_once"},
+    {"optionId": "no", "name": "Never", "kind": "reject_always"},
+]
+
+
+def chosen(option: str) -> dict[str, Any]:
+    return {"outcome": {"outcome": "selected", "optionId": option}}
+
+
+def nothing(_: Any) -> None:
+    return None
+
+
+def test_a_question_without_options_has_the_usual_three() -> None:
+    asked = permissions.request("s", ASKED, nothing)
+    assert [option["kind"] for option in asked["options"]] == ["allow_once", "allow_always", "reject_once"]
+    assert asked["toolCall"]["toolCallId"] == "q-1.7"
+    assert asked["toolCall"]["rawInput"] == {"command": "ls"}
+    assert permissions.answer(ASKED, chosen("allow_once")) == {"decision": "allow"}
+    assert permissions.answer(ASKED, chosen("allow_always")) == {"decision": "allow", "remember": True}
+    assert permissions.answer(ASKED, chosen("reject_once")) == {"decision": "deny"}
+
+
+def test_the_agents_own_options_are_passed_on() -> None:
+    asked = {**ASKED, "details": {"options": [*OFFERED, {"optionId": 1}, "x"], "tool_use_id": "toolu"}}
+    put = permissions.request("s", asked, lambda call: f"title of {call}")
+    assert put["options"] == OFFERED
+    assert put["toolCall"]["title"] == "title of toolu"
+    assert permissions.answer(asked, chosen("no")) == {"decision": "no"}
+    assert permissions.answer(asked, chosen("allow_once")) is None
+
+
+@pytest.mark.parametrize("result", [None, {}, {"outcome": {"outcome": "cancelled"}}, {"outcome": 1}, chosen("what?")])
+def test_what_is_no_choice_answers_nothing(result: Any) -> None:
+    assert permissions.answer(ASKED, result) is None
+
+
+# -- endings ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("outcome", "said_by_agent", "reason"),
+    [
+        ("done", None, "end_turn"),
+        ("done", "max_tokens", "max_tokens"),
+        ("done", "refusal", "refusal"),
+        ("done", "tool_use", "end_turn"),
+        # The agent's word, and not what happened: it was not stopped.
+        ("done", "cancelled", "end_turn"),
+        ("interrupted", "end_turn", "cancelled"),
+        ("preempted", None, "cancelled"),
+        ("withdrawn", None, "cancelled"),
+    ],
+)
+def test_how_a_turn_ends(outcome: str, said_by_agent: str | None, reason: str) -> None:
+    result = ending("t", {"outcome": outcome, "stop_reason": said_by_agent})
+    assert result == {"stopReason": reason, "_meta": {"banksman": {"turn": "t", "outcome": outcome}}}
+
+
+@pytest.mark.parametrize("outcome", ["failed", "refused", "unknown"])
+def test_a_turn_that_did_not_end_well_is_an_error(outcome: str) -> None:
+    with pytest.raises(Refusal) as raised:
+        ending("t", {"outcome": outcome, "error": None, "clock": "turn"})
+    assert (raised.value.code, raised.value.data["outcome"], raised.value.data["clock"]) == (-32603, outcome, "turn")
+    assert raised.value.message
+    with pytest.raises(Refusal, match="the agent's words"):
+        ending("t", {"outcome": outcome, "error": "the agent's words"})
+
+
+def test_whose_fault_an_error_is() -> None:
+    unknown = refusal_of(Problem("NotFound", "there is no such session", hint="look", status=404))
+    assert (unknown.code, unknown.message, unknown.data["hint"]) == (-32602, "there is no such session", "look")
+    assert refusal_of(Problem("Closed", "it goes", status=503)).code == -32603
+    assert refusal_of(NoServer("nobody is there")).code == -32603

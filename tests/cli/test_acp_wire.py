@@ -1,0 +1,103 @@
+"""The pipes to an editor: lines taken apart, and lines that wait for a reader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Generator
+
+from banksman.cli.acp import wire
+from banksman.cli.acp.wire import ANSWERS_BYTES_MAX, UPDATES_BYTES_MAX, Outbox, lines
+
+SECONDS_MAX = 30.0
+
+
+class Pipe:
+    """Each end is closed once, by whoever comes first: its number may be another's by then."""
+
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe()
+        self._open = {self.read, self.write}
+
+    def close(self, fd: int) -> None:
+        if fd in self._open:
+            self._open.remove(fd)
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def pipe() -> Generator[Pipe]:
+    made = Pipe()
+    try:
+        yield made
+    finally:
+        made.close(made.read)
+        made.close(made.write)
+
+
+def read_lines(data: bytes, line_bytes_max: int = wire.LINE_BYTES_MAX) -> list[bytes | None]:
+    with pipe() as ends:
+
+        def write() -> None:
+            wire._write_all(ends.write, data)  # pyright: ignore[reportPrivateUsage]
+            ends.close(ends.write)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        found = list(lines(ends.read, line_bytes_max=line_bytes_max))
+        writer.join()
+    return found
+
+
+def test_lines_are_whole_and_the_rest_was_never_said() -> None:
+    assert read_lines(b'{"a":1}\n\n{"b":2}\r\nhalf') == [b'{"a":1}', b"", b'{"b":2}\r']
+    assert read_lines(b"") == []
+
+
+def test_a_line_that_is_too_long_costs_only_itself() -> None:
+    assert read_lines(b"x" * 11 + b"\n" + b"y" * 10 + b"\nz\n", 10) == [None, b"y" * 10, b"z"]
+
+
+def test_a_line_may_be_longer_than_a_read() -> None:
+    long = b"x" * (3 * wire.READ_BYTES_MAX + 5)
+    assert read_lines(long + b"\ny\n") == [long, b"y"]
+
+
+def test_who_tells_waits_for_a_reader_and_who_answers_does_not() -> None:
+    gone = threading.Event()
+    with pipe() as ends:
+        outbox = Outbox(ends.write, on_gone=gone.set)
+        # More than the pipe takes, and as much as may wait.
+        assert outbox.put(b"a" * (UPDATES_BYTES_MAX + (1 << 20)) + b"\n")
+        told = threading.Event()
+        teller = threading.Thread(target=lambda: (outbox.put(b"told\n"), told.set()))
+        teller.start()
+        assert outbox.put(b"answer\n", is_answer=True)
+        assert not told.is_set()
+        with os.fdopen(os.dup(ends.read), "rb") as file:
+            assert len(file.readline()) == UPDATES_BYTES_MAX + (1 << 20) + 1
+            assert sorted((file.readline(), file.readline())) == [b"answer\n", b"told\n"]
+        assert told.wait(SECONDS_MAX)
+        teller.join()
+        # And the end: whoever waits is told that nobody is there.
+        ends.close(ends.read)
+        outbox.put(b"nobody\n")
+        assert gone.wait(SECONDS_MAX)
+        assert not outbox.put(b"nobody\n")
+        outbox.flush(SECONDS_MAX)
+
+
+def test_answers_wait_too_when_there_are_too_many() -> None:
+    with pipe() as ends:
+        gone = threading.Event()
+        outbox = Outbox(ends.write, on_gone=gone.set)
+        # The second is put while the first is being written, so that this much waits for certain.
+        assert outbox.put(b"a" * ANSWERS_BYTES_MAX + b"\n", is_answer=True)
+        waiting = threading.Thread(target=lambda: outbox.put(b"b\n", is_answer=True))
+        waiting.start()
+        assert waiting.is_alive()
+        ends.close(ends.read)
+        assert gone.wait(SECONDS_MAX)
+        waiting.join(SECONDS_MAX)
+        assert not waiting.is_alive()

@@ -1,0 +1,128 @@
+"""A speech with an ACP agent that a test plays, for the tests of the dialect."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.dialect import Setup, Speech, Spoken
+from banksman.core.dialects.quirks import Quirks
+from banksman.core.meaning import (
+    Meaning,
+    Replied,
+    Requested,
+    Told,
+    TurnOver,
+)
+
+SESSION = "s-1"
+CAPABLE: dict[str, Any] = {
+    "loadSession": True,
+    "promptCapabilities": {"image": True, "audio": True, "embeddedContext": True},
+    "mcpCapabilities": {"http": True, "sse": True},
+    "sessionCapabilities": {"resume": {}, "fork": {}, "systemPrompt": {}},
+}
+MODES = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "code", "name": "Code"}]}
+MODELS = {"currentModelId": "small", "availableModels": [{"modelId": "small", "name": "S"}, {"modelId": "big"}]}
+
+
+class Talk:
+    """A speech, and what it says: each frame as the agent would read it, until somebody looks."""
+
+    def __init__(self, setup: Setup | None = None, quirks: Quirks | None = None) -> None:
+        self.dialect = Acp(quirks or Quirks())
+        self.speech: Speech = self.dialect.begin(setup or Setup(cwd="/srv/ws"))
+        self.sent: list[dict[str, Any]] = []
+        # What came of the answer to `initialize`.
+        self.meanings: list[Meaning] = []
+
+    def take(self, spoken: Spoken) -> list[Meaning]:
+        self.speech = spoken.speech
+        for frame in spoken.frames:
+            assert frame.endswith(b"\n")
+            assert frame.count(b"\n") == 1
+            self.sent.append(json.loads(frame))
+        return list(spoken.meanings)
+
+    def hears(self, message: Any) -> list[Meaning]:
+        """What a line means to the session."""
+        line = message if isinstance(message, bytes) else json.dumps(message).encode()
+        meaning = self.dialect.read(line)
+        if not isinstance(meaning, Told):
+            return [] if meaning is None else [meaning]
+        return self.take(self.speech.hear(meaning))
+
+    def told(self) -> dict[str, Any]:
+        """The one thing that was said since."""
+        [frame] = self.sent
+        self.sent.clear()
+        return frame
+
+    def replies(self, result: Any, id: Any = None) -> list[Meaning]:
+        """The agent answers what was said last."""
+        id = self.told()["id"] if id is None else id
+        return self.hears({"jsonrpc": "2.0", "id": id, "result": result})
+
+    def fails(self, code: int, message: str = "no", data: Any = None) -> list[Meaning]:
+        error = {"code": code, "message": message, **({} if data is None else {"data": data})}
+        return self.hears({"jsonrpc": "2.0", "id": self.told()["id"], "error": error})
+
+    def update(self, kind: str, session: str = SESSION, **members: Any) -> list[Meaning]:
+        update = {"sessionUpdate": kind, **members}
+        return self.hears({"method": "session/update", "params": {"sessionId": session, "update": update}})
+
+    def says(self, text: str, **members: Any) -> list[Meaning]:
+        return self.update("agent_message_chunk", content={"type": "text", "text": text}, **members)
+
+    def prompts(self, prompt: Any = "hi", ref: str = "p1") -> dict[str, Any]:
+        assert self.take(self.speech.prompt(ref, prompt)) == []
+        return self.told()
+
+    def over(self, id: int, reason: str = "end_turn") -> TurnOver:
+        [meaning] = self.replies({"stopReason": reason}, id)
+        assert isinstance(meaning, TurnOver)
+        return meaning
+
+
+def begun(
+    setup: Setup | None = None, *, can: dict[str, Any] | None = None, quirks: Quirks | None = None, **initialized: Any
+) -> Talk:
+    """Up to the answer to `initialize`; what was said next waits to be looked at."""
+    talk = Talk(setup, quirks)
+    assert talk.take(talk.speech.handshake("hand")) == []
+    can = CAPABLE if can is None else can
+    result = {"protocolVersion": 1, "agentInfo": {"name": "toy"}, "agentCapabilities": can, **initialized}
+    talk.meanings = talk.replies(result)
+    return talk
+
+
+def ready(setup: Setup | None = None, *, quirks: Quirks | None = None, **opened: Any) -> Talk:
+    talk = begun(setup, quirks=quirks)
+    assert talk.replies({"sessionId": SESSION, **opened}) == [Replied("hand")]
+    assert talk.speech.conversation == SESSION
+    return talk
+
+
+def refused(meanings: list[Meaning]) -> str:
+    [meaning] = meanings
+    assert isinstance(meaning, Replied)
+    assert meaning.request == "hand"
+    assert meaning.error is not None
+    return meaning.error
+
+
+ALL = [
+    {"optionId": "yes", "name": "Yes", "kind": "allow_once"},
+    {"optionId": "ever", "name": "Always", "kind": "allow_always"},
+    {"optionId": "no", "name": "No", "kind": "reject_once"},
+    {"optionId": "never", "name": "Never", "kind": "reject_always"},
+]
+
+
+def permission(talk: Talk, id: Any = 0, options: Any = ALL, **tool: Any) -> Requested:
+    call = {"toolCallId": "t", "kind": "execute", "title": "ls", "rawInput": {"command": "ls"}, **tool}
+    params = {"sessionId": SESSION, "toolCall": call, "options": options}
+    [asked] = talk.hears({"jsonrpc": "2.0", "id": id, "method": "session/request_permission", "params": params})
+    assert isinstance(asked, Requested)
+    return asked

@@ -1,0 +1,94 @@
+"""What a reader sees of an ACP agent's frames, and the text that is a turn's answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from banksman.core.dialects import acp_updates
+from banksman.core.dialects.acp import Acp
+
+
+def frame(kind: Any, session: Any = "s-1", **members: Any) -> bytes:
+    update = {"sessionUpdate": kind, **members}
+    return json.dumps({"method": "session/update", "params": {"sessionId": session, "update": update}}).encode()
+
+
+def chunk(text: Any, message: str | None = None, session: str = "s-1") -> bytes:
+    named = {} if message is None else {"messageId": message}
+    return frame("agent_message_chunk", session, content={"type": "text", "text": text}, **named)
+
+
+def answer(*lines: bytes) -> str | None:
+    transcript = Acp().transcript()
+    for line in lines:
+        transcript.add(line)
+    return transcript.text()
+
+
+def test_an_update_is_told_as_it_came_whatever_its_kind() -> None:
+    line = frame("of a new kind", whatever={"a": [1, None]}, _meta=None)
+    assert Acp().project(line) == [{"sessionUpdate": "of a new kind", "whatever": {"a": [1, None]}, "_meta": None}]
+    batch = b"[%s,5,%s]" % (chunk("a"), chunk("b"))
+    assert [update["content"]["text"] for update in Acp().projector().project(batch)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"garbage",
+        b"[]",
+        b"5",
+        b'{"method":"session/update"}',
+        b'{"method":"session/update","params":5}',
+        b'{"method":"session/update","params":{"update":[]}}',
+        b'{"method":"session/other","params":{"update":{"sessionUpdate":"plan"}}}',
+        b'{"id":3,"result":{"stopReason":"end_turn","usage":{"totalTokens":7}}}',
+        b'{"type":"banksman.spilled","bytes":5}',
+        frame(None),
+        frame(5),
+    ],
+)
+def test_what_is_no_update_projects_to_nothing(line: bytes) -> None:
+    assert Acp().project(line) == []
+    assert answer(line) is None
+
+
+def test_the_answer_is_what_was_said_after_the_last_tool_was_begun() -> None:
+    began = frame("tool_call", toolCallId="t", status="pending")
+    ended = frame("tool_call_update", toolCallId="t", status="completed")
+    assert answer(chunk("Looking."), began, ended, chunk("It "), chunk("works.")) == "It works."
+    # What is told of the same tool while it speaks is no end of what it says.
+    assert answer(began, chunk("It "), ended, chunk("works.")) == "It works."
+    # One agent tells of a tool that was asked about only when it is over.
+    assert answer(chunk("Looking."), ended, chunk("It works.")) == "It works."
+    # A turn may end with a tool, and without a word about it.
+    assert answer(chunk("Looking."), began, ended) == "Looking."
+    assert answer(began, ended) is None
+
+
+def test_messages_with_names_are_told_apart() -> None:
+    assert answer(chunk("a", "m1"), chunk("b", "m1"), chunk("c", "m2"), chunk("d", "m2")) == "cd"
+    assert answer(chunk("Warning."), chunk("answer", "m1")) == "answer"
+
+
+def test_thoughts_empty_pieces_and_pictures_are_no_text() -> None:
+    thought = frame("agent_thought_chunk", content={"type": "text", "text": "hm"})
+    picture = frame("agent_message_chunk", content={"type": "image", "data": "AA=="})
+    assert answer(chunk("a"), thought, chunk(""), picture, chunk(5), frame("agent_message_chunk"), chunk("b")) == "ab"
+
+
+def test_what_a_subagent_says_is_not_the_answer() -> None:
+    assert answer(chunk("a"), chunk("from below", session="s-2"), chunk("b")) == "ab"
+
+
+def test_of_a_long_message_the_end_is_kept() -> None:
+    piece = "x" * (acp_updates.SAID_CHARACTERS_MAX // 4)
+    text = answer(chunk("the beginning"), *[chunk(piece)] * 5, chunk("the end"))
+    assert text is not None
+    assert "the beginning" not in text
+    assert text.endswith("the end")
+    assert acp_updates.SAID_CHARACTERS_MAX <= len(text) <= acp_updates.SAID_CHARACTERS_MAX + len(piece)

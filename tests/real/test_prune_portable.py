@@ -1,0 +1,62 @@
+"""The same where there is no keeper, as far as `ps` tells: by whole seconds, and in doubt for those who may be old."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.real.helpers import alive, child
+from tests.real.test_prune import TOOLS, started, swept
+
+from banksman.run.child import portable, portable_pruning
+from banksman.run.child.portable import PortableProcess
+from banksman.run.commands import running
+from banksman.run.sessions.agent import ToolsSwept
+
+
+@pytest.fixture(autouse=True)
+def without_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PROCESS", PortableProcess)
+
+
+@pytest.mark.parametrize("kind", ["plain", "setsid", "term_proof", "of_three"])
+async def test_a_tool_is_ended_and_the_agent_is_not(marker: str, kind: str) -> None:
+    async with started(marker) as agent:
+        tools = await agent.tools(TOOLS[kind], 3 if kind == "of_three" else 1)
+        told = await agent.sweep(time.monotonic() - 10)
+        assert alive(marker) == [agent.pid]
+        assert swept(told) == tools
+        assert told.survivors == ()
+        await agent.wait_well()
+
+
+async def test_in_doubt_nobody_is_ended(marker: str) -> None:
+    """All were born in the second of the question, or before."""
+    async with started(marker) as agent:
+        tools = await agent.tools(TOOLS["plain"])
+        assert await agent.sweep(time.monotonic() + 1) == ToolsSwept()
+        assert set(alive(marker)) == {agent.pid, *tools}
+
+
+async def test_only_to_look_ends_nobody(marker: str) -> None:
+    async with started(marker) as agent:
+        tools = await agent.tools(TOOLS["setsid"])
+        told = await agent.sweep(time.monotonic() - 10, ends=False)
+        assert told.swept == ()
+        assert {left.pid for left in told.survivors} == tools
+        assert set(alive(marker)) == {agent.pid, *tools}
+
+
+def test_the_second_of_a_birth_is_read_as_ps_writes_it(marker: str) -> None:
+    before = int(time.time())
+    process = subprocess.Popen(child("stay()", marker))
+    try:
+        row = next(row for row in portable._ps() if row[0] == process.pid)  # pyright: ignore[reportPrivateUsage]
+        # `ps` counts from a second of the boot that it rounds itself.
+        assert before - 1 <= portable_pruning.born(row) <= time.time() + 1
+    finally:
+        process.kill()
+        process.wait()
+    assert sys.executable in row[4]

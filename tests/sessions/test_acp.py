@@ -1,0 +1,349 @@
+"""Sessions with an ACP agent: turns and how they end, what is stopped, what is put right, and what goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.acp_case import bodies, killed, known, methods, opened, sent, texts
+from tests.sessions.helpers import SHORT_DRAIN, Case, exists
+
+from banksman import INTERACTIVE, Kind, Turn
+from banksman.core import event as kinds
+from banksman.core.outcome import By
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+async def test_a_turn_has_its_last_message_its_reason_and_what_it_took(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        outcome = await case.answer("@@text Looking.\n@@ran ls\n@@text All\n@@text  is well.")
+        assert (outcome.kind, outcome.text, outcome.stop_reason) == (Kind.DONE, "All is well.", "end_turn")
+        assert outcome.usage == {"inputTokens": 3, "outputTokens": 4, "totalTokens": 7}
+        assert (await case.answer("hello")).text == "you said: hello"
+        assert methods(case) == ["session/new"]
+        assert sent(case)[1]["params"] == {"cwd": str(tmp_path), "mcpServers": []}
+
+
+async def test_updates_come_as_the_agent_said_them(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask("@@think hm\n@@plan look\n@@ran ls\n@@text done\n@@mode code")
+        kinds_ = [update["sessionUpdate"] async for update in turn]
+        await case.outcome(turn)
+        assert kinds_ == [
+            *("agent_thought_chunk", "plan", "tool_call", "tool_call_update", "agent_message_chunk"),
+            "current_mode_update",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind", "words"),
+    [
+        ("@@stop max_tokens", Kind.DONE, None),
+        ("@@stop refusal", Kind.FAILED, "refused to go on"),
+        ("@@stop max_turn_requests", Kind.FAILED, "the most requests"),
+        ("@@stop cancelled", Kind.FAILED, "was not asked to"),
+        ("@@error -32603 the model is gone", Kind.FAILED, "the model is gone (-32603)"),
+        ("@@exit 3", Kind.FAILED, "3"),
+    ],
+)
+async def test_how_a_turn_ends(tmp_path: Path, prompt: str, kind: Kind, words: str | None) -> None:
+    async with opened(tmp_path) as case:
+        outcome = await case.answer(prompt)
+        assert outcome.kind is kind
+        assert (outcome.error is None) if words is None else (words in str(outcome.error))
+        # And the next one is served.
+        assert (await case.answer("on")).text == "you said: on"
+
+
+async def test_a_late_word_is_still_of_its_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"quiet_seconds": 0.5}) as case:
+        first = await case.answer("@@text early\n@@late  and late")
+        assert (first.kind, first.text) == (Kind.DONE, "early and late")
+        assert (await case.answer("@@text next")).text == "next"
+
+
+async def test_what_is_no_message_and_what_nobody_asked_for_changes_nothing(tmp_path: Path) -> None:
+    strays = "\n".join(f"@@stray {id}" for id in ("1", "2", "999", '"3"', "null"))
+    for is_string in (False, True):
+        async with opened(
+            tmp_path / str(is_string), character={"has_string_ids": is_string, "says_first": "hi!"}
+        ) as case:
+            prompt = f'@@raw garbage\n@@raw [1, 2]\n@@raw []\n@@raw {{"id": 5}}\n{strays}\n@@text well\n@@twice'
+            assert (await case.answer(prompt)).text == "well"
+            assert (await case.answer("@@text again\n@@twice")).text == "again"
+
+
+async def test_an_answer_too_large_to_keep_ends_its_turn_and_no_other(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"frame_bytes_max": 100_000}) as case:
+        outcome = await case.answer("@@text x\n@@huge 300000")
+        assert (outcome.kind, str(outcome.error)) == (Kind.FAILED, "frame_too_large")
+        assert (await case.answer("on")).text == "you said: on"
+        assert len(case.processes) == 1
+
+
+async def test_what_cannot_be_sent_to_this_agent_fails_its_turn_and_says_why(tmp_path: Path) -> None:
+    image = {"type": "image", "data": "AA==", "mimeType": "image/png"}
+    async with opened(tmp_path, character={"takes": []}) as case:
+        outcome = await case.outcome(await case.session.ask([image]))
+        assert outcome.kind is Kind.FAILED
+        assert "takes no image" in str(outcome.error)
+        assert (await case.answer("on")).kind is Kind.DONE
+    async with opened(tmp_path / "other") as case:
+        outcome = await case.outcome(await case.session.ask([{"type": "text", "text": "look"}, image]))
+        assert outcome.text == "you said: look\n[image]"
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+async def test_an_interrupt_is_a_cancel_and_the_next_turn_goes_on(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.reaches("@@text begun\n@@hang")
+        receipt = await turn.interrupt()
+        assert (receipt.stopped, receipt.by, receipt.kept) == (True, By.BOUNDARY, "begun")
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert (await case.answer("on")).text == "you said: on"
+        assert methods(case) == ["session/new", "session/cancel"]
+
+
+async def test_a_more_urgent_ask_takes_its_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        slow = await case.reaches("@@hang")
+        assert (await case.answer("now", priority=INTERACTIVE)).text == "you said: now"
+        assert (await case.outcome(slow)).kind is Kind.PREEMPTED
+
+
+@pytest.mark.parametrize("after", ["end_turn", "error"])
+async def test_a_cancel_that_is_answered_otherwise_is_a_cancel_where_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    agent = known(monkeypatch, tmp_path, 'cancel_may_say = ["end_turn"]')
+    async with opened(tmp_path, agent=agent, character={"after_cancel": after}) as case:
+        turn = await case.reaches("@@text x\n@@hang")
+        assert (await turn.interrupt()).stopped
+        outcome = await case.outcome(turn)
+        assert outcome.kind is Kind.INTERRUPTED
+        # What it said is kept.
+        assert outcome.stop_reason == ("end_turn" if after == "end_turn" else None)
+
+
+async def test_who_says_that_it_finished_has_finished_where_nothing_else_is_known(tmp_path: Path) -> None:
+    async with opened(tmp_path, character={"after_cancel": "end_turn"}) as case:
+        turn = await case.reaches("@@text x\n@@hang")
+        assert not (await turn.interrupt()).stopped
+        assert (await case.outcome(turn)).kind is Kind.DONE
+
+
+@pytest.mark.parametrize("prompt", ["@@hang", "@@text that was all\n@@never"])
+async def test_a_prompt_that_is_never_answered_is_ended_by_the_ladder_and_the_conversation_goes_on(
+    tmp_path: Path, prompt: str
+) -> None:
+    async with opened(tmp_path, options=SHORT_DRAIN, character={"after_cancel": "nothing"}) as case:
+        assert (await case.answer("remember me")).kind is Kind.DONE
+        turn = await case.reaches(prompt)
+        receipt = await turn.interrupt()
+        assert (receipt.stopped, receipt.by) == (True, By.LADDER)
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert (await case.answer("on")).text == "you said: on"
+        assert len(case.processes) == 2
+        assert "session/load" in methods(case)
+        events = await case.events()
+        assert "remember me" in texts(events, kinds.RECITED)
+        assert kinds.SESSION_CONTEXT_LOST not in [event.kind for event in events]
+
+
+def alive(pids: Path) -> list[int]:
+    def is_alive(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except FileNotFoundError:
+            return False
+
+    return [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]
+
+
+async def in_tool(case: Case) -> tuple[Turn, Path]:
+    # What is started within a tick of the kernel's clock after the agent got ready is part of its start.
+    assert (await case.answer("@@slow 4 0.01")).kind is Kind.DONE
+    pids = case.path(f"pids-{len(list(case.folder.glob('pids-*.ready')))}")
+    turn = await case.ask(f"@@tool {pids}")
+    await exists(Path(f"{pids}.ready"))
+    await case.wait_said("a tree")
+    assert len(alive(pids)) == 4
+    return turn, pids
+
+
+async def test_a_tool_that_is_left_running_after_a_cancel_is_ended(tmp_path: Path) -> None:
+    async with opened(tmp_path, character={"leaves_tools": True}) as case:
+        turn, pids = await in_tool(case)
+        assert (await turn.interrupt()).by is By.BOUNDARY
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        # No prompt is sent before it is gone.
+        assert (await case.answer("on")).text == "you said: on"
+        assert alive(pids) == []
+        assert len(case.processes) == 1
+        [swept] = bodies(await case.events(), kinds.PROCESS_SWEPT)
+        assert swept["by"] == "interrupt"
+
+
+async def test_a_tool_that_is_left_running_may_be_kept_and_is_told_of(tmp_path: Path) -> None:
+    character, options = {"leaves_tools": True}, {"after_interrupt": "keep"}
+    async with opened(tmp_path, character=character, options=options) as case:
+        turn, pids = await in_tool(case)
+        await turn.interrupt()
+        await case.outcome(turn)
+        assert (await case.answer("on")).kind is Kind.DONE
+        assert len(alive(pids)) == 4
+    # But not beyond the end of the session.
+    assert alive(pids) == []
+
+
+async def test_a_tool_that_the_agent_ends_itself_needs_no_sweep(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn, pids = await in_tool(case)
+        await turn.interrupt()
+        await case.outcome(turn)
+        assert (await case.answer("on")).kind is Kind.DONE
+        assert alive(pids) == []
+
+
+# -- what is put right -----------------------------------------------------------------------------------------------
+async def test_an_error_told_as_an_answer_is_one_where_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = known(monkeypatch, tmp_path, "error_texts = ['^Error: [45]']")
+    async with opened(tmp_path, agent=agent) as case:
+        outcome = await case.answer("@@text Error: 400 no such model")
+        assert (outcome.kind, outcome.stop_reason) == (Kind.FAILED, "end_turn")
+        assert str(outcome.error) == "Error: 400 no such model"
+        assert (await case.answer("@@text Errors: none")).kind is Kind.DONE
+    async with opened(tmp_path / "other") as case:
+        assert (await case.answer("@@text Error: 400 no such model")).kind is Kind.DONE
+
+
+async def test_silence_is_an_error_where_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = known(monkeypatch, tmp_path, "silence_is_error = true")
+    async with opened(tmp_path, agent=agent) as case:
+        outcome = await case.answer("@@silence")
+        assert (outcome.kind, outcome.stop_reason) == (Kind.FAILED, "end_turn")
+        assert "said nothing" in str(outcome.error)
+        assert (await case.answer("@@ran ls")).kind is Kind.DONE
+        turn = await case.reaches("@@hang")
+        await turn.interrupt()
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+
+
+# -- the conversation ------------------------------------------------------------------------------------------------
+CHARACTERS: dict[str, dict[str, Any]] = {
+    "load": {"loads": True},
+    "load, late": {"loads": True, "replays_late": True},
+    "resume": {"resumes": True},
+}
+
+
+@pytest.mark.parametrize("how", CHARACTERS)
+async def test_after_a_kill_the_conversation_is_gone_on_with(tmp_path: Path, how: str) -> None:
+    async with opened(tmp_path, character=CHARACTERS[how]) as case:
+        for number in range(3):
+            await case.answer(f"@@text word {number}")
+        await killed(case)
+        outcome = await case.answer("@@text after")
+        # What was said before is not said again.
+        assert outcome.text == "after"
+        assert methods(case) == (
+            ["session/new", "session/resume"] if how == "resume" else ["session/new", "session/load", "_banksman/fence"]
+        )
+        events = await case.events()
+        recited = texts(events, kinds.RECITED)
+        assert ("word 2" in recited) is (how != "resume")
+        assert texts(events).count("word 2") == 1
+        [turn] = {event.turn for event in events if event.kind == kinds.UPDATE and b"after" in event.data}
+        assert texts([event for event in events if event.turn == turn]).count("word") == 0
+        assert bodies(events, kinds.SESSION_CONTEXT_LOST) == []
+
+
+@pytest.mark.parametrize("code", [-32602, -32002, -32603])
+async def test_a_conversation_that_is_gone_is_told_and_begun_anew(tmp_path: Path, code: int) -> None:
+    async with opened(tmp_path, character={"unknown_code": code}) as case:
+        await case.answer("hello")
+        for file in (tmp_path / "memory").iterdir():
+            file.unlink()
+        await killed(case)
+        assert (await case.answer("again")).text == "you said: again"
+        [lost] = bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)
+        assert lost["conversation"] in sent(case)[2]["params"]["sessionId"]
+
+
+async def test_an_agent_that_remembers_nothing_loses_its_conversation_with_its_process(tmp_path: Path) -> None:
+    async with opened(tmp_path, character={"loads": False}) as case:
+        await case.answer("hello")
+        await killed(case)
+        assert (await case.answer("again")).kind is Kind.DONE
+        assert len(bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)) == 1
+
+
+async def test_a_conversation_begun_elsewhere(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.answer("hello")
+        conversation = case.state().conversation
+    async with opened(tmp_path / "other", resume="of nobody") as case:
+        outcome = await case.answer("hello")
+        assert outcome.kind is Kind.FAILED
+        assert "of nobody" in str(outcome.error)
+    (tmp_path / "third").mkdir()
+    (tmp_path / "memory").rename(tmp_path / "third" / "memory")
+    async with opened(tmp_path / "third", resume=conversation) as case:
+        assert (await case.answer("on")).text == "you said: on"
+        assert "session/load" in methods(case)
+        assert "you said: hello" in texts(await case.events(), kinds.RECITED)
+
+
+@pytest.mark.parametrize(
+    ("character", "words"),
+    [
+        ({"wants_login": True}, ["wants you to log in", "Use a key: Set FAKE_KEY"]),
+        ({"version": 2}, ["version 2 of ACP"]),
+    ],
+)
+async def test_an_agent_that_cannot_be_spoken_with_says_who_must_act(
+    tmp_path: Path, character: dict[str, Any], words: list[str]
+) -> None:
+    async with opened(tmp_path, character=character) as case:
+        outcome = await case.answer("hello")
+        assert outcome.kind is Kind.FAILED
+        for word in words:
+            assert word in str(outcome.error)
+        assert "authenticate" not in methods(case)
+
+
+# -- what can be set -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("offers", ["modes", "options"])
+async def test_model_and_mode_are_those_that_were_wished_for(tmp_path: Path, offers: str) -> None:
+    async with opened(tmp_path, character={"offers": offers}, model="big", permission_mode="code") as case:
+        assert (await case.answer("@@status")).text == "code big"
+        await case.session.set_model("small")
+        await case.session.set_permission_mode("ask")
+        assert (await case.answer("@@status")).text == "ask small"
+        # The next process is told, too.
+        await killed(case)
+        await case.session.set_model("big")
+        assert (await case.answer("@@status")).text == "ask big"
+
+
+async def test_a_model_that_is_not_offered_says_what_is(tmp_path: Path) -> None:
+    async with opened(tmp_path, model="huge") as case:
+        outcome = await case.answer("hello")
+        assert outcome.kind is Kind.FAILED
+        assert "no model 'huge'" in str(outcome.error)
+        assert "small, big" in str(outcome.error)
+    async with opened(tmp_path / "other") as case:
+        await case.answer("hello")
+        with pytest.raises(Exception, match="choose among ask, code"):
+            await case.session.set_permission_mode("yolo")
+        assert (await case.answer("on")).kind is Kind.DONE
+
+
+async def test_servers_are_passed_on(tmp_path: Path) -> None:
+    server = {"name": "files", "command": "/bin/true", "args": ["x"], "env": [{"name": "A", "value": "b"}]}
+    async with opened(tmp_path, mcp_servers=[server]) as case:
+        await case.answer("hello")
+        assert sent(case)[1]["params"]["mcpServers"] == [server]
