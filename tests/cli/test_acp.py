@@ -161,16 +161,18 @@ def test_a_line_that_no_server_takes_is_an_error_and_no_end(editor: Editor) -> N
     assert editor.prompt(session, "@@say there") == "end_turn"
 
 
-def test_prompts_wait_for_each_other_and_each_is_answered(editor: Editor, tmp_path: Path) -> None:
+def test_prompts_are_taken_in_their_order_and_each_is_answered(editor: Editor, tmp_path: Path) -> None:
     go = fifo(tmp_path / "go")
     session = editor.new()
-    first = editor.begin_prompt(session, f"@@wait {go}\n@@say one")
-    second = editor.begin_prompt(session, "@@say two")
+    words = [f"word {number}" for number in range(10)]
+    # The first is large, and so on its way for longer than those behind it.
+    requests = [editor.begin_prompt(session, f"{'x' * (4 << 20)}\n@@wait {go}\n@@say first")]
+    requests += [editor.begin_prompt(session, f"@@say {word}") for word in words]
     go.write_text("now")
-    assert editor.response(second)["result"]["stopReason"] == "end_turn"
-    answers = [message["id"] for message in editor.messages if message.get("id") in (first, second)]
-    assert answers == [first, second]
-    assert editor.said(session) == "onetwo"
+    assert editor.response(requests[-1])["result"]["stopReason"] == "end_turn"
+    answers = [message["id"] for message in editor.messages if message.get("id") in requests]
+    assert answers == requests
+    assert editor.texts(session) == ["first", *words]
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ ASKS = '@@ask Bash {"command": "make"}\n@@say done'
 
 
 class Watcher:
-    """As much of a client as is asked for here. Keeps what it is told. `choice`: the kind of option that its user takes;
-    None: nobody answers."""
+    """As much of a client as is asked for here. Keeps what it is told. `choice`: the kind of option that its user
+    takes; None: nobody answers."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []

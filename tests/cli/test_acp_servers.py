@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -278,3 +279,21 @@ def test_without_stdin_or_stdout_there_is_no_editor(tmp_path: Path, closed: str)
         env=environment(tmp_path),
     )
     assert done.returncode == 2
+
+
+def test_the_settings_in_the_docs_start_it(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "editors.md").read_text()
+    blocks = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        [agent] = json.loads(block)["agent_servers"].values()
+        assert agent["command"] == "banksman"
+        done = subprocess.run(
+            [sys.executable, "-m", "banksman", *agent["args"]],
+            capture_output=True,
+            input=b'{"jsonrpc":"2.0","id":1,"method":"what"}\n',
+            timeout=SECONDS_MAX,
+            check=True,
+            env=environment(tmp_path),
+        )
+        assert json.loads(done.stdout)["error"]["code"] == -32601

@@ -13,7 +13,7 @@ from banksman.core.arbiter import INTERACTIVE, NORMAL
 from banksman.core.facts import Survivor, Swept
 from banksman.core.outcome import Kind
 from banksman.core.session_facts import InterruptAsked, ProcessSwept, StopProcess, SweepTools, Timer
-from banksman.core.sweeping import SWEEP_SECONDS_MAX, TICK_SECONDS
+from banksman.core.sweeping import SWEEP_SECONDS_MAX
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 LEAVES = replace(TELLING, leaves_tools=True)
@@ -35,8 +35,7 @@ def _interrupted(config: object = LEAVES) -> Talk:
 
 def test_what_was_started_since_the_prompt_is_ended() -> None:
     talk = _interrupted()
-    # The prompt was sent the moment it was ready: what was started within that tick belongs to its start.
-    assert of(SweepTools, talk.effects) == [SweepTools(1, 1.0 + TICK_SECONDS, True)]
+    assert of(SweepTools, talk.effects) == [SweepTools(1, 1.0, True)]
 
 
 def test_in_a_later_turn_it_is_since_that_turns_prompt() -> None:

@@ -35,9 +35,9 @@ from tests.real.helpers import (
 from banksman.core.facts import Exited, Started, Survivor
 from banksman.core.ladder import Timings
 from banksman.run.child import pruned, system
+from banksman.run.child.births import NOTES_MAX, Births
 from banksman.run.child.keeper import pruning
 from banksman.run.child.launch import prepare
-from banksman.run.child.ticks import Ticks
 from banksman.run.sessions.agent import AgentEvent, Gone, Output, RealAgent, ToolsSwept
 
 # An agent: it runs each line that it is told, and leaves at the end of its stdin.
@@ -307,9 +307,9 @@ async def test_a_tool_that_forks_for_ever_is_ended(marker: str, tmp_path: Path, 
             await asyncio.to_thread(select.select, [up], [], [], 20)
             assert os.read(up, 100)
             told = await agent.sweep(since)
+            assert told.survivors == ()
             assert os.read(up, 100) == b""
             assert alive(marker) == [agent.pid]
-            assert told.survivors == ()
             assert told.swept
             await agent.wait_well()
     finally:
@@ -356,7 +356,7 @@ after = start_of(leader.pid) + 1
 wait_until(lambda: now_tick() >= after, "the next tick of the kernel's clock")
 dead = subprocess.Popen(child("", MARKER))
 wait_until(lambda: state_of(dead.pid) == "Z", "its end")
-pruning = Pruning(1, after, ends=True, leader=leader.pid, reap=lambda: None, ender=None)
+pruning = Pruning(1, (after, 0), ends=True, leader=leader.pid, reap=lambda: None, ender=None)
 try:
     assert not pruning.go_on()
     dead.wait()
@@ -591,25 +591,49 @@ asyncio.run(main())
 
 
 # -- moments -----------------------------------------------------------------------------------------------------------
-def test_a_moment_is_told_in_the_kernels_ticks(marker: str) -> None:
-    ticks = Ticks()
-    ticks.note()
-    before = ticks.at(time.monotonic())
+def test_who_is_born_in_the_same_breath_is_told_from_who_was_there_before(marker: str) -> None:
+    """Again and again within one tick of the kernel's: only their pids differ."""
+    births = Births()
+    processes = [subprocess.Popen(child("stay()", marker))]
+    moments: list[float] = []
+    try:
+        for _ in range(10):
+            moments.append(time.monotonic())
+            births.note()
+            processes.append(subprocess.Popen(child("stay()", marker)))
+        born = [(start_of(process.pid), process.pid) for process in processes]
+        for number, moment in enumerate(moments):
+            mark = births.since(moment)
+            assert [each > (mark.tick, mark.pid) for each in born] == [n > number for n in range(len(born))]
+        ticks = [tick for tick, _ in born]
+        assert len(set(ticks)) < len(ticks), "this machine is too slow to show it"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_of_a_moment_since_which_nothing_was_noted_all_of_its_tick_are_meant(marker: str) -> None:
+    births = Births()
+    births.note()
+    moment = time.monotonic()
     process = subprocess.Popen(child("stay()", marker))
     try:
-        assert before <= start_of(process.pid) <= ticks.at(time.monotonic())
+        mark = births.since(moment)
+        assert (mark.tick, mark.pid) < (start_of(process.pid), process.pid)
+        assert mark.pid == 0
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_sleep_of_the_machine_does_not_move_what_was_before_it() -> None:
-    ticks = Ticks()
-    ticks.add(100.0, 5.0)
-    ticks.add(101.0, 5.0001)  # Only the time between the two looks.
-    ticks.add(200.0, 3605.0)  # An hour with its lid closed, somewhere since.
-    per_second = system.TICKS_PER_SECOND
-    assert ticks.at(50.0) == 55 * per_second
-    assert ticks.at(150.0) == 155 * per_second
-    assert ticks.at(199.5) == (199.5 + 3605) * per_second  # Decided on a moment before it was written and noted.
-    assert ticks.at(250.0) == 3855 * per_second
+def test_a_moment_whose_note_was_forgotten_is_not_taken_for_a_later_one() -> None:
+    births = Births()
+    moment = time.monotonic()
+    for _ in range(NOTES_MAX):
+        births.note()
+    first = births.since(moment)
+    assert first.pid > 0
+    births.note()
+    assert births.since(moment).pid == 0
+    assert births.since(moment).tick <= first.tick

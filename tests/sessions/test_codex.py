@@ -180,8 +180,6 @@ async def test_an_interrupt_at_once(tmp_path: Path) -> None:
 
 
 async def _in_a_tool(case: Case, folder: Path) -> tuple[Turn, list[int]]:
-    # What is started within the tick in which the agent gets ready counts as its own: no real one is so quick.
-    await case.answer("first")
     pids = folder / "pids"
     turn = await case.ask(f"@@tool {pids}")
     await exists(folder / "pids.ready")

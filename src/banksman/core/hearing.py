@@ -134,7 +134,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
         if process.phase is ProcessPhase.STARTING:
             work.cancel_timer(Timer.START, str(process.number))
             if reply.error is None:
-                work.set_process(phase=ProcessPhase.READY, ready_at=work.at)
+                work.set_process(phase=ProcessPhase.READY, was_ready=True)
                 if process.speech is not None and process.speech.conversation is not None:
                     work.set(is_adopted=False)  # It has found the one that it was to go on with.
                 work.set(resume_failures=0)

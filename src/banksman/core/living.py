@@ -106,7 +106,7 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
     if is_crash and not has_forgotten and state.mode is Mode.OPEN:
         resting.count_crash(work, process)
-    if process.ready_at is not None or state.mode is not Mode.OPEN:
+    if process.was_ready or state.mode is not Mode.OPEN:
         return
     if process.was_told_to_stop and process.error is None:
         return  # Nobody needed it any more; whoever has come since is served by the next one.

@@ -113,8 +113,7 @@ class Process:
     sweeps: tuple[tuple[str, float], ...] = ()
     # It has a pid: from here on it is the agent that is waited for.
     is_there: bool = False
-    # Since when it listens; None: it never has.
-    ready_at: float | None = None
+    was_ready: bool = False
     # It has brought a turn to its boundary: whatever ends it now is no failed start.
     has_served: bool = False
     # It holds a conversation that was given up: what it calls it is not learnt again.

@@ -21,8 +21,6 @@ from banksman.errors import AgentError
 SWEEP_SECONDS_MAX = 10.0
 # One that is under way, and one after it: the agent may open a turn of its own in between, which is stopped as well.
 SWEEPS_MAX = 2
-# What the kernel can tell apart of the times at which processes were started.
-TICK_SECONDS = 0.01
 
 
 def after(work: Work, turn: Turn) -> None:
@@ -30,11 +28,8 @@ def after(work: Work, turn: Turn) -> None:
     config, process = work.state.config, work.state.process
     if not config.leaves_tools or process.phase is not ProcessPhase.READY:
         return
-    assert process.ready_at is not None
-    # What was started within the same tick as it got ready belongs to its start.
-    since = max(turn.began_at, process.ready_at + TICK_SECONDS)
     if len(process.sweeps) < SWEEPS_MAX:  # Else the one that waits will find this one's as well: it began earlier.
-        work.set_process(sweeps=(*process.sweeps, (turn.id, since)))
+        work.set_process(sweeps=(*process.sweeps, (turn.id, turn.began_at)))
     if not process.sweeps:
         _begin(work)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
 from tests.agents.ground import WAIT_SECONDS_MAX, wait
+from tests.agents.matrix.abilities import of_claude
 from tests.agents.matrix.came import Came
 from tests.agents.matrix.place import Place
 from tests.agents.matrix.rpc import AcpRival, CodexRival, Judge, always
@@ -38,14 +38,8 @@ class ClaudeRival:
     def conversation(self) -> str:
         return self._agent.conversation
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """It says what it can in the first frame of each turn."""
-        return self._agent.wait(lambda frame: frame.get("subtype") == "init", "its init")
-
-    @property
-    def session(self) -> dict[str, Any]:
-        return {}
+    def abilities(self) -> dict[str, str]:
+        return of_claude(self._agent.wait(lambda frame: frame.get("subtype") == "init", "its init"))
 
     def result(self, ref: str) -> str:
         return word(self._agent.result(ref))
@@ -78,7 +72,7 @@ class PlainCase:
         wait(lambda: self.place.is_tool_up(name), f"the tool {name!r}")
         self.place.check_tool(name)
 
-    def in_tool(self, rival: Rival, name: str) -> Any:
+    def in_tool(self, rival: Rival, name: str) -> str:
         """A prompt whose turn is in a tool of its own, in the foreground."""
         ref = rival.ask(f"{self.place.tool(name, is_background=False)}\n@@text after it")
         self.wait_tool(name)
@@ -116,7 +110,7 @@ def start(case: PlainCase) -> Came:
     rival = case.open()
     outcome = asked(rival, f"{case.place.tool()}\n@@text the tool runs")
     case.wait_tool()
-    return Came(outcome, seen={"told": rival.told, "session": rival.session})
+    return Came(outcome, seen={"abilities": rival.abilities()})
 
 
 @step("turn")

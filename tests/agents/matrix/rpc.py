@@ -12,9 +12,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.agents.ground import WAIT_SECONDS_MAX
+from tests.agents.matrix.abilities import of_acp, of_codex
 from tests.agents.matrix.place import Place
 
 Message = dict[str, Any]
@@ -30,7 +31,7 @@ class Rpc:
     """One process of an agent, and all that it has said. What is said in which words is the subclasses'."""
 
     # Codex leaves the member out, and takes none.
-    ENVELOPE: Message = {"jsonrpc": "2.0"}
+    ENVELOPE: ClassVar[Message] = {"jsonrpc": "2.0"}
 
     def __init__(self, place: Place, judge: Judge = always) -> None:
         self.place = place
@@ -152,22 +153,26 @@ class AcpRival(Rpc):
         super().__init__(place, judge)
         offered = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         asked: Message = {"protocolVersion": 1, "clientCapabilities": offered, "clientInfo": CLIENT}
-        self.told: Message = self.call("initialize", asked)
+        self._told: Message = self.call("initialize", asked)
         folder: Message = {"cwd": str(place.work), "mcpServers": []}
         if resume is None:
-            self.session: Message = self.call("session/new", folder)
-            self.conversation = str(self.session["sessionId"])
+            self._session: Message = self.call("session/new", folder)
+            self.conversation = str(self._session["sessionId"])
         else:
-            self.session = self.call("session/load", {**folder, "sessionId": resume})
+            self._session = self.call("session/load", {**folder, "sessionId": resume})
             self.conversation = resume
 
-    def ask(self, prompt: str) -> int:
-        text = {"type": "text", "text": prompt}
-        return self.begin("session/prompt", {"sessionId": self.conversation, "prompt": [text]})
+    def abilities(self) -> dict[str, str]:
+        return of_acp(self._told, self._session)
 
-    def result(self, number: int) -> str:
+    def ask(self, prompt: str) -> str:
+        """Send a prompt, and return a name for it."""
+        text = {"type": "text", "text": prompt}
+        return str(self.begin("session/prompt", {"sessionId": self.conversation, "prompt": [text]}))
+
+    def result(self, ref: str) -> str:
         """How the agent says that the turn went."""
-        reply = self.reply(number)
+        reply = self.reply(int(ref))
         return f"error {reply['error']['code']}" if "error" in reply else str(reply["result"]["stopReason"])
 
     def interrupt(self) -> None:
@@ -185,26 +190,31 @@ class AcpRival(Rpc):
 class CodexRival(Rpc):
     """Codex by its app-server."""
 
-    ENVELOPE: Message = {}  # noqa: RUF012  Nobody writes into it.
+    ENVELOPE: ClassVar[Message] = {}
 
     def __init__(self, place: Place, judge: Judge = always, resume: str | None = None) -> None:
         super().__init__(place, judge)
-        self.told: Message = self.call("initialize", {"clientInfo": CLIENT})
+        self._told: Message = self.call("initialize", {"clientInfo": CLIENT})
         self.send({"method": "initialized"})
         how: Message = {"cwd": str(place.work), "approvalPolicy": place.agent.permission_mode}
         how |= {"sandbox": "danger-full-access"}
         if resume is None:
-            self.session: Message = self.call("thread/start", how)
+            self._session: Message = self.call("thread/start", how)
         else:
-            self.session = self.call("thread/resume", {**how, "threadId": resume})
-        self.conversation = str(self.session["thread"]["id"])
+            self._session = self.call("thread/resume", {**how, "threadId": resume})
+        self.conversation = str(self._session["thread"]["id"])
 
-    def ask(self, prompt: str) -> int:
+    def abilities(self) -> dict[str, str]:
+        return of_codex(self._told, self._session)
+
+    def ask(self, prompt: str) -> str:
+        """Send a prompt, and return a name for it."""
         text = {"type": "text", "text": prompt}
-        return self.begin("turn/start", {"threadId": self.conversation, "input": [text]})
+        return str(self.begin("turn/start", {"threadId": self.conversation, "input": [text]}))
 
-    def result(self, number: int) -> str:
-        turn = self._turn(number)
+    def result(self, ref: str) -> str:
+        """How the agent says that the turn went."""
+        turn = self._turn(int(ref))
         ended = self.wait(
             lambda message: message.get("method") == "turn/completed" and message["params"]["turn"]["id"] == turn,
             "the end of a turn",

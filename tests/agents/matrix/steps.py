@@ -31,6 +31,8 @@ STATUS = 400
 SILENT_TOOLS = ("gemini",)
 # Their only way to say no to a command ends the turn with it.
 DENIAL_ENDS_TURN = ("codex-acp",)
+# So do these, and say that the turn ended well.
+DENIAL_ENDS_TURN_WELL = ("opencode",)
 
 Step = Callable[["MatrixCase"], Awaitable[Came]]
 STEPS: dict[str, Step] = {}
@@ -129,7 +131,9 @@ async def permission(case: MatrixCase) -> Came:
     expected = Outcome.FAILED if case.ground.agent.name in DENIAL_ENDS_TURN else Outcome.DONE
     assert outcome.kind is expected
     await goes_on(session)
-    return Came(f"done; denied: {outcome.kind.value}", seen={"denied": outcome.kind.value})
+    went_on = outcome.text == "then not"
+    assert went_on is (case.ground.agent.name not in (*DENIAL_ENDS_TURN, *DENIAL_ENDS_TURN_WELL))
+    return Came(f"done; denied: {outcome.kind.value}")
 
 
 # -- interrupts ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ def ordered(cells: list[Cell]) -> list[Cell]:
 
 def lines(cells: list[Cell]) -> list[str]:
     rows = [tuple(_of(cell)) for cell in ordered(cells)]
-    totals = [text for side in SIDES for text in ("", "", *(in_all(cells, side, what) for what in ("tool_left", "left")))]
+    totals = [
+        text for side in SIDES for text in ("", "", *(in_all(cells, side, what) for what in ("tool_left", "left")))
+    ]
     table = [HEADS, *rows, ("in all", "", *totals)]
     widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
     rule = "-+-".join("-" * width for width in widths)

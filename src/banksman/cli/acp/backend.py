@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from banksman.cli.acp.own_server import START_SECONDS_MAX, OwnServer
-from banksman.cli.client import Client, ClientError, Lost, NoServer
+from banksman.cli.client import Client, ClientError, Lost, NoServer, segment
 from banksman.cli.finding import Place, find, state_folder
 from banksman.cli.terminal import say_aside
 from banksman.errors import BanksmanError
@@ -59,6 +59,10 @@ class Backend:
             except NoServer:
                 time.sleep(pause)
         return self.client.post(path, body)
+
+    def head(self, session: str) -> str | None:
+        """Where its log ends, as far as it is committed. What a session says of itself (`seq`) may be ahead of that."""
+        return self.client.get(f"/v1/sessions/{segment(session)}/events", {"limit": 1})["head"]
 
     def _doubt(self, place: Place) -> None:
         with self._looking:

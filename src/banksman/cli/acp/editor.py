@@ -15,7 +15,8 @@ from typing import Any
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.methods import Method, Methods, Usual, text_of
 from banksman.cli.acp.outcomes import Refusal, refusal_of
-from banksman.cli.acp.talk import Answer, Talk
+from banksman.cli.acp.questions import Answer
+from banksman.cli.acp.talk import Talk
 from banksman.cli.acp.updates import Update
 from banksman.cli.acp.wire import LINE_BYTES_MAX, Outbox
 from banksman.cli.terminal import say_aside

@@ -7,6 +7,7 @@ from typing import Any
 
 from banksman.cli.acp.outcomes import bad_params
 from banksman.cli.client import Client, Problem, segment
+from banksman.cli.stream import seq_of
 
 # Each costs two small requests.
 PAGE_SESSIONS_MAX = 50
@@ -30,13 +31,15 @@ def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
     """None: it was deleted in this moment, or its folder is not known any more."""
     path = f"/v1/sessions/{segment(session['id'])}/events"
     try:
-        first = client.get(path, {"limit": 1})["events"]
-        last = client.get(path, {"after": max(0, session["seq"] - 1), "limit": 1})["events"]
+        page = client.get(path, {"limit": 1})
+        head = seq_of(page["head"] or "") or 1
+        last = client.get(path, {"after": head - 1, "limit": 1})["events"]
     except Problem:
         return None
-    if not first or not isinstance(first[0]["body"].get("cwd"), str):
+    cwd = page["events"][0]["body"].get("cwd") if page["events"] else None
+    if not isinstance(cwd, str):
         return None
-    info = {"sessionId": session["id"], "cwd": first[0]["body"]["cwd"], "title": session["name"]}
+    info = {"sessionId": session["id"], "cwd": cwd, "title": session["name"]}
     if last:
         info["updatedAt"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last[0]["at"]))
     return info

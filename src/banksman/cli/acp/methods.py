@@ -111,7 +111,7 @@ class Methods:
         self._take(call, self._session(call), {})
 
     def _take(self, call: Call, session: dict[str, Any], result: dict[str, Any]) -> None:
-        talk = Talk(self._editor, self._backend, session, after=session["seq"])
+        talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]))
         self.talks.add(talk)
         # Before anything of it is told: the editor does not know it yet.
         self._editor.answer(call.id, result)
@@ -119,7 +119,8 @@ class Methods:
 
     def _load(self, call: Call) -> None:
         """Answered by the one who tells the session again, when it has come to its end."""
-        talk = Talk(self._editor, self._backend, self._session(call), load=call.id)
+        session = self._session(call)
+        talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id)
         self.talks.add(talk)
         self.talks.follow(talk)
 

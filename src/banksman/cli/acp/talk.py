@@ -17,17 +17,16 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any, Protocol
 
-from banksman.cli.acp import permissions
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
+from banksman.cli.acp.questions import Asker, Questions
 from banksman.cli.acp.updates import Joined, Telling, Update, projector_of
 from banksman.cli.client import ClientError, NoServer, segment
-from banksman.cli.stream import Event, Follower
+from banksman.cli.stream import Event, Follower, seq_of
 from banksman.cli.terminal import say_aside
-from banksman.core.jsonrpc import Id, Reply
+from banksman.core.jsonrpc import Id
 from banksman.errors import BanksmanError
 
 # How often it is looked whether a turn is over that the log says nothing of: it could not be written, perhaps.
@@ -35,24 +34,23 @@ LOOK_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
 # While there is no server, it is looked for this often; what waits for it fails after so long.
 AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
 
-Answer = Callable[[Reply], None]
 
-
-class Listener(Protocol):
+class Listener(Asker, Protocol):
     """The editor, as a talk speaks to it."""
 
     def tell(self, session: str, update: Update) -> None: ...
-    def ask(self, method: str, params: dict[str, Any], on_reply: Answer) -> int | None: ...
-    def withdraw(self, id: int) -> None: ...
     def answer(self, id: Id, result: dict[str, Any]) -> None: ...
     def refuse(self, id: Id, refusal: Refusal) -> None: ...
 
 
 class Prompt:
-    """A prompt of the editor's, from its request to the answer."""
+    """A prompt of the editor's, from its request to the answer. `before`: when the one before it was asked, or failed:
+    they are asked in the order in which they came, though each has a thread."""
 
-    def __init__(self, request: Id) -> None:
+    def __init__(self, request: Id, before: threading.Event | None) -> None:
         self.request = request
+        self.before = before
+        self.is_asked = threading.Event()
         self.key = uuid.uuid4().hex
         self.turn: str | None = None
         self.is_cancelled = False
@@ -60,10 +58,11 @@ class Prompt:
 
 
 class Talk:
-    """`session`: as the server shows it. `load`: the request that is answered when all that was said is told again."""
+    """`session`: as the server shows it. `head`: where its log ends, and it is followed from there; or, with `load`,
+    until where it is told again before that request is answered."""
 
     def __init__(
-        self, editor: Listener, backend: Backend, session: dict[str, Any], *, load: Id | None = None, after: int = 0
+        self, editor: Listener, backend: Backend, session: dict[str, Any], head: str | None, *, load: Id | None = None
     ) -> None:
         self.id: str = session["id"]
         # When it was last used, for whoever has to choose.
@@ -72,27 +71,27 @@ class Talk:
         self._backend = backend
         self._path = f"/v1/sessions/{segment(self.id)}"
         self._load = load
-        self._head: int = session["seq"]
+        self._head = _seq(head)
         # Only the following thread uses these, and one is there at most.
         self._telling = Telling(projector_of(session["agent"]))
         self._joined = Joined()
-        self._follower = Follower(
-            backend.client, self.id, after=str(after) if after else None, raw=True, is_over=self._is_enough
-        )
-        self._seq = after
+        self._questions = Questions(editor, backend, self.id, self._telling.title_of)
+        after = head if load is None else None
+        self._follower = Follower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
+        self._seq = _seq(after)
         # For all that is below. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._is_following = False
         self._is_resting = False
         self._prompts: dict[str, Prompt] = {}
-        # The questions that are open, and the requests by which the editor was asked them; None: not yet.
-        self._questions: dict[str, int | None] = {}
+        self._last_asked: threading.Event | None = None
 
     @property
     def is_busy(self) -> bool:
         """The editor waits for something of it."""
         with self._lock:
-            return bool(self._prompts or self._questions) or self._load is not None
+            is_awaited = bool(self._prompts) or self._load is not None
+        return is_awaited or self._questions.are_open
 
     @property
     def is_following(self) -> bool:
@@ -102,16 +101,23 @@ class Talk:
     # -- what the editor does ----------------------------------------------------------------------------------------
     def begin(self, request: Id) -> Prompt:
         """A prompt, from this moment on: also one that is stopped before the server has it is stopped."""
-        prompt = Prompt(request)
         self.used = time.monotonic()
         with self._lock:
+            prompt = Prompt(request, self._last_asked)
+            self._last_asked = prompt.is_asked
             self._prompts[prompt.key] = prompt
         return prompt
 
     def ask(self, prompt: Prompt, content: list[Any]) -> None:
         """Ask for the turn, and see to it that it is answered. Waits until then."""
+        if prompt.before is not None:
+            prompt.before.wait()
+            prompt.before = None
         try:
-            accepted = self._backend.client.post(f"{self._path}/turns", {"prompt": content}, key=prompt.key)
+            try:
+                accepted = self._backend.client.post(f"{self._path}/turns", {"prompt": content}, key=prompt.key)
+            finally:
+                prompt.is_asked.set()
             with self._lock:
                 prompt.turn = accepted["turn"]
                 is_cancelled = prompt.is_cancelled
@@ -153,7 +159,7 @@ class Talk:
             if outcome is None:
                 with contextlib.suppress(NoServer):
                     outcome = self._backend.client.get(path)["outcome"]
-                    head = self._backend.client.get(self._path)["seq"]
+                    head = _seq(self._backend.head(self.id))
             elif self._seq >= head:
                 self._end(prompt, {**outcome, "outcome": outcome["kind"]})
 
@@ -245,9 +251,9 @@ class Talk:
             self._tell(self._telling.updates(event, own=self._own_turns()))
             match event["kind"]:
                 case "question.asked":
-                    self._on_asked(event["body"])
+                    self._questions.on_asked(event["body"]["question"], waits=self._load is not None)
                 case "question.answered":
-                    self._on_answered(event["body"]["question"])
+                    self._questions.on_answered(event["body"]["question"])
                 case "turn.ended":
                     self._on_ended(event["turn"], event["body"])
                 case _:
@@ -268,11 +274,9 @@ class Talk:
             self._editor.tell(self.id, update)
         with self._lock:
             load, self._load = self._load, None
-            waiting = list(self._questions)
         assert load is not None
         self._editor.answer(load, {})
-        for question in waiting:
-            self._put(question)
+        self._questions.put_all()
 
     def _bind(self, queued: Event) -> None:
         with self._lock:
@@ -290,59 +294,6 @@ class Talk:
         for prompt in found:
             self._end(prompt, body)
 
-    # -- questions ---------------------------------------------------------------------------------------------------
-    def _on_asked(self, asked: dict[str, Any]) -> None:
-        with self._lock:
-            self._questions[asked["question"]] = None
-        if self._load is None:
-            self._put(asked["question"])
 
-    def _on_answered(self, question: str) -> None:
-        """By whoever came first. If that was not this editor, it need not ask its user any more."""
-        with self._lock:
-            request = self._questions.pop(question, None)
-        if request is not None:
-            self._editor.withdraw(request)
-
-    def _put(self, question: str) -> None:
-        threading.Thread(target=self._put_now, args=(question,), name="banksman-acp question", daemon=True).start()
-
-    def _put_now(self, question: str) -> None:
-        """Put it to the editor, if it is still open: most are answered by a rule in the moment in which they are asked,
-        and a window that opens and closes again is no service to anybody."""
-        try:
-            listed = self._backend.client.get(f"{self._path}/questions")["questions"]
-        except BanksmanError as exc:
-            say_aside(f"banksman: question {question} cannot be looked at: {exc}")
-            return
-        asked = next((each for each in listed if each["id"] == question), None)
-        if asked is None:
-            return
-        if asked["wants"] != "permission":
-            say_aside(f"banksman: {self.id}: an editor cannot be asked this; see banksman answer {self.id} {question}")
-            return
-        asked = {**asked, "question": question}
-        params = permissions.request(self.id, asked, self._telling.title_of)
-        request = self._editor.ask("session/request_permission", params, lambda reply: self._on_reply(asked, reply))
-        with self._lock:
-            is_open = question in self._questions
-            if is_open:
-                self._questions[question] = request
-        if not is_open and request is not None:
-            # Answered elsewhere in between, and then there was nothing yet to take back.
-            self._editor.withdraw(request)
-
-    def _on_reply(self, asked: dict[str, Any], reply: Reply) -> None:
-        """The editor's answer. It is the answer only if it is the first."""
-        body = permissions.answer(asked, reply.result) if reply.error is None else None
-        question: str = asked["question"]
-        with self._lock:
-            if question in self._questions:
-                # Whatever becomes of it, there is nothing to take back from this editor any more.
-                self._questions[question] = None
-        if body is None:
-            return
-        try:
-            self._backend.insist(f"{self._path}/questions/{segment(question)}", body)
-        except ClientError as exc:
-            say_aside(f"banksman: question {question} could not be answered: {exc}")
+def _seq(cursor: str | None) -> int:
+    return 0 if cursor is None else seq_of(cursor) or 0

@@ -32,6 +32,7 @@ from banksman.core.facts import (
 )
 from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, UsageError, no_room
 from banksman.run.child import system
+from banksman.run.child.births import Births
 from banksman.run.child.keeper import wire
 from banksman.run.child.launch import Launch
 from banksman.run.child.pipes import Writer
@@ -39,7 +40,6 @@ from banksman.run.child.pruned import OnPruned, Prunings
 from banksman.run.child.spawner import Zygote, socketpair, spawner
 from banksman.run.child.streams import Stdin, Streams
 from banksman.run.child.terminal import TAKE_TERMINAL, Size
-from banksman.run.child.ticks import Ticks
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
 START_SECONDS_MAX = 30.0
@@ -82,7 +82,7 @@ class Process:
         self._order: bytes | None = None
         self._busy_fd = -1
         self._start_timer: asyncio.TimerHandle | None = None
-        self._ticks = Ticks()
+        self._births = Births()
         self._prunings = Prunings(self._loop, self.hear_now)
         self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
@@ -295,7 +295,7 @@ class Process:
 
     def note_time(self) -> None:
         """Something begins now that `prune` may be asked about later."""
-        self._ticks.note()
+        self._births.note()
 
     def prune(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
         """End what was born in its tree since then (`loop.time()`), or with `ends` False only look for it. The child
@@ -305,7 +305,8 @@ class Process:
         """
         assert self.pid is not None
         if self._control is not None:
-            self._tell(wire.PRUNE, self._prunings.begin(on_pruned), self._ticks.at(since), ends)
+            mark = self._births.since(since)
+            self._tell(wire.PRUNE, self._prunings.begin(on_pruned), mark.tick, mark.pid, ends)
 
     def _tell(self, *message: Any) -> None:
         if self._control is not None:

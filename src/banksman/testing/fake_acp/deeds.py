@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from banksman.testing.fake_acp.agent import Agent
     from banksman.testing.fake_acp.conversation import Conversation
 
-# A tool's tree: a plain child, one with a session of its own, and one that TERM does not end. Their pids are told.
+# A tool's tree: a plain child, one with a session of its own, and one that TERM does not end. Their pids are told,
+# and its own.
 TREE = """
+echo $$ >> "$1"
 sleep 60 & echo $! >> "$1"
 setsid sleep 60 & echo $! >> "$1"
 (trap '' TERM; exec sleep 60) & echo $! >> "$1"
@@ -174,9 +176,7 @@ def _tool(turn: Turn, rest: str) -> None:
     turn.update("tool_call", toolCallId=call, title="a tree", kind="execute", status="in_progress")
     turn.pids = rest
     command = ["sh", "-c", TREE, "sh", rest]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True) as tool:
-        with open(rest, "a", encoding="ascii") as file:
-            file.write(f"{tool.pid}\n")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True):
         try:
             turn.wait(60)
         except Cancelled:

@@ -261,8 +261,8 @@ class Keeper:
             case (wire.RENEW, seconds):
                 if self._phase is RUNNING and not self._has_exited:
                     self._renew(seconds)
-            case (wire.PRUNE, number, since, ends):
-                self._begin_pruning(number, since, ends)
+            case (wire.PRUNE, number, tick, pid, ends):
+                self._begin_pruning(number, (tick, pid), ends)
             case _:
                 raise AssertionError(message)
 
@@ -345,7 +345,7 @@ class Keeper:
                 self._helper.kill(number, [-self._leader if to_group else self._leader])
 
     # -- a part of the tree ------------------------------------------------------------------------------------------
-    def _begin_pruning(self, number: int, since: int, ends: bool) -> None:
+    def _begin_pruning(self, number: int, since: tuple[int, int], ends: bool) -> None:
         self._end_pruning()
         self._pruning = Pruning(number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender)
 

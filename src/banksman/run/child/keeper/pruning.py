@@ -48,14 +48,14 @@ class Pruning(Sweep):
     def __init__(
         self,
         number: int,
-        since: int,
+        since: tuple[int, int],
         *,
         ends: bool,
         leader: int,
         reap: Callable[[], None],
         ender: tuple[bytes, ...] | None,
     ) -> None:
-        """`since`: in the kernel's ticks since the boot. `ends` False: only look."""
+        """`since`: a tick, and the last pid in it that is not meant: see births.py. `ends` False: only look."""
         now = self.next_round = time.monotonic()
         self._kill_at = now + GRACE_SECONDS
         self._over_at = self._kill_at + KILL_SECONDS_MAX
@@ -123,7 +123,7 @@ class Pruning(Sweep):
     def _is_meant(self, row: Row) -> bool:
         # A child of the keeper that is not the leader has lost its parent. It may have been born at any time since: its
         # parent was one of those who are meant, or was itself born before, and left it to nobody.
-        return row[0] != self._leader and row[3] >= self._since
+        return row[0] != self._leader and (row[3], row[0]) > self._since
 
     def _choose(self, rows: list[Row], held: Iterable[int], but: Container[int]) -> list[Row]:
         children: dict[int, list[Row]] = {}

@@ -11,7 +11,7 @@ and only here: both ends are one program, run by one interpreter, joined by a so
                      (KILL,)                             freeze and kill everything
                      (SIGNAL, number, to_group)
                      (RENEW, seconds | None)             the deadline after which the keeper acts alone
-                     (PRUNE, number, tick, ends)         end what was born since, or only look; PRUNED answers it
+                     (PRUNE, number, tick, pid, ends)    end what was born since, or only look; PRUNED answers it
     keeper → host    (STARTED, leader, keeper, at)
                      (FAILED, step, errno)               nothing runs
                      (EXITED, code, signal, at, by_itself)   sent while the leader is a zombie

@@ -1,0 +1,85 @@
+"""docs/conformance.md is of the agents, the steps and the profiles that there are. What it measured is not checked: it
+was true of that run."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agents.agents import AGENTS
+from tests.agents.matrix import page, table
+from tests.agents.matrix.abilities import NAMES
+from tests.agents.matrix.steps import STEPS
+from tools.agents import PINS, Pin
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "conformance.md"
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the one table under a heading, without its head."""
+    (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{heading}\n")]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_page_has_every_agent_in_every_step() -> None:
+    *cells, total = rows("The run")
+    assert [(row[0].strip("`"), row[1]) for row in cells] == [(agent, step) for agent in AGENTS for step in STEPS]
+    assert [row[0] for row in rows("Which agent does what")] == [*STEPS, "left in all"]
+    # Of the interrupted tools, and of everything: nothing on our side, and something on the other.
+    ours, theirs = total[4:6], total[8:10]
+    assert ours == ["0", "0"]
+    assert all(int(count) > 0 for count in theirs)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_page_is_of_the_pinned_agent(agent: str) -> None:
+    pinned = next(iter(json.loads(PINS.read_text())[agent].values()))
+    versions = {row[0].strip("`"): row[1] for row in rows("What they say of themselves")}
+    assert versions[agent] == Pin(agent, **pinned).version
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_page_says_what_the_profile_repairs(agent: str) -> None:
+    repaired = {row[0].strip("`"): row[-1] for row in rows("What Banksman repairs")}
+    assert repaired[agent] == page.repairs(agent)
+
+
+def test_the_page_says_what_the_profiles_say() -> None:
+    text = PAGE.read_text()
+    assert page.asked_for() in text
+    assert page.truths() in text
+
+
+def test_the_order_of_the_run_does_not_matter() -> None:
+    cells = made_up()
+    text, lines = page.text(cells), table.lines(cells)
+    random.Random(7).shuffle(cells)
+    assert page.text(cells) == text
+    assert table.lines(cells) == lines
+
+
+def test_what_was_not_counted_is_not_told_as_nothing() -> None:
+    cells = made_up()
+    del cells[3]["banksman"]
+    total = table.lines(cells)[-1 - len(table.NOTE)]
+    assert [text.strip() for text in total.split("|")][4:6] == ["0?", "0?"]
+    assert "| failed to run | ? | ? |" in page.text(cells)
+
+
+def made_up() -> list[dict[str, Any]]:
+    """A run in which everything went as it should."""
+    abilities = {"abilities": {name: f"some {name}" for name in NAMES}}
+    return [
+        {
+            "agent": agent,
+            "step": step,
+            "banksman": {"seconds": 1.0, "outcome": "done", "tool_left": 0, "left": 0, "seen": {}},
+            "plain": {"seconds": 0.5, "outcome": "ended", "tool_left": None, "left": 4, "seen": abilities},
+        }
+        for agent in AGENTS
+        for step in STEPS
+    ]
