@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tests.core import toy
 from tests.core.scenarios import ask
-from tests.core.talk import Talk, sent
+from tests.core.talk import CONFIG, Talk, sent
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import NORMAL
+from banksman.core.dialects.dialect import Prompt
 from banksman.core.meaning import PromptRefused, TurnOver
 from banksman.core.outcome import Kind
 from banksman.core.session_facts import AskWithdrawn, CloseAsked
+from banksman.errors import UsageError
 
 A = ask("a", NORMAL)
 STEER, LATER = ask("steer", NORMAL, on_busy="steer"), ask("later", NORMAL, on_busy="steer")
@@ -77,3 +82,34 @@ def test_an_agent_that_does_not_say_what_it_works_on_is_not_sent_one() -> None:
     talk.begin()
     assert not sent(talk.ask(STEER))
     assert sent(talk.mean(TurnOver(text="a0000")) + talk.wait(0.5)) == [b"P steer0000\n"]
+
+
+class Narrow(toy.ToyDialect):
+    """It takes prompts of a few characters, and says so too late."""
+
+    def prompt(self, ref: str, prompt: Prompt) -> bytes:
+        if len(prompt) > 10:
+            raise UsageError("the prompt is too long")
+        return super().prompt(ref, prompt)
+
+
+def test_a_prompt_that_cannot_be_said_after_all_fails_its_turn_and_nothing_else() -> None:
+    """Each of those that are collected is checked by itself; together they may be too much."""
+    talk = Talk(replace(CONFIG, dialect=Narrow()))
+    talk.ask(replace(A, prompt="far too long a prompt"))
+    talk.begin()
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert "too long" in str(talk.outcomes["a"].error)
+    talk.serve(ask("b", NORMAL))
+    assert talk.kinds["b"] is Kind.DONE
+
+
+def test_one_that_cannot_be_added_after_all_fails_when_its_turn_comes() -> None:
+    talk = Talk(replace(CONFIG, dialect=Narrow()))
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.ask(replace(STEER, prompt="far too long a prompt"))
+    assert not talk.kinds
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE, "steer": Kind.FAILED}

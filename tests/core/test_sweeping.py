@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.core import toy
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import INTERACTIVE, NORMAL
 from banksman.core.facts import Survivor, Swept
+from banksman.core.meaning import Requested, Wants
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import InterruptAsked, ProcessSwept, StopProcess, SweepTools, Timer
+from banksman.core.session_facts import (
+    CallBack,
+    EndTerminals,
+    InterruptAsked,
+    ProcessSwept,
+    StopProcess,
+    SweepTools,
+    TerminalsEnded,
+    Timer,
+)
 from banksman.core.sweeping import SWEEP_SECONDS_MAX
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
@@ -130,3 +141,64 @@ def test_turns_that_the_agent_opens_meanwhile_and_are_stopped_are_swept_after_as
     talk.tell(ProcessSwept(talk.at, 1))
     assert len(of(SweepTools, talk.effects)) == 2
     assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P urgent0000\n"]
+
+
+def test_one_that_says_that_it_had_finished_may_have_left_its_tools_all_the_same() -> None:
+    talk = Talk(replace(LEAVES, dialect=toy.ToyDialect(acknowledges_interrupts=False)))
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.tell(InterruptAsked(talk.at, "a", "stop"))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE}
+    assert len(of(SweepTools, talk.effects)) == 1
+
+
+def test_a_turn_that_came_of_an_added_prompt_began_when_the_one_before_was_over() -> None:
+    talk = Talk(LEAVES)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.ask(ask("more", NORMAL, on_busy="steer"))
+    talk.at = 5.0
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    talk.wait(0.5)
+    began = talk.at
+    talk.at = 7.0
+    talk.opens("more0000")
+    talk.tell(InterruptAsked(talk.at, "more", "stop"))
+    talk.hear(b"ok interrupt-more#1-1", b"over more0000! more0000", b"settled more0000")
+    (swept,) = of(SweepTools, talk.effects)
+    assert 5.0 <= swept.since <= began
+
+
+# -- terminals ---------------------------------------------------------------------------------------------------------
+SERVES = replace(TELLING, serves_terminals=True)
+
+
+@pytest.mark.parametrize("policy", ["sweep", "keep"])
+def test_what_the_agent_has_had_us_run_in_the_turn_ends_with_it(policy: str) -> None:
+    talk = Talk(replace(SERVES, after_interrupt=policy))
+    talk.serve(A)
+    talk.at = 7.0
+    talk.ask(B)
+    talk.opens("b0000")
+    effects = talk.tell(InterruptAsked(talk.at, "b", "stop"))
+    assert of(EndTerminals, effects) == [EndTerminals(1, "b", 7.0, policy == "sweep")]
+    talk.tell(TerminalsEnded(talk.at, 1, "b", (SLEEP,)))
+    kind, member = (kinds.PROCESS_SWEPT, "swept") if policy == "sweep" else (kinds.PROCESS_LEFT, "left")
+    (body,) = talk.logged(kind)
+    assert (body[member], body["after"]) == ([{"pid": 99, "command": "sleep 60"}], "b")
+
+
+def test_nothing_is_begun_for_a_turn_that_is_to_end() -> None:
+    talk = Talk(SERVES)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    asked = Requested("7", Wants.WORKSPACE, "terminal/create")
+    assert of(CallBack, talk.mean(asked))
+    talk.tell(InterruptAsked(talk.at, "a", "stop"))
+    late = talk.mean(replace(asked, request="8"))
+    assert not of(CallBack, late)
+    assert sent(late) == [b"R 8 cancelled\n"]

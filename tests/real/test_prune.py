@@ -343,9 +343,9 @@ async def test_what_a_tool_forks_then_is_found_below_it_and_not_only_when_it_is_
         assert swept(agent.sweeps[0]) == {*tools, int(word)}
 
 
-def test_a_look_that_sees_only_the_dead_is_no_proof(marker: str) -> None:
-    """Whoever left a dead child to us may have left a living one too, that was born behind our look. In a program of
-    its own, all of whose children are the test's."""
+def test_a_look_that_sees_nobody_but_the_newly_dead_is_no_proof(marker: str) -> None:
+    """Whoever has just died may have left a child that was born behind our look. In a program of its own, all of whose
+    children are the test's."""
     code = """
 import subprocess
 from banksman.run.child.keeper.pruning import Pruning
@@ -354,18 +354,19 @@ from tests.real.test_prune import now_tick
 leader = subprocess.Popen(child("stay()", MARKER))
 after = start_of(leader.pid) + 1
 wait_until(lambda: now_tick() >= after, "the next tick of the kernel's clock")
-dead = subprocess.Popen(child("", MARKER))
-wait_until(lambda: state_of(dead.pid) == "Z", "its end")
 pruning = Pruning(1, (after, 0), ends=True, leader=leader.pid, reap=lambda: None, ender=None)
 try:
-    assert not pruning.go_on()
-    dead.wait()
+    assert not pruning.go_on(), "one look is none"
+    dead = subprocess.Popen(child("", MARKER))
+    wait_until(lambda: state_of(dead.pid) == "Z", "its end")
+    assert not pruning.go_on(), "one was there that was not dead before"
     assert pruning.go_on()
     assert (pruning.ended, pruning.survivors) == ([], [])
     assert leader.poll() is None
 finally:
     leader.kill()
     leader.wait()
+    dead.wait()
 """
     done = run_program(code, marker)
     assert done.returncode == 0, done.stderr

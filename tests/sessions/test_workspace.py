@@ -10,7 +10,7 @@ from tests.real.helpers import alive, child
 from tests.sessions.test_workspace_terminals import TREE, said
 
 from banksman.core.meaning import Requested, Wants
-from banksman.core.session_facts import CallBack, CallbackAnswered
+from banksman.core.session_facts import CallBack, CallbackAnswered, EndTerminals, TerminalsEnded
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.hooks import Hooks
@@ -23,12 +23,16 @@ class Door:
 
     def __init__(self) -> None:
         self._answers: dict[str, asyncio.Future[CallbackAnswered]] = {}
+        self.ended: list[TerminalsEnded] = []
 
     def now(self) -> float:
         return 0.0
 
-    def tell(self, fact: CallbackAnswered) -> None:
-        self._answers[fact.request].set_result(fact)
+    def tell(self, fact: CallbackAnswered | TerminalsEnded) -> None:
+        if isinstance(fact, TerminalsEnded):
+            self.ended.append(fact)
+        else:
+            self._answers[fact.request].set_result(fact)
 
     def expect(self, request: str) -> None:
         self._answers[request] = asyncio.get_running_loop().create_future()
@@ -112,10 +116,11 @@ async def test_an_interrupted_turn_takes_its_commands_along(tmp_path: Path, mark
     command, *args = child("stay()", marker)
     # Asked for before the interrupt, and begun after it: its task has not come to run yet.
     late = case.ask("terminal/create", command=command, args=args)
-    case.callbacks.end_turn()
+    case.callbacks.end_terminals(EndTerminals(1, "t", 0.0, True))
     assert "the turn was stopped" in await case.error(late)
     assert (await case.result(waiting))["signal"] == "SIGTERM"
     assert not alive(marker)
+    assert [(told.process, told.turn, len(told.commands)) for told in case.door.ended] == [(1, "t", 1)]
     assert "terminalId" in await case.result(case.ask("terminal/create", command="true"))
     await case.close()
 
@@ -140,3 +145,19 @@ async def test_the_end_of_a_session_waits_for_its_commands(tmp_path: Path, marke
     await case.close()
     assert not alive(marker)
     assert "CancelledError" in await case.error(waiting)
+
+
+async def test_what_an_earlier_turn_has_left_running_is_not_the_interrupted_ones(tmp_path: Path, marker: str) -> None:
+    case = Case(tmp_path)
+    await case.tree(marker)
+    before = alive(marker)
+    since = asyncio.get_running_loop().time()
+    case.callbacks.end_terminals(EndTerminals(1, "t", since, True))
+    assert not case.door.ended
+    await case.result(case.ask("terminal/create", command="sleep", args=["60"]))
+    case.callbacks.end_terminals(EndTerminals(1, "t", since, False))
+    case.callbacks.end_terminals(EndTerminals(1, "t", since, True))
+    assert [[swept.command for swept in told.commands] for told in case.door.ended] == [["sleep 60"], ["sleep 60"]]
+    assert alive(marker) == before
+    await case.close()
+    assert not alive(marker)

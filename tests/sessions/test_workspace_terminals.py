@@ -318,7 +318,7 @@ async def _release(workspace: Workspace, id: str) -> None:
 
 
 async def _end_turn(workspace: Workspace, id: str) -> None:
-    workspace.end_turn()
+    workspace.stop_terminals(0.0, ends=True)
     await ended(workspace, id)
 
 
@@ -379,7 +379,7 @@ async def test_a_turn_that_is_interrupted_leaves_their_output(tmp_path: Path) ->
     async with working(tmp_path) as workspace:
         first, second = [await create(workspace, "sh", "-c", "echo up; sleep 60") for _ in range(2)]
         await said(workspace, first, "up")
-        workspace.end_turn()
+        workspace.stop_terminals(0.0, ends=True)
         assert [(await ended(workspace, id))["signal"] for id in (first, second)] == ["SIGTERM"] * 2
         assert (await output(workspace, first))["output"] == "up\n"
         assert await run(workspace, "echo", "next turn") == "next turn\n"
@@ -398,7 +398,7 @@ async def test_nothing_is_served_after_the_end(tmp_path: Path) -> None:
         assert await waiting == {"exitCode": None, "signal": "SIGTERM"}
 
 
-@pytest.mark.parametrize("how", ["cancelled", "end_turn", "end"])
+@pytest.mark.parametrize("how", ["cancelled", "stop_terminals", "end"])
 async def test_one_that_nobody_is_told_of_is_ended(tmp_path: Path, marker: str, how: str) -> None:
     """In whichever pass of the loop it comes: while the folder is looked for, while it starts, when it has started."""
     passes, is_created = 0, False
@@ -412,11 +412,13 @@ async def test_one_that_nobody_is_told_of_is_ended(tmp_path: Path, marker: str, 
             is_created = creating.done()
             if how == "cancelled":
                 creating.cancel()
+            elif how == "end":
+                workspace.end()
             else:
-                getattr(workspace, how)()
+                workspace.stop_terminals(0.0, ends=True)
             with contextlib.suppress(asyncio.CancelledError, Closed):
                 id = (await creating)["terminalId"]
-                if how == "end_turn":
+                if how == "stop_terminals":
                     await ended(workspace, id)
             if how == "cancelled" and not is_created:
                 assert not workspace._terminals._terminals  # pyright: ignore[reportPrivateUsage]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from banksman.core import arbiter, ending, questioning
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
+from banksman.core.meaning import PromptRefused
 from banksman.core.outcome import By, Kind, Receipt
 from banksman.core.session_facts import (
     Accept,
@@ -125,7 +126,7 @@ def send_steered(work: Work, key: str, id: str) -> None:
         return
     ask = next(ask for ask in turn.steered if ask.id == id)
     work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
-    work.speak(turn.id, lambda speech: speech.prompt(ask.ref, ask.prompt))
+    work.speak(turn.id, lambda speech: speech.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref))
 
 
 def _takes_prompts(state: Session, turn: Turn) -> bool:

@@ -9,7 +9,7 @@ from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import EndTerminals, GiveReceipt, Resolve, Timer
+from banksman.core.session_facts import GiveReceipt, Resolve, Timer
 from banksman.core.state import Mode, OwnOver, ProcessPhase, Stale
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
@@ -38,9 +38,7 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
             # answer, and goes on.
             interrupt(work, turn)
             questioning.close(work, turn.id)
-            if work.state.config.serves_terminals and work.state.config.after_interrupt == "sweep":
-                # They are no part of the agent's tree, so that no sweep of it would find them.
-                work.do(EndTerminals())
+            sweeping.end_terminals(work, turn)
             work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
         case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
             # Somebody wants it to end, and not only to give way: it is not to come back.
@@ -155,7 +153,8 @@ def end(
         work.after_commit(OwnOver(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
-    if is_stopped and by is By.BOUNDARY:
+    if turn.cause is not None and by is By.BOUNDARY:
+        # Whatever it is called: an agent may say that it had finished, and its tools may not have.
         sweeping.after(work, turn)
     queued = tuple(ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
     for id in turn.interrupts:
@@ -195,6 +194,7 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         first, *others = coming
         work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
         following = Turn(id=first.id, ask=first, priority=first.priority, phase=Phase.RUNNING, steered=tuple(others))
+        following = replace(following, granted_at=work.at, began_at=work.at)
         if state.mode is Mode.CLOSING:
             following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
         # The agent has it already, and names what it does: nothing else could be begun before it anyway.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from banksman.core import arbiter, asking, clocks, closing, ending, hearing, resting
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
+from banksman.core.meaning import TurnOver
 from banksman.core.session_facts import (
     GrantHold,
     Timer,
@@ -69,7 +70,8 @@ def _write_prompt(work: Work) -> None:
     turn = replace(turn.moved(Move.WRITE), began_at=work.at)
     work.set(turn=turn, clocks=clocks.wound(state.config.clocks, work.at))
     hearing.know_conversation(work)
-    work.speak(turn.id, lambda speech: speech.prompt(turn.ref, turn.prompt))
+    unsaid = TurnOver(refs=(turn.ref,), is_error=True)
+    work.speak(turn.id, lambda speech: speech.prompt(turn.ref, turn.prompt), unsaid)
     work.arm_clocks(turn)
 
 

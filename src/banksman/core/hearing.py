@@ -61,6 +61,7 @@ def read_frames(work: Work, fact: FramesRead) -> None:
     # turn's first; the boundary is its last.
     for index, meaning in fact.meanings:
         _keep(work, fact.lines[begin:index])
+        was_reciting = _recites(work)
         meanings, answers = _resolved(work, meaning)
         first = meanings[0] if meanings else None
         idle += isinstance(first, Noise | Thought)
@@ -69,7 +70,8 @@ def read_frames(work: Work, fact: FramesRead) -> None:
             meanings = meanings[1:]
         elif isinstance(first, TurnOver) and work.state.own is None and not _is_ours(work, first):
             _open_own(work, first.origin, first.refs)
-        _keep(work, fact.lines[index : index + 1])
+        # What begins the recitation is no part of it, nor is what ends it.
+        _keep(work, fact.lines[index : index + 1], recites=was_reciting and _recites(work))
         for answer in answers:
             work.send(work.speaker, answer)
         for each in meanings:
@@ -83,10 +85,14 @@ def read_frames(work: Work, fact: FramesRead) -> None:
         work.set(clocks=clocks.wind(work.state.clocks, work.at, *names))
 
 
-def _keep(work: Work, lines: Sequence[bytes]) -> None:
+def _recites(work: Work) -> bool:
+    speech = work.state.process.speech
+    return speech is not None and speech.recites
+
+
+def _keep(work: Work, lines: Sequence[bytes], *, recites: bool | None = None) -> None:
     if lines and work.state.store is Store.WORKING:
-        speech = work.state.process.speech
-        kind = kinds.RECITED if speech is not None and speech.recites else kinds.UPDATE
+        kind = kinds.RECITED if (_recites(work) if recites is None else recites) else kinds.UPDATE
         tag = work.speaker
         work.entries += [(tag, kind, line) for line in lines]
 
@@ -287,16 +293,17 @@ def _on_over(work: Work, over: TurnOver) -> None:
     is_certain = _is_certain(work, turn, over)
     # Steered prompts are told apart by what is said about each, so that is always waited for.
     will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
-    seconds = state.config.settle_seconds
-    if is_certain and (turn.settled is not None or not will_settle):
-        seconds = state.config.quiet_seconds
-        if not seconds:
-            _end_ours(work, turn, over)
-            return
-    # The agent is about to say that it is done with the prompt, or that it is only now beginning with it; or it has a
-    # few words more.
-    work.set_turn(changed(turn, boundary=over, quiet_until=work.at + seconds * QUIET_TIMES_MAX))
-    work.start_timer(seconds, Timer.SETTLE, turn.key)
+    if not is_certain or (turn.settled is None and will_settle):
+        # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
+        work.set_turn(changed(turn, boundary=over))
+        work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+    elif state.config.quiet_seconds:
+        # It may have a few words more.
+        until = work.at + state.config.quiet_seconds * QUIET_TIMES_MAX
+        work.set_turn(changed(turn, boundary=over, quiet_until=until))
+        work.start_timer(state.config.quiet_seconds, Timer.SETTLE, turn.key)
+    else:
+        _end_ours(work, turn, over)
 
 
 def _resolved(work: Work, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[bytes, ...]]:
@@ -316,7 +323,7 @@ def _wait_for_quiet(work: Work) -> None:
     for more of them begins anew. Not for ever: what does not end is not the end of a turn."""
     turn = work.state.turn
     seconds = work.state.config.quiet_seconds
-    if seconds and turn is not None and turn.boundary is not None and work.at < turn.quiet_until:
+    if seconds and turn is not None and turn.quiet_until is not None and work.at < turn.quiet_until:
         work.start_timer(seconds, Timer.SETTLE, turn.key)
 
 

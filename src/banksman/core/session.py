@@ -65,6 +65,7 @@ from banksman.core.session_facts import (
     Reject,
     SettingAsked,
     SettingTaken,
+    TerminalsEnded,
     TimerFired,
     WriteFailed,
 )
@@ -99,6 +100,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
             | ProcessExited()
             | ProcessGone()
             | ProcessSwept()
+            | TerminalsEnded()
         ):
             if _is_current(state, fact):
                 _from_process(work, fact)
@@ -137,6 +139,8 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
             living.gone(work, fact)
         case ProcessSwept():
             sweeping.swept(work, fact)
+        case TerminalsEnded():
+            sweeping.terminals_ended(work, fact)
         case FramesRead():
             hearing.read_frames(work, fact)
         case _:

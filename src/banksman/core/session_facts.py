@@ -269,6 +269,16 @@ class ProcessSwept:
 
 
 @dataclass(frozen=True, slots=True)
+class TerminalsEnded:
+    """Commands that the agent has had us run in a turn (id) were ended with it, or, by policy, were not."""
+
+    at: float
+    process: int
+    turn: str
+    commands: tuple[Swept, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     at: float
     subject: Subject
@@ -300,6 +310,7 @@ ProcessFact = (
     | ProcessExited
     | ProcessGone
     | ProcessSwept
+    | TerminalsEnded
 )
 Fact = CallerFact | ProcessFact | Committed | AppendFailed | TimerFired
 
@@ -440,7 +451,13 @@ class CallBack:
 
 @dataclass(frozen=True, slots=True)
 class EndTerminals:
-    """The commands that the agent has its client run are to end: its turn is."""
+    """End the commands that the agent has had us run since then: the turn (id) that they are of is to end. `ends`
+    False: only tell what there is. `TerminalsEnded` answers, if there are any."""
+
+    process: int
+    turn: str
+    since: float
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True)

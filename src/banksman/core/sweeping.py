@@ -11,7 +11,7 @@ A turn that came to its end by itself is not swept after: what it left running, 
 from __future__ import annotations
 
 from banksman.core import event as kinds
-from banksman.core.session_facts import ProcessSwept, SweepTools, Timer
+from banksman.core.session_facts import EndTerminals, ProcessSwept, SweepTools, TerminalsEnded, Timer
 from banksman.core.state import ProcessPhase
 from banksman.core.turn import Turn
 from banksman.core.work import Work
@@ -53,10 +53,11 @@ def swept(work: Work, fact: ProcessSwept) -> None:
         _begin(work)
 
 
-def _tell(work: Work, turn: str, fact: ProcessSwept) -> None:
-    """Not as a part of the turn, which is over and has had its last event; but it says after which."""
-    found = [{"pid": swept.pid, "command": swept.command} for swept in fact.swept]
-    survivors = [{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors]
+def _tell(work: Work, turn: str, fact: ProcessSwept | TerminalsEnded) -> None:
+    """Not as a part of the turn, which may have had its last event; but it says after which."""
+    commands, left = (fact.commands, ()) if isinstance(fact, TerminalsEnded) else (fact.swept, fact.survivors)
+    found = [{"pid": swept.pid, "command": swept.command} for swept in commands]
+    survivors = [{"pid": survivor.pid, "command": survivor.command, "why": survivor.why} for survivor in left]
     if not found and not survivors:
         return
     if work.state.config.after_interrupt == "sweep":
@@ -64,6 +65,18 @@ def _tell(work: Work, turn: str, fact: ProcessSwept) -> None:
         work.log(None, kinds.PROCESS_SWEPT, process=fact.process, **told)
     else:
         work.log(None, kinds.PROCESS_LEFT, process=fact.process, left=[*found, *survivors], after=turn)
+
+
+def end_terminals(work: Work, turn: Turn) -> None:
+    """A turn is told to stop. What it has had us run is no part of the agent's tree: no sweep of that would find it."""
+    config = work.state.config
+    if config.serves_terminals:
+        ends = config.after_interrupt == "sweep"
+        work.do(EndTerminals(work.state.process.number, turn.id, turn.began_at, ends))
+
+
+def terminals_ended(work: Work, fact: TerminalsEnded) -> None:
+    _tell(work, fact.turn, fact)
 
 
 def expire(work: Work, subject: str) -> None:

@@ -43,7 +43,8 @@ def _of_turn(work: Work, timer: Timer, key: str) -> None:
     turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None)
     match timer:
         case Timer.DRAIN:
-            is_due = turn is not None and turn.phase is Phase.INTERRUPTING
+            # Where only the quiet after the boundary is waited for, it has come.
+            is_due = turn is not None and turn.phase is Phase.INTERRUPTING and turn.quiet_until is None
             if is_due or any(other == key for _, other in state.process.unacknowledged):
                 work.stop_process()
         case Timer.SETTLE:

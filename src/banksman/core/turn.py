@@ -134,8 +134,8 @@ class Turn:
     is_acknowledged: bool = False
     settled: PromptSettled | None = None
     boundary: TurnOver | None = None
-    # Until when what still comes after it puts off the end.
-    quiet_until: float = 0.0
+    # Until when what still comes after it puts off the end; None: the end is not put off.
+    quiet_until: float | None = None
 
     @property
     def key(self) -> str:

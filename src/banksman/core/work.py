@@ -16,7 +16,7 @@ from banksman.core import event as kinds
 from banksman.core.changing import changed
 from banksman.core.dialects.dialect import Speech, Spoken
 from banksman.core.event import Entry, entry
-from banksman.core.meaning import Meaning
+from banksman.core.meaning import Meaning, TurnOver
 from banksman.core.session_facts import (
     Append,
     CancelTimer,
@@ -34,7 +34,7 @@ from banksman.core.session_facts import (
 )
 from banksman.core.state import Deferred, Mode, Process, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
-from banksman.errors import AgentError, BanksmanError
+from banksman.errors import AgentError, BanksmanError, UsageError
 
 # Frames that wait for the pipe: a few interrupts and answers. More are an agent that asks and asks, and never reads.
 OUTBOX_FRAMES_MAX = 1024
@@ -141,11 +141,18 @@ class Work:
                 self.set_turn(replace(turn.moved(Move.STOP), cause=Cause.REPLACE))
         self.stop_process(error)
 
-    def speak(self, turn: str | None, say: Callable[[Speech], Spoken]) -> None:
-        """Say something to the agent, in its own words, if there is one that was spoken to."""
+    def speak(self, turn: str | None, say: Callable[[Speech], Spoken], unsaid: Meaning | None = None) -> None:
+        """Say something to the agent, in its own words, if there is one that was spoken to. `unsaid`: what it means if
+        it cannot be said after all. All that callers say is checked before it comes in here, but each by itself."""
         speech = self.state.process.speech
         if speech is not None:
-            spoken = say(speech)
+            try:
+                spoken = say(speech)
+            except UsageError as exc:
+                if unsaid is None:
+                    raise
+                self.heard.append(replace(unsaid, error=str(exc)) if isinstance(unsaid, TurnOver) else unsaid)
+                return
             self.set_process(speech=spoken.speech)
             for frame in spoken.frames:
                 self.send(turn, frame)

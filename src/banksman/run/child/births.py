@@ -3,7 +3,8 @@
 The kernel notes the birth of each process in ticks of 10 ms since the boot. A tool that is started in the same breath
 as the prompt comes shares its tick with what was there before. But within a tick pids tell: they are given in ascending
 order, and /proc/loadavg says which was the last. So at each write to the child both are noted, and whoever later asks
-about a moment gets the note of the first write since.
+about a moment gets the note of the first write since. (Numbers are used again: of those that begin anew within that one
+tick the first ones are taken for older.)
 
 The clock of the births goes on while the machine sleeps, ours (CLOCK_MONOTONIC) does not. A note has the tick itself,
 so that nothing has to be converted.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from banksman.run.child import system
 
-# Writes within one turn are few: answers to questions, mostly. Of more the first is forgotten, and the tick alone tells.
+# Writes within one turn are few: answers to questions, mostly. Of more the first is forgotten; the tick alone tells.
 NOTES_MAX = 1024
 
 

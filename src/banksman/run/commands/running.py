@@ -193,8 +193,11 @@ class Running:
     def put_nowait(self, data: bytes) -> Writing:
         """Queue a whole write; its `done` tells when the pipe has taken it."""
         assert self._process.stdin is not None
-        self._process.note_time()
         return self._process.stdin.put(data)
+
+    def note_time(self) -> None:
+        """Something begins now that `prune_nowait` may be asked about later."""
+        self._process.note_time()
 
     def prune_nowait(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
         """End what its tree has grown since then (`loop.time()`), or with `ends` False only look for it; the command

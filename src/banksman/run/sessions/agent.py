@@ -136,6 +136,7 @@ class RealAgent:
         return f"<RealAgent {self._command}>"
 
     def write(self, data: bytes) -> None:
+        self._command.note_time()
         writing = self._command.put_nowait(data)
         if writing.done.done():
             self._on_done(writing)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from banksman.core.meaning import Requested, Wants
-from banksman.core.session_facts import CallBack, CallbackAnswered
+from banksman.core.session_facts import CallBack, CallbackAnswered, EndTerminals, TerminalsEnded
 from banksman.errors import BanksmanError, UsageError
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.hooks import Hooks
@@ -48,10 +48,14 @@ class Callbacks:
             former.end()
             self._former = [each for each in (*self._former, former) if each.is_running]
 
-    def end_turn(self) -> None:
-        """A turn is interrupted: the commands that its agent has us run end with it."""
-        if self.workspace is not None:
-            self.workspace.end_turn()
+    def end_terminals(self, effect: EndTerminals) -> None:
+        """A turn is interrupted: the commands that its agent has had us run in it end with it, or are told of."""
+        if self.workspace is None:
+            return
+        commands = self.workspace.stop_terminals(effect.since, ends=effect.ends)
+        if commands:
+            now = self._driver.now()
+            self._driver.tell(TerminalsEnded(now, effect.process, effect.turn, commands))
 
     def call(self, effect: CallBack) -> None:
         # A task, so that nothing of the caller's ever runs inside the door.

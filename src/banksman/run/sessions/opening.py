@@ -207,6 +207,9 @@ class Opening:
         seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
 
+    def check_fork(self) -> None:
+        self._check_capabilities(fork=True)
+
     def _check_capabilities(self, **wanted: bool) -> None:
         for name, is_wanted in wanted.items():
             if is_wanted and name not in self.profile.capabilities:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import AskHuman, CallBack, GiveReceipt, TellAnswer
+from banksman.core.session_facts import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
 from banksman.errors import BanksmanError, Refused
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.listener import Listener
@@ -147,9 +147,9 @@ class Promises(Listener):
         assert self.callbacks is not None
         self.callbacks.close(request)
 
-    def end_terminals(self) -> None:
+    def end_terminals(self, effect: EndTerminals) -> None:
         assert self.callbacks is not None
-        self.callbacks.end_turn()
+        self.callbacks.end_terminals(effect)
 
     def take_setting(self, change: str, error: BanksmanError | None) -> None:
         taken = self._changing.pop(change)

@@ -265,6 +265,7 @@ class Sessions:
         startup = self._startups.get(session.id)
         if startup is None:
             raise UsageError("a session that is not open here cannot be forked", hint="open it, or open(resume=…)")
+        startup.next.check_fork()
         conversation = session.origin
         if conversation is None:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")

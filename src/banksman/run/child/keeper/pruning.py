@@ -10,9 +10,11 @@ second would never be done with. But what those who are meant go on to fork is: 
 parent to death and become a child of the keeper.
 
 How. TERM, then a grace in which the keeper goes on hearing everybody, then freeze and kill, round by round, until a
-look finds nobody. Such a look proves nothing by itself: there is no ECHILD here, since the agent stays. But a line of
-processes that fork and exit betrays itself by the dead it leaves to its keeper. Only a look that sees neither is the
-end. All of it is bounded, and those who are left then are named.
+look finds nobody. Such a look proves nothing by itself: there is no ECHILD here, since the agent stays. A line of
+processes that fork and exit may have gone on, behind the look, in a child that was born during it. But then whoever was
+there when the look began is dead now, and was not before; unless its parent has reaped it at once, which only one can
+do that is not meant itself, and only to the first of a line. Hence the rule: it is over when two looks in a row have
+found nobody, and the second nobody newly dead. All of it is bounded, and those who are left then are named.
 
 The limit: an orphan falls to the nearest subreaper. If the agent had one running before, what a tool forks and leaves
 behind in the moments of its own end becomes that one's child, and is taken for one.
@@ -72,10 +74,13 @@ class Pruning(Sweep):
         self._since = since
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * system.TICKS_PER_SECOND)
         self._asked: set[Member] = set()
+        # Whom the last look found dead; None: there was none.
+        self._dead: set[Member] | None = None
 
     def go_on(self) -> bool:
         """One round. True if that was the last: see `ended` and `survivors`."""
         is_killing = self._ends and time.monotonic() >= self._kill_at
+        self.next_round = time.monotonic() + ROUND_SECONDS
         try:
             is_over = self._kill_round() if is_killing else self._ask_round()
         except OSError:
@@ -84,7 +89,6 @@ class Pruning(Sweep):
             if time.monotonic() >= self._over_at:
                 self.survivors = [UNSEEN]
                 is_over = True
-        self.next_round = time.monotonic() + ROUND_SECONDS
         return is_over
 
     @property
@@ -113,11 +117,16 @@ class Pruning(Sweep):
         return is_over
 
     def _look(self) -> tuple[list[Row], bool]:
-        """Who is meant and alive; and whether that was all: nobody, and nobody who has just died either."""
+        """Who is meant and alive; and whether that was all."""
         self._reap()
-        rows = list(census(self._root, near=False))
-        living = [row for row in self._choose(rows, (), ()) if is_alive(row)]
-        return living, not living and not any(row[1] == self._root and self._is_meant(row) for row in rows)
+        chosen = self._choose(list(census(self._root, near=False)), (), ())
+        living = [row for row in chosen if is_alive(row)]
+        dead = {(row[0], row[3]) for row in chosen if not is_alive(row)}
+        is_proof = not living and self._dead is not None and dead <= self._dead
+        self._dead = dead
+        if not living:
+            self.next_round = time.monotonic()
+        return living, is_proof
 
     # -- who is meant ------------------------------------------------------------------------------------------------
     def _is_meant(self, row: Row) -> bool:

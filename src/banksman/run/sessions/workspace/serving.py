@@ -11,7 +11,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, cast
 
-from banksman.core.facts import Exited
+from banksman.core.facts import Exited, Swept
 from banksman.errors import Closed, UsageError
 from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent
 from banksman.run.sessions.workspace import files, params, paths
@@ -159,9 +159,10 @@ class Workspace:
     def is_running(self) -> bool:
         return self._terminals.is_running or self._lane.is_running
 
-    def end_turn(self) -> None:
-        """The turn is interrupted: every terminal ends, and none that was asked for until now begins."""
-        self._terminals.stop_all()
+    def stop_terminals(self, since: float, *, ends: bool) -> tuple[Swept, ...]:
+        """A turn is interrupted that was begun then (`loop.time()`): its terminals end, and none that was asked for
+        until now begins. Those that were running. `ends` False: they go on, and are only told."""
+        return self._terminals.stop(since, ends=ends)
 
     def end(self) -> None:
         """The process is gone, or the session: every terminal ends, and nothing more is served. May be called again."""

@@ -16,6 +16,7 @@ of no program, is given to a shell.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -26,6 +27,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from banksman.core.facts import Swept
 from banksman.errors import BanksmanError, Closed, NotFound, ProgramNotFound, Refused
 from banksman.run.child.launch import Launch, prepare
 from banksman.run.commands.command import Command
@@ -102,8 +104,8 @@ class Terminals:
         self._start = start
         self._surroundings = surroundings
         self._terminals: dict[str, Terminal] = {}
-        # Every one that may still run, those that were released too.
-        self._commands: list[Command] = []
+        # Every one that may still run, those that were released too, and when it was asked for.
+        self._commands: list[tuple[float, Command]] = []
         self._is_over = False
         # How often all of them were ended: what was asked for before the last time is not started after it.
         self.generation = 0
@@ -157,7 +159,7 @@ class Terminals:
         return terminal
 
     def _make_room(self) -> None:
-        self._commands = self._running()
+        self._commands = [(at, command) for at, command in self._commands if not command.is_over]
         if len(self._commands) >= TERMINALS_MAX:
             hint = "kill or release some, and wait until they have ended"
             raise Refused(f"{TERMINALS_MAX} terminals are running already", hint=hint)
@@ -166,7 +168,7 @@ class Terminals:
             del self._terminals[next(id for id, terminal in self._terminals.items() if terminal.command.is_over)]
 
     def _running(self) -> list[Command]:
-        return [command for command in self._commands if not command.is_over]
+        return [command for _, command in self._commands if not command.is_over]
 
     def _launch(self, order: Order, folder: Folder) -> tuple[str, Terminal]:
         wanted = OUTPUT_BYTES_MAX if order.output_bytes_max is None else order.output_bytes_max
@@ -177,7 +179,7 @@ class Terminals:
         # Not to be guessed: an id of another session's terminal means nothing here.
         id = f"t-{os.urandom(8).hex()}"
         self._terminals[id] = terminal
-        self._commands.append(terminal.command)
+        self._commands.append((asyncio.get_running_loop().time(), terminal.command))
         return id, terminal
 
     def _prepare(self, order: Order, folder: Folder) -> Launch:
@@ -208,16 +210,20 @@ class Terminals:
     def is_running(self) -> bool:
         return bool(self._running())
 
-    def stop_all(self) -> None:
-        """End every one, by the ladder. What they have said can still be asked for."""
-        self.generation += 1
-        for command in self._running():
-            command.stop_nowait()
+    def stop(self, since: float, *, ends: bool) -> tuple[Swept, ...]:
+        """End those that were begun since then, by the ladder, and tell which they are. What they have said can still
+        be asked for."""
+        running = [command for at, command in self._commands if at >= since and not command.is_over]
+        if ends:
+            self.generation += 1
+            for command in running:
+                command.stop_nowait()
+        return tuple(Swept(command.pid or 0, " ".join(command.argv)) for command in running)
 
     def end(self) -> None:
         """The same, and there will be no more."""
         self._is_over = True
-        self.stop_all()
+        self.stop(0.0, ends=True)
         self._terminals.clear()
 
     async def wait_ended(self) -> None:
