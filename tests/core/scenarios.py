@@ -59,8 +59,6 @@ SCENARIOS = {
         scenario("four asks", LOW, USUAL, PATIENT, URGENT),
         scenario("three asks", USUAL, PATIENT, URGENT),
         scenario("an interrupt and a withdrawal", LOW, USUAL, interrupt=1, withdraw=1),
-        scenario("an interrupt among three", LOW, PATIENT, URGENT, interrupt=1),
-        scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1),
         scenario("one is moved", LOW, USUAL, PATIENT, move=1),
         scenario("a log that takes its time", LOW, URGENT, lazy="log", withdraw=1),
         scenario("a log that fails", PATIENT, URGENT, lazy="log", fail=1),
@@ -131,6 +129,8 @@ SCENARIOS = {
 LARGE = {
     each.name: each
     for each in (
+        scenario("an interrupt among three", LOW, PATIENT, URGENT, interrupt=1),
+        scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1),
         scenario("three asks, an interrupt and a withdrawal", LOW, PATIENT, URGENT, interrupt=1, withdraw=1),
         scenario("three asks and a log that fails", LOW, PATIENT, URGENT, lazy="log", fail=1),
         scenario("three asks and two own turns", LOW, PATIENT, URGENT, own=2),

@@ -20,7 +20,6 @@ from tests.core.recordings.reading import line as compact
 from banksman.core.dialects import claude_reading, claude_updates, claude_writing
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.dialects.members import split
 from banksman.core.framing import HEAD_BYTES
 from banksman.core.meaning import (
     Meaning,
@@ -38,6 +37,7 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
+from banksman.core.members import split
 
 NOISE = Noise()
 TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)

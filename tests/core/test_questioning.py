@@ -9,6 +9,7 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core import event as kinds
+from banksman.core import rules
 from banksman.core.arbiter import INTERACTIVE, NORMAL
 from banksman.core.config import Config
 from banksman.core.decision import DENIED, Decision
@@ -491,3 +492,40 @@ def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
     assert len(of(StopProcess, talk.effects)) == 1
     assert answers(talk.tell(CallbackAnswered(5.0, 1, "c", {}))) == []
     assert answers(talk.mean(asks("late"))) == []
+
+
+# -- what we are to do for it ------------------------------------------------------------------------------------------
+RUN = Requested("7", Wants.WORKSPACE, "terminal/create", "execute", {"command": "make"})
+
+
+def _serving(verdict: str) -> Talk:
+    talk = Talk(replace(TELLING, rules=rules.parse({"execute": verdict})))
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    return talk
+
+
+def test_what_a_rule_denies_is_not_done_for_the_agent_either() -> None:
+    effects = _serving("deny").mean(RUN)
+    assert not of(CallBack, effects)
+    (refused,) = sent(effects)
+    assert refused.startswith(b"R 7 a rule")
+
+
+def test_what_a_rule_allows_or_does_not_know_is_done() -> None:
+    assert of(CallBack, _serving("allow").mean(RUN))
+    talk = _serving("deny")
+    assert of(CallBack, talk.mean(replace(RUN, tool="read"), replace(RUN, request="8", tool="")))
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_what_a_rule_has_asked_about_is_done_when_somebody_allows_it(allows: bool) -> None:
+    talk = _serving("ask")
+    (asked,) = of(AskHuman, talk.mean(RUN))
+    assert (asked.asked.wants, asked.asked.tool) == (Wants.PERMISSION, "execute")
+    (body,) = talk.logged(kinds.QUESTION_ASKED)
+    assert body["wants"] == "permission"
+    effects = talk.tell(QuestionAnswered(talk.at, asked.question, Decision(allows=allows, message="not now")))
+    assert bool(of(CallBack, effects)) is allows
+    assert sent(effects) == ([] if allows else [b"R 7 not now\n"])

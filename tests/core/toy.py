@@ -68,6 +68,7 @@ class ToyDialect:
     def __init__(self, *, acknowledges_interrupts: bool = True) -> None:
         self.acknowledges_interrupts: bool = acknowledges_interrupts
         self.can_steer: bool = True
+        self.takes_input: bool = True
 
     def read(self, line: bytes) -> Meaning | None:
         return _meaning(line)

@@ -103,7 +103,7 @@ def test_what_they_leave_behind_and_how_they_lie() -> None:
     assert {name for name in OURS if found[name].quirks.cancel_may_say} == {"goose", "opencode"}
     assert {name for name in OURS if found[name].quirks.silence_is_error} == {"codex-acp-ts", "kimi"}
     assert {name for name in OURS if found[name].quirks.error_texts} == {"codex-acp-ts", "copilot", "goose"}
-    assert {name for name in OURS if found[name].quiet_seconds} == {"custom", "kimi"}
+    assert {name for name in OURS if found[name].quiet_seconds} == {"codex-acp", "custom", "kimi"}
     assert all(profile.after_interrupt == "sweep" for profile in found.values())
     assert all(profile.quirks.serves == ("fs", "terminal") for profile in found.values())
 

@@ -30,7 +30,7 @@ class Case:
     """A scenario and how far it is explored."""
 
     scenario: Scenario
-    schedules: int = 120
+    schedules: int = 80
     is_complete: bool = False
     departures: int = 2
     options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -56,7 +56,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(
-    *, schedules: int = 120, is_complete: bool = False, departures: int = 2, moment: bool = False, **options: Any
+    *, schedules: int = 80, is_complete: bool = False, departures: int = 2, moment: bool = False, **options: Any
 ) -> Callable[[Scenario], Scenario]:
     """Enter a scenario. What is not complete is a sample, evenly spread over all pairs of departures. `moment`: it has
     something that may happen at any moment."""

@@ -52,7 +52,7 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(*, schedules: int = 120, moment: bool = False) -> Callable[[Scenario], Scenario]:
+def case(*, schedules: int = 80, moment: bool = False) -> Callable[[Scenario], Scenario]:
     def enter(scenario: Scenario) -> Scenario:
         name = getattr(scenario, "__name__", "")
         assert name not in CASES

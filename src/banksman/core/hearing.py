@@ -373,8 +373,10 @@ def _use_tools(work: Work, began: tuple[str, ...] = (), ended: tuple[str, ...] =
     turn = work.state.speaking
     if turn is not None:
         still = tuple(call for call in turn.tools if call not in ended)
-        work.set_turn(changed(turn, tools=(*still, *(call for call in began if call not in still))[:TASKS_MAX]))
-        work.attend_clocks()
+        tools = (*still, *(call for call in began if call not in still))[:TASKS_MAX]
+        work.set_turn(changed(turn, tools=tools))
+        if bool(tools) != bool(turn.tools):  # Else the clocks that stand still for a tool do so already.
+            work.attend_clocks()
 
 
 def _is_certain(work: Work, turn: Turn, over: TurnOver) -> bool:

@@ -41,6 +41,11 @@ CALLBACKS_MAX = 64
 
 
 def on_request(work: Work, asked: Requested) -> None:
+    speech = work.state.process.speech
+    if speech is not None and speech.recites:
+        # It repeats what it had asked in another process: nobody is to answer that again.
+        work.speak(None, lambda speech: speech.cancel(asked))
+        return
     match asked.wants:
         case Wants.PERMISSION | Wants.ELICITATION:
             _ask(work, asked)
@@ -48,8 +53,10 @@ def on_request(work: Work, asked: Requested) -> None:
             # Of a call too large to be read to its name nobody knows what the rules say.
             verdict = _verdict(work, asked, work.state.speaking) if asked.tool else Verdict.DENY
             work.speak(work.speaker, lambda speech: speech.rule(asked, verdict))
-        case Wants.HOOK | Wants.TOOL | Wants.WORKSPACE:
+        case Wants.HOOK | Wants.TOOL:
             _call_back(work, asked)
+        case Wants.WORKSPACE:
+            _serve(work, asked)
         case Wants.UNKNOWN:
             _refuse(work, asked, f"Banksman does not answer {asked.subtype!r}")
 
@@ -60,6 +67,18 @@ def on_withdrawn(work: Work, request: str) -> None:
         if question.asked.request == request:
             forget(work, question.id, "withdrawn", by="agent")
     _forget_callback(work, request)
+
+
+def _serve(work: Work, asked: Requested) -> None:
+    """The agent has us do it, and so has not asked whether it may: what the rules say of such a tool is said here."""
+    verdict = _verdict(work, asked, work.state.speaking) if asked.tool else None
+    match verdict:
+        case Verdict.DENY:
+            _refuse(work, asked, f"a rule of this session says no to {asked.tool!r}")
+        case Verdict.ASK:
+            _ask(work, asked)
+        case _:
+            _call_back(work, asked)
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
@@ -78,6 +97,9 @@ def _ask(work: Work, asked: Requested) -> None:
         return
     id = _name(work)
     work.set(questions=(*state.questions, Question(id, work.speaker, asked)))
+    if asked.wants is Wants.WORKSPACE:
+        # Whether it may, is what is asked: whoever answers need not know who does it then.
+        asked = replace(asked, wants=Wants.PERMISSION)
     work.log(
         work.speaker,
         kinds.QUESTION_ASKED,
@@ -120,7 +142,13 @@ def answer(work: Work, id: str, decision: Decision) -> Question | None:
         return None
     question = next((question for question in work.state.questions if question.id == id), None)
     if question is not None:
-        work.speak(question.turn, lambda speech: speech.answer(question.asked, decision))
+        asked = question.asked
+        if asked.wants is not Wants.WORKSPACE:
+            work.speak(question.turn, lambda speech: speech.answer(asked, decision))
+        elif decision.allows:
+            _call_back(work, asked)
+        else:
+            _refuse(work, asked, decision.message or "denied")
         forget(work, id, decision.word, by=decision.by, message=decision.message, option=decision.option)
     return question
 

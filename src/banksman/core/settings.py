@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from banksman.core import event as kinds
 from banksman.core import resting
+from banksman.core.dialects.dialect import Plain
 from banksman.core.meaning import Replied
 from banksman.core.session_facts import Reconfigured, SettingAsked, SettingTaken, Timer
 from banksman.core.state import Change, Mode, ProcessPhase, Stale, Store
@@ -100,10 +101,16 @@ def on_reply(work: Work, reply: Replied) -> None:
 
 def expire(work: Work, request: str) -> None:
     change = _find(work, request)
-    if change is not None:
-        _forget(work, change)
+    if change is None:
+        return
+    _forget(work, change)
+    if isinstance(work.state.process.speech, Plain):
         _take(work, change, by="respawn")
         work.set_process(stale=Stale.NOW)
+    else:
+        # It takes its settings in words, and another process would be told the very same.
+        seconds = work.state.config.setting_seconds
+        _told(work, change, AgentError(f"the agent did not answer to {change.name} {change.value!r} in {seconds:g} s"))
 
 
 def forget_all(work: Work) -> None:

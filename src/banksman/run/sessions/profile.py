@@ -30,6 +30,8 @@ CAPABILITIES = frozenset(
         *("schema", "steer", "system_prompt", "tools"),
     )
 )
+# What no agent can that is spoken with in these words: there are none for it.
+_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("hooks", "tools"), "claude": ()}
 AFTER_INTERRUPT = ("sweep", "keep")
 # A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
 QUIET_SECONDS_MAX = 5.0
@@ -143,7 +145,8 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
     env, quirks = top.table("env", _ENV), top.table("quirks", _QUIRKS)
     # One source for the numbers that are not given: the ladder's own.
     usual = Timings()
-    dialect = DIALECTS[top.one_of("dialect", DIALECTS)]
+    spoken = top.one_of("dialect", DIALECTS)
+    dialect = DIALECTS[spoken]
     read = _quirks(quirks)
     return Profile(
         name=name,
@@ -153,7 +156,7 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
         dialect=dialect(read),
         install=top.text("install"),
         website=top.text("website"),
-        capabilities=frozenset(top.words("capabilities", among=CAPABILITIES)),
+        capabilities=frozenset(top.words("capabilities", among=CAPABILITIES.difference(_WORDLESS[spoken]))),
         drain_seconds=top.seconds("drain_seconds", 5.0),
         quiet_seconds=_quiet(top),
         leaves_tools=quirks.flag("leaves_tools"),
