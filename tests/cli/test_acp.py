@@ -60,10 +60,10 @@ def test_what_is_no_request_is_answered_and_the_next_one_too(editor: Editor) -> 
         b"\xff\xfe": -32700,
         b"what?": -32700,
         b'{"jsonrpc":"2.0","id":1,': -32700,
-        # Too deep to be read: it is not even known to be no JSON.
-        b"[" * 100_000: -32600,
+        b'{"a":' * 100_000: -32600,
         b"17": -32600,
-        b"[]": -32600,
+        b"[" + b"0," * 1_000_000 + b"0]": -32600,
+        b' [{"jsonrpc":"2.0","id":1,"method":"authenticate"}]': -32600,
         b'{"jsonrpc":"2.0","method":7}': -32600,
     }
     for count, (line, code) in enumerate(bad.items(), 1):
@@ -71,9 +71,11 @@ def test_what_is_no_request_is_answered_and_the_next_one_too(editor: Editor) -> 
         response = editor.wait(lambda message: "error" in message, count - 1)
         assert (response["id"], response["error"]["code"]) == (None, code), line[:50]
     editor.send(b"")
-    editor.send(b'[{"jsonrpc":"2.0","id":"a","method":"nothing"},{"jsonrpc":"2.0","id":0,"method":"authenticate"}]')
+    editor.send(b'{"jsonrpc":"2.0","id":"a","method":"nothing"}')
     assert editor.response("a")["error"]["code"] == -32601
+    editor.send(b'{"jsonrpc":"2.0","id":0,"method":"authenticate"}')
     assert editor.response(0)["result"] == {}
+    assert len(editor.messages) == len(bad) + 2
 
 
 def test_what_is_wrong_with_a_request_is_said(editor: Editor, tmp_path: Path) -> None:

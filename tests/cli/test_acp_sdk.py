@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,8 +69,11 @@ class Watcher:
 
 
 @contextlib.asynccontextmanager
-async def driven(folder: Path, watcher: Watcher) -> AsyncGenerator[tuple[ClientSideConnection, Process]]:
-    words = [sys.executable, "-m", "banksman", "acp", "--", *fake_agent.command({}, memory=folder / "memory")]
+async def driven(
+    folder: Path, watcher: Watcher, *, agent: str = "claude", command: Sequence[str] | None = None
+) -> AsyncGenerator[tuple[ClientSideConnection, Process]]:
+    command = fake_agent.command({}, memory=folder / "memory") if command is None else command
+    words = [sys.executable, "-m", "banksman", "acp", "--agent", agent, "--", *command]
     async with (
         asyncio.timeout(2 * SECONDS_MAX),
         spawn_agent_process(
@@ -189,3 +192,26 @@ async def test_a_session_is_resumed_and_changed_and_closed(tmp_path: Path) -> No
         await connection.close_session(session_id=session)
         with pytest.raises(RequestError):
             await connection.prompt(session_id=session, prompt=[text_block("closed")])
+
+
+@pytest.mark.parametrize(("choice", "said"), [("allow_once", "make: yes"), ("reject_once", "make: no")])
+async def test_their_client_drives_their_agent_through_us(tmp_path: Path, choice: str, said: str) -> None:
+    """What goes in at one end comes out at the other, and what the agent offers is what the user may choose."""
+    watcher = Watcher()
+    watcher.choice = choice
+    echo = [sys.executable, str(Path(__file__).parents[1] / "sessions" / "sdk_echo_agent.py")]
+    async with driven(tmp_path, watcher, agent="custom", command=echo) as (connection, _):
+        session = await began(connection, tmp_path)
+        done = await connection.prompt(session_id=session, prompt=[text_block("hello"), text_block("ask make")])
+        assert done.stop_reason == "end_turn"
+        assert watcher.texts() == ["hello", said]
+        call, options = watcher.asked.get_nowait()
+        assert [option.option_id for option in options] == ["yes", "no"]
+        starts = [update for update in watcher.updates if isinstance(update, ToolCallStart)]
+        assert [(start.tool_call_id, start.title) for start in starts] == [(call.tool_call_id, "make")]
+        hanging = asyncio.ensure_future(connection.prompt(session_id=session, prompt=[text_block("hang")]))
+        await watcher.wait_said("hanging")
+        await connection.cancel(session_id=session)
+        assert (await hanging).stop_reason == "cancelled"
+        with pytest.raises(RequestError, match="badly"):
+            await connection.prompt(session_id=session, prompt=[text_block("fail badly")])

@@ -3,9 +3,11 @@ nothing. A real server, and a listener that keeps what it is told."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from tests.serve.kit import TOKEN, Served
 from banksman.cli.acp import talk as talk_module
 from banksman.cli.acp import talks as talks_module
 from banksman.cli.acp.backend import Backend
+from banksman.cli.acp.editor import Editor
+from banksman.cli.acp.methods import Usual
 from banksman.cli.acp.outcomes import Refusal
 from banksman.cli.acp.own_server import OwnServer
 from banksman.cli.acp.talk import Talk
 from banksman.cli.acp.talks import Talks
-from banksman.core.jsonrpc import Id
+from banksman.cli.acp.wire import Outbox
+from banksman.core.jsonrpc import JSONRPC, Id
 
 SECONDS_MAX = 60.0
 
@@ -170,3 +175,37 @@ def test_a_session_that_is_deleted_fails_what_waits_in_it(served: Served, backen
     assert isinstance(result, Refusal) or result["stopReason"] == "cancelled"
     asking.join(SECONDS_MAX)
     wait_left(talk)
+
+
+def test_what_is_cancelled_is_decided_in_the_order_of_the_lines(
+    served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the threads are that tell it to the server: those that came before the word, and none after it."""
+    begun: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Editor, "_spawn", lambda _, *work: begun.append(work))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    talk = opened(served, backend, Ear())
+    monkeypatch.setattr(Talk, "follow", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with nowhere() as outbox:
+        editor = Editor(backend, outbox, Usual("claude"))
+        editor._methods.talks.add(talk)  # pyright: ignore[reportPrivateUsage]
+        asks = {"sessionId": talk.id, "prompt": [{"type": "text", "text": "x"}]}
+        editor.hear(JSONRPC.call(1, "session/prompt", asks))
+        editor.hear(JSONRPC.notice("session/cancel", {"sessionId": talk.id}))
+        editor.hear(JSONRPC.call(2, "session/prompt", asks))
+    prompts = [work[1] for work in begun]
+    assert [(prompt.request, prompt.is_cancelled) for prompt in prompts] == [(1, True), (2, False)]
+
+
+@contextlib.contextmanager
+def nowhere() -> Generator[Outbox]:
+    """An outbox, whose thread ends with it: when nobody reads any more."""
+    gone = threading.Event()
+    read, write = os.pipe()
+    outbox = Outbox(write, on_gone=gone.set)
+    try:
+        yield outbox
+    finally:
+        os.close(read)
+        outbox.put(b"the end\n")
+        assert gone.wait(SECONDS_MAX)
+        os.close(write)

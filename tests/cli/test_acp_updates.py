@@ -86,9 +86,9 @@ def test_what_is_said_outside_of_a_turn_is_told_as_the_server_has_it() -> None:
     assert telling.updates(event("update", None, frame=delta("x"), updates=[said("whole")])) == [said("whole")]
 
 
-def test_an_agent_that_is_not_known_here_is_told_as_the_server_has_it() -> None:
-    assert projector_of("nobody") is None
-    telling = Telling(projector_of("nobody"))
+@pytest.mark.parametrize("dialect", [None, "", "a dialect of tomorrow"])
+def test_a_dialect_that_is_not_known_here_is_told_as_the_server_has_it(dialect: str | None) -> None:
+    telling = Telling(projector_of(dialect))
     telling.updates(event("turn.started"))
     assert telling.updates(event("update", frame=delta("x"), updates=[said("whole")])) == [said("whole")]
 

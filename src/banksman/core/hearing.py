@@ -19,6 +19,7 @@ from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.changing import changed
 from banksman.core.clocks import Name
+from banksman.core.dialects.dialect import Plain
 from banksman.core.meaning import (
     Forgot,
     Meaning,
@@ -94,7 +95,12 @@ def _keep(work: Work, lines: Sequence[bytes], *, recites: bool | None = None) ->
     if lines and work.state.store is Store.WORKING:
         kind = kinds.RECITED if (_recites(work) if recites is None else recites) else kinds.UPDATE
         tag = work.speaker
-        work.entries += [(tag, kind, line) for line in lines]
+        speech = work.state.process.speech
+        if tag is None or speech is None or isinstance(speech, Plain):
+            work.entries += [(tag, kind, line) for line in lines]
+        else:
+            # What is said in another conversation than ours is kept, and is nobody's turn.
+            work.entries += [(None if speech.is_aside(line) else tag, kind, line) for line in lines]
 
 
 def hear(work: Work, meaning: Meaning) -> None:

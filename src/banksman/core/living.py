@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings
+from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings, timing
 from banksman.core import event as kinds
+from banksman.core.dialects.dialect import Plain
 from banksman.core.outcome import By, Kind
 from banksman.core.session_facts import (
     HoldConversation,
@@ -42,7 +43,10 @@ def started(work: Work, fact: ProcessStarted) -> None:
         )
         work.set_process(speech=state.config.dialect.begin(setup))
         work.speak(None, lambda speech: speech.handshake(f"{hearing.HANDSHAKE}-{fact.process}"))
-        work.start_timer(state.config.start_seconds, Timer.START, str(fact.process))
+        seconds = state.config.start_seconds
+        work.set_process(start_due=work.at + seconds)
+        is_plain = isinstance(work.state.process.speech, Plain)
+        work.start_timer(seconds if is_plain else min(seconds, timing.HURRY_SECONDS), Timer.START, str(fact.process))
 
 
 def exited(work: Work, fact: ProcessExited) -> None:

@@ -111,8 +111,9 @@ class Process:
     has_forgotten: bool = False
     # Turns (id) that were stopped, and since when: what their tools have left running is looked for, one at a time.
     sweeps: tuple[tuple[str, float], ...] = ()
-    # It has a pid: from here on it is the agent that is waited for.
+    # It has a pid: from here on it is the agent that is waited for; and until when.
     is_there: bool = False
+    start_due: float = 0.0
     was_ready: bool = False
     # It has brought a turn to its boundary: whatever ends it now is no failed start.
     has_served: bool = False

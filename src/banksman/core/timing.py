@@ -5,6 +5,7 @@ from __future__ import annotations
 from banksman.core import clocks, ending, hearing, questioning, resting, settings, storing, sweeping
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
+from banksman.core.dialects.dialect import Plain
 from banksman.core.session_facts import (
     EndHold,
     Timer,
@@ -13,6 +14,9 @@ from banksman.core.state import Mode, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import AgentError
+
+# How often it is looked whether a handshake waits for something that it can do without.
+HURRY_SECONDS = 5.0
 
 
 def fire(work: Work, timer: Timer, subject: str) -> None:
@@ -59,7 +63,7 @@ def _of_process(work: Work, timer: Timer, subject: str) -> None:
     config, process = work.state.config, work.state.process
     match timer:
         case Timer.START:
-            if subject == str(process.number) and process.phase is ProcessPhase.STARTING:
+            if subject == str(process.number) and process.phase is ProcessPhase.STARTING and not _may_hurry(work):
                 seconds = config.start_seconds
                 work.stop_process(AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)"))
         case Timer.WRITE:
@@ -72,6 +76,20 @@ def _of_process(work: Work, timer: Timer, subject: str) -> None:
             resting.on_old(work, subject)
         case _:
             resting.on_backed_off(work, subject)
+
+
+def _may_hurry(work: Work) -> bool:
+    """A handshake of several steps may wait for one that it can do without, and then goes on. Looked at now and then,
+    and not only at the end: nobody should wait a minute for that."""
+    process = work.state.process
+    if process.speech is None or isinstance(process.speech, Plain):
+        return False
+    work.speak(None, lambda speech: speech.hurry())
+    left = process.start_due - work.at
+    if left <= 0 and work.state.process.speech is process.speech:
+        return False
+    work.start_timer(min(HURRY_SECONDS, left) if left > 0 else HURRY_SECONDS, Timer.START, str(process.number))
+    return True
 
 
 def _look_at_clocks(work: Work, turn: Turn) -> None:

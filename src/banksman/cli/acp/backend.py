@@ -21,6 +21,8 @@ from banksman.cli.finding import Place, find, state_folder
 from banksman.cli.terminal import say_aside
 from banksman.errors import BanksmanError
 
+# While there is no server, it is looked for this often; what waits for it fails after so long.
+AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
 LOCK = "acp.lock"
 _LOCK_AGAIN_SECONDS = 0.05
 # The pauses before a request is repeated that does no harm when it is done twice.
@@ -49,6 +51,8 @@ class Backend:
         # other lock is taken before it.
         self._looking = threading.Lock()
         self._known: Place | None = None
+        # Put there whole, by whichever thread comes first.
+        self._dialects: dict[str, str] = {}
         self.client: Client = _Seeking(self._place, on_gone=self._doubt)
 
     def insist(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -63,6 +67,13 @@ class Backend:
     def head(self, session: str) -> str | None:
         """Where its log ends, as far as it is committed. What a session says of itself (`seq`) may be ahead of that."""
         return self.client.get(f"/v1/sessions/{segment(session)}/events", {"limit": 1})["head"]
+
+    def dialect_of(self, agent: str) -> str | None:
+        """How the server says that this agent speaks: a profile of the same name may be another here, or none."""
+        if agent not in self._dialects:
+            agents = self.client.get("/v1/agents")["agents"]
+            self._dialects = {each["name"]: each["dialect"] for each in agents}
+        return self._dialects.get(agent)
 
     def _doubt(self, place: Place) -> None:
         with self._looking:

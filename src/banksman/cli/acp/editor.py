@@ -14,14 +14,13 @@ from typing import Any
 
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.methods import Method, Methods, Usual, text_of
-from banksman.cli.acp.outcomes import Refusal, refusal_of
+from banksman.cli.acp.outcomes import Refusal, bug, refusal_of
 from banksman.cli.acp.questions import Answer
 from banksman.cli.acp.talk import Talk
 from banksman.cli.acp.updates import Update
 from banksman.cli.acp.wire import LINE_BYTES_MAX, Outbox
 from banksman.cli.terminal import say_aside
 from banksman.core.jsonrpc import (
-    INTERNAL_ERROR,
     INVALID_REQUEST,
     JSONRPC,
     METHOD_NOT_FOUND,
@@ -62,17 +61,21 @@ class Editor:
             return
         if not line.strip():
             return
-        for message in decode(line):
-            match message:
-                case Call():
-                    self._begin(message)
-                case Notice():
-                    self._note(message)
-                case Reply():
-                    self._settle(message)
-                case Garbage(reason):
-                    code = PARSE_ERROR if reason.startswith("no JSON") else INVALID_REQUEST
-                    self._send(JSONRPC.error(None, code, f"this is no message: {reason}"))
+        if line.lstrip().startswith(b"["):
+            # No editor sends several at once, and a line of them could hold millions, each of which wants an answer.
+            self._send(JSONRPC.error(None, INVALID_REQUEST, "a batch is not taken: one message a line"))
+            return
+        (message,) = decode(line)
+        match message:
+            case Call():
+                self._begin(message)
+            case Notice():
+                self._note(message)
+            case Reply():
+                self._settle(message)
+            case Garbage(reason):
+                code = PARSE_ERROR if reason.startswith("no JSON") else INVALID_REQUEST
+                self._send(JSONRPC.error(None, code, f"this is no message: {reason}"))
 
     def _begin(self, call: Call) -> None:
         with self._lock:
@@ -108,7 +111,7 @@ class Editor:
             self.refuse(call.id, refusal_of(exc))
         except Exception as exc:
             # A bug of ours. The editor waits for an answer, and the next request may well succeed.
-            self.refuse(call.id, Refusal(INTERNAL_ERROR, f"a bug in banksman: {exc!r:.200}"))
+            self.refuse(call.id, bug(exc))
             raise
         else:
             if result is not None:

@@ -30,6 +30,10 @@ def bad_params(message: str, hint: str = "") -> Refusal:
     return Refusal(INVALID_PARAMS, message, {"hint": hint} if hint else {})
 
 
+def bug(error: Exception) -> Refusal:
+    return Refusal(INTERNAL_ERROR, f"a bug in banksman: {error!r:.200}")
+
+
 def refusal_of(error: BanksmanError) -> Refusal:
     message = str(error.args[0]) if error.args else type(error).__name__
     data: dict[str, Any] = {"hint": error.hint} if error.hint else {}

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 Option = dict[str, str]
 
+_CALLS = ("toolCallId", "tool_use_id", "itemId")
+_TOOL_KINDS = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other")
 _KINDS = ("allow_once", "allow_always", "reject_once", "reject_always")
 # For an agent that offers none of its own. What is allowed for the session is remembered by the agent, and no longer.
 _USUAL: tuple[Option, ...] = (
@@ -55,18 +57,19 @@ def answer(question: Mapping[str, Any], result: Any) -> dict[str, Any] | None:
 
 
 def _tool_call(question: Mapping[str, Any]) -> dict[str, Any]:
+    """What the agent itself said of the call, as far as an editor understands it; each dialect names the call in its
+    own way."""
     details = _mapping(question.get("details"))
-    given = _mapping(details.get("toolCall"))
-    if isinstance(given.get("toolCallId"), str):
-        return dict(given)
-    call = details.get("tool_use_id") or details.get("toolCallId")
+    call = next((details[name] for name in _CALLS if isinstance(details.get(name), str)), question["question"])
     tool = str(question.get("tool") or question.get("wants") or "permission")
     title = details.get("title") or details.get("display_name")
     return {
-        "toolCallId": call if isinstance(call, str) else str(question["question"]),
+        "toolCallId": call,
         "title": title if isinstance(title, str) else tool,
         "status": "pending",
         "rawInput": question.get("input"),
+        **({"kind": tool} if tool in _TOOL_KINDS else {}),
+        **{name: details[name] for name in ("content", "locations") if isinstance(details.get(name), list)},
     }
 
 

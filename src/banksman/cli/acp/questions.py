@@ -8,12 +8,13 @@ still open, once, and need not go on asking its user when somebody else was fast
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from banksman.cli.acp import permissions
-from banksman.cli.acp.backend import Backend
-from banksman.cli.client import ClientError, segment
+from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
+from banksman.cli.client import ClientError, NoServer, segment
 from banksman.cli.terminal import say_aside
 from banksman.core.jsonrpc import Reply
 from banksman.errors import BanksmanError
@@ -75,11 +76,7 @@ class Questions:
     def _put(self, question: str) -> None:
         """Put it to the editor, if it is still open: most are answered by a rule in the moment in which they are asked,
         and a window that opens and closes again is no service to anybody."""
-        try:
-            listed = self._backend.client.get(self._path)["questions"]
-        except BanksmanError as exc:
-            say_aside(f"banksman: question {question} cannot be looked at: {exc}")
-            return
+        listed = self._listed(question)
         asked = next((each for each in listed if each["id"] == question), None)
         if asked is None:
             return
@@ -96,6 +93,24 @@ class Questions:
         if not is_open and request is not None:
             # Answered elsewhere in between, and then there was nothing yet to take back.
             self._editor.withdraw(request)
+
+    def _listed(self, question: str) -> list[dict[str, Any]]:
+        """Those that wait for an answer. A server that is away is waited for: the question may still be open in the
+        next one."""
+        deadline = time.monotonic() + AWAY_SECONDS_MAX
+        while True:
+            try:
+                return self._backend.client.get(self._path)["questions"]
+            except NoServer as exc:
+                with self._lock:
+                    is_open = question in self._open
+                if not is_open or time.monotonic() > deadline:
+                    say_aside(f"banksman: question {question} cannot be looked at: {exc}")
+                    return []
+            except BanksmanError as exc:
+                say_aside(f"banksman: question {question} cannot be looked at: {exc}")
+                return []
+            time.sleep(AWAY_SECONDS)
 
     def _on_reply(self, asked: dict[str, Any], reply: Reply) -> None:
         """The editor's answer. It is the question's only if it is the first."""

@@ -19,8 +19,8 @@ import time
 import uuid
 from typing import Any, Protocol
 
-from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
+from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
+from banksman.cli.acp.outcomes import Refusal, bug, ending, refusal_of
 from banksman.cli.acp.questions import Asker, Questions
 from banksman.cli.acp.updates import Joined, Telling, Update, projector_of
 from banksman.cli.client import ClientError, NoServer, segment
@@ -31,8 +31,6 @@ from banksman.errors import BanksmanError
 
 # How often it is looked whether a turn is over that the log says nothing of: it could not be written, perhaps.
 LOOK_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
-# While there is no server, it is looked for this often; what waits for it fails after so long.
-AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
 
 
 class Listener(Asker, Protocol):
@@ -73,7 +71,7 @@ class Talk:
         self._load = load
         self._head = _seq(head)
         # Only the following thread uses these, and one is there at most.
-        self._telling = Telling(projector_of(session["agent"]))
+        self._telling = Telling(projector_of(backend.dialect_of(session["agent"])))
         self._joined = Joined()
         self._questions = Questions(editor, backend, self.id, self._telling.title_of)
         after = head if load is None else None
@@ -126,6 +124,10 @@ class Talk:
             self._watch(prompt)
         except BanksmanError as exc:
             self._fail(prompt, refusal_of(exc))
+        except Exception as exc:
+            # A bug of ours. The editor waits for an answer all the same.
+            self._fail(prompt, bug(exc))
+            raise
 
     def cancel(self, request: Id | None = None) -> list[str]:
         """This prompt of the editor's is to stop; None: all that it has in this session. The turns to `interrupt`: one
@@ -222,10 +224,11 @@ class Talk:
                     self._lose(exc)
                     away_since = None
             except BanksmanError as exc:
-                # The session was deleted, or what comes makes no sense.
-                self._lose(exc)
+                # The session was deleted, or what comes makes no sense. First this: a prompt that is begun from here on
+                # begins to follow anew, and fails by itself; those that are there already fail now.
                 with self._lock:
                     self._is_following = False
+                self._lose(exc)
                 return
             time.sleep(AWAY_SECONDS)
 

@@ -3,8 +3,9 @@
 One value of each kind follows one session from one place on. It is fed every event after that place, by one thread.
 
 - **What the agent says** is told by the dialect's own projection, text as it comes: the frames of a turn are fed to a
-  projector from the turn's beginning. Where the agent's profile is not known here (a server elsewhere may have one of
-  its own), the updates that the server made are passed on; those tell each text when it is whole.
+  projector from the turn's beginning. Where the dialect is not known here (of a server elsewhere that is newer, or of
+  an agent whose profile is gone), the updates that the server made are passed on, which tell each text when it is
+  whole.
 - **What users say** is told when the agent hears it, and not when it was asked: two that ask at once are then seen in
   the order of the conversation. The prompts of this editor are not told back to it, since it shows them already.
 - **A tool whose turn was stopped** never says that it ended. It is told to have failed, or an editor would show it at
@@ -17,8 +18,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol, cast
 
 from banksman.cli.stream import Event
-from banksman.errors import UsageError
-from banksman.run.sessions import profiles
+from banksman.run.sessions.profile import DIALECTS, Quirks
 
 Update = dict[str, Any]
 
@@ -35,12 +35,11 @@ class Projector(Protocol):
     def project(self, line: bytes) -> list[Update]: ...
 
 
-def projector_of(agent: str) -> Callable[[], Projector] | None:
-    """How this agent's frames are told as they come; None: it is not known here."""
-    try:
-        return profiles.load(agent).dialect.projector
-    except UsageError:
-        return None
+def projector_of(dialect: str | None) -> Callable[[], Projector] | None:
+    """How frames of this dialect are told as they come; None: it is not known here."""
+    make = DIALECTS.get(dialect or "")
+    # What an agent does besides its dialect is repaired in the server, and is not seen here.
+    return None if make is None else make(Quirks()).projector
 
 
 class Telling:

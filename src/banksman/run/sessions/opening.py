@@ -24,6 +24,7 @@ from banksman.run.sessions import numbers, profiles
 from banksman.run.sessions.agent import OnEvent, RealAgent
 from banksman.run.sessions.hooks import Hooks
 from banksman.run.sessions.tools import Tool, ToolServer
+from banksman.run.sessions.wishes import check_text
 from banksman.run.sessions.workspace import Workspace
 
 # The server that the caller's own tools are behind; the agent calls them `mcp__banksman__NAME`.
@@ -66,6 +67,9 @@ class Opening:
             "permission_mode": permission_mode,
             "system_prompt": system_prompt,
         }
+        for wish, text in (("cwd", self._cwd), *self._wishes.items()):
+            if isinstance(text, str):
+                check_text(wish, text)
         self._args = _words("args", args)
         # Copies: whatever the caller does to its own, the next process is started as this one.
         self._env = None if env is None else dict(env)
