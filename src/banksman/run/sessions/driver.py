@@ -14,6 +14,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -70,6 +71,7 @@ from banksman.run.sessions.agent import (
     WriteBroke,
     Written,
 )
+from banksman.run.sessions.backlog import SLICE_LINES_MAX, Backlog, slices
 from banksman.run.sessions.counters import Counters
 from banksman.run.sessions.listener import Listener, tell
 from banksman.run.sessions.oversize import Oversize
@@ -129,6 +131,7 @@ class Driver:
         self._oversize = Oversize()
         self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
+        self._backlog = Backlog(self._loop, self._on_caught_up)
         # The start of a process that waits for its place in the pool, or for the log.
         self._postponed: StartProcess | None = None
         self._place = Place.NONE
@@ -213,9 +216,8 @@ class Driver:
     # -- the log -----------------------------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
         self._tenure.append(effect.entries)
-        if self._tenure.is_behind and not self._is_paused and self._process is not None:
-            self._is_paused = True
-            self._process.pause()
+        if self._tenure.is_behind:
+            self._stop_reading()
 
     def on_committed(self, seq: int) -> None:
         self.tell(Committed(self.now(), seq))
@@ -229,9 +231,19 @@ class Driver:
             self._let_read()
 
     def _let_read(self) -> None:
-        if self._is_paused and self._process is not None:
+        if self._is_paused and self._process is not None and not self._backlog:
             self._is_paused = False
             self._process.resume()
+
+    def _stop_reading(self) -> None:
+        if not self._is_paused and self._process is not None:
+            self._is_paused = True
+            self._process.pause()
+
+    def _on_caught_up(self) -> None:
+        """All that was read is told."""
+        if self._tenure.has_caught_up or self.is_leaving:
+            self._let_read()
 
     def _hold_conversation(self, conversation: str | None) -> None:
         number = self.state.process.number
@@ -310,7 +322,7 @@ class Driver:
         assert self._process is None
         number = effect.process
         self._framing = Framing(frame_bytes_max=self.frame_bytes_max)
-        self._is_paused = False
+        self._is_paused = self._backlog.was_flood = False
         self.counters.processes += 1
         try:
             # It may have waited, and a setting may have been changed since.
@@ -326,19 +338,36 @@ class Driver:
             self._pool.has_left(self)
 
     def _on_event(self, number: int, event: AgentEvent) -> None:
+        if isinstance(event, Output):
+            self.last_in = self.now()
+            self.counters.bytes_in += len(event.data)
+            self._take(number, self._framing.feed(event.data))
+        elif self._backlog and not isinstance(event, Written):
+            self._backlog.take(partial(self._hear_event, number, event))
+        else:
+            self._hear_event(number, event)
+
+    def _take(self, number: int, lines: list[bytes] | Mixed) -> None:
+        if not self._backlog and (isinstance(lines, Mixed) or len(lines) <= SLICE_LINES_MAX):
+            self._on_lines(number, lines)
+            return
+        parts = [lines] if isinstance(lines, Mixed) else slices(lines)
+        self._backlog.take(*(partial(self._on_lines, number, part) for part in parts))
+        if self._backlog:
+            self._stop_reading()
+
+    def _hear_event(self, number: int, event: AgentEvent) -> None:
         at = self.now()
         match event:
-            case Output(data=data):
-                self.last_in = at
-                self.counters.bytes_in += len(data)
-                self._on_lines(number, self._framing.feed(data))
+            case Output():
+                raise AssertionError("it is taken in slices")
             case Written():
                 self.tell(FrameWritten(at, number))
             case Started(pid=pid, born=born):
                 self.pid = pid
                 self.tell(ProcessStarted(at, number, pid, born, self.epoch))
             case OutputEnded():
-                self._on_lines(number, self._framing.end())
+                self._take(number, self._framing.end())
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
                     self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
             case WriteBroke(error=error):
@@ -382,8 +411,12 @@ class Driver:
         if self.error is not None:
             self._finish()
 
-    def _on_lines(self, number: int, lines: list[bytes] | Mixed) -> None:
+    def _on_lines(self, number: int, lines: Sequence[bytes] | Mixed) -> None:
         """The path of every token. What is not plain is rare, and goes the long way."""
+        if self._backlog.was_flood and self.is_leaving and not isinstance(lines, Mixed):
+            # It was told to go while it flooded us: the rest of that is counted, and no more.
+            self.counters.dropped += sum(map(len, lines))
+            return
         read = self.state.config.dialect.read
         try:
             if isinstance(lines, Mixed):
@@ -392,9 +425,8 @@ class Driver:
                 plain = lines
                 meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
         except Exception as exc:
-            self._fail(
-                exc
-            )  # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside yet.
+            # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside yet.
+            self._fail(exc)
             return
         if plain:
             self.counters.frames_in += len(plain)
@@ -413,7 +445,10 @@ class Driver:
         timer = self.timers.get(subject)
         if self._process is not None:
             self._process.look_now()
-        # It may have been cancelled by that, or set anew: then it is not this one that is due.
+        self._backlog.take(partial(self._fire, subject, timer))
+
+    def _fire(self, subject: Subject, timer: asyncio.TimerHandle | None) -> None:
+        # It may have been cancelled by what was heard, or set anew: then it is not this one that is due.
         if timer is not None and self.timers.get(subject) is timer:
             del self.timers[subject]
             self.dispatch(TimerFired(self.now(), subject))
@@ -432,6 +467,7 @@ class Driver:
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._facts.clear()
+        self._backlog.clear()
         if self._postponed is not None:
             self._forget_start()
         for subject in list(self.timers):
