@@ -20,7 +20,7 @@ BIN := .venv/bin
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test check check-deep bench explore chaos test-agents test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test check check-deep bench explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ check-deep: venv ## made-up bytes at framing, dialects, streams and the server, 
 # what it fetches is kept in the user's cache, for all checkouts, and is not `clean`'s.
 test-agents: venv ## the real agents against a fake model, in a namespace without a network; ends with a table
 	$(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents
+
+conformance: venv ## docs/conformance.md, from a run of every real agent in every step
+	BANKSMAN_CONFORMANCE=docs/conformance.md $(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents/test_matrix.py
 
 # Without what is explored in the core: it is pure, and the same on each. Of the server what speaks with it in earnest.
 SERVED := $(addprefix tests/serve/test_,accepting.py commands.py connections.py running.py stream_marks.py talking.py)

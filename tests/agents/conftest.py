@@ -75,8 +75,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
     if cells and PAGE in os.environ:
         path = Path(os.environ[PAGE])
-        path.write_text(page.text(cells), encoding="utf-8")
-        terminalreporter.write_line(f"{path} is written from this run")
+        # A page with holes would be taken for one that tells all.
+        if matrix.is_whole(cells):
+            path.write_text(page.text(cells), encoding="utf-8")
+            terminalreporter.write_line(f"{path} is written from this run")
+        else:
+            terminalreporter.write_line(f"{path} is left as it was: not every cell of the table has both its sides")
 
 
 def reported(terminalreporter: pytest.TerminalReporter, wanted: str) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from banksman import Host
 from banksman.testing.fake_model import FakeModel
 
 # Within the deadline of a test, and the life of the tool.
-STEP_SECONDS_MAX = 80.0
+STEP_SECONDS_MAX = 105.0
 
 Places = Callable[[str, str], Place]
 
@@ -50,8 +50,9 @@ def place(real_agent: Callable[[str], RealAgent], tmp_path: Path) -> Generator[P
     remove(tmp_path)
 
 
-@pytest.mark.parametrize("step", STEPS)
+# Step by step, and not agent by agent: opencode needs five seconds of a core to start, and two of it at once ten.
 @pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("step", STEPS)
 def test_nothing_is_left_of_any_agent(
     agent: str, step: str, place: Places, record_property: Callable[[str, object], None]
 ) -> None:

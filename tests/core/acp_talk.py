@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.acp import acp
 from banksman.core.dialects.dialect import Setup, Speech, Spoken
 from banksman.core.dialects.quirks import Quirks
 from banksman.core.meaning import (
@@ -31,7 +31,7 @@ class Talk:
     """A speech, and what it says: each frame as the agent would read it, until somebody looks."""
 
     def __init__(self, setup: Setup | None = None, quirks: Quirks | None = None) -> None:
-        self.dialect = Acp(quirks or Quirks())
+        self.dialect = acp(quirks or Quirks())
         self.speech: Speech = self.dialect.begin(setup or Setup(cwd="/srv/ws"))
         self.sent: list[dict[str, Any]] = []
         # What came of the answer to `initialize`.
@@ -79,7 +79,7 @@ class Talk:
         assert self.take(self.speech.prompt(ref, prompt)) == []
         return self.told()
 
-    def over(self, id: int, reason: str = "end_turn") -> TurnOver:
+    def over(self, id: int | float | str, reason: str = "end_turn") -> TurnOver:
         [meaning] = self.replies({"stopReason": reason}, id)
         assert isinstance(meaning, TurnOver)
         return meaning

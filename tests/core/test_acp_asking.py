@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.core.acp_talk import ALL, SESSION, permission, ready
@@ -11,6 +12,7 @@ from banksman.core import jsonrpc
 from banksman.core.decision import Decision
 from banksman.core.dialects.acp import Acp
 from banksman.core.dialects.quirks import Quirks
+from banksman.core.exchange import THEIRS_MAX
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -52,8 +54,6 @@ def test_a_question_has_all_that_was_said_about_it() -> None:
         (Decision(allows=False), "allow_once", None),
         (Decision(allows=True), "", None),
         (Decision(allows=False, option="gone"), "all", "no"),
-        # It cannot be told to run something else, and must not run this.
-        (Decision(allows=True, updated_input={"command": "pwd"}), "all", "no"),
     ],
 )
 def test_a_decision_is_the_nearest_option(decision: Decision, kinds: str, expected: str | None) -> None:
@@ -63,6 +63,23 @@ def test_a_decision_is_the_nearest_option(decision: Decision, kinds: str, expect
     assert talk.take(talk.speech.answer(asked, decision)) == []
     outcome = {"outcome": "cancelled"} if expected is None else {"outcome": "selected", "optionId": expected}
     assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": outcome}}
+
+
+def test_what_was_changed_never_runs_as_it_was() -> None:
+    talk = ready()
+    asked = permission(talk)
+    with pytest.raises(AssertionError):
+        talk.speech.answer(asked, Decision(allows=True, updated_input={"command": "pwd"}))
+
+
+@pytest.mark.parametrize("id", [1.5, True, [], {"a": 1}, 1 << 70, "x" * 10_000], ids=repr)
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_request_under_what_is_no_id_is_told_so(id: Any, is_batch: bool) -> None:
+    talk = ready()
+    call: dict[str, Any] = {"jsonrpc": "2.0", "id": id, "method": "fs/read_text_file"}
+    assert talk.hears([call, 5] if is_batch else call)[0] == Noise()
+    error = talk.told()
+    assert (error["id"], error["error"]["code"]) == (None, jsonrpc.INVALID_REQUEST)
 
 
 def test_each_request_is_answered_once_and_under_its_own_id() -> None:
@@ -128,7 +145,8 @@ def test_a_request_that_is_withdrawn_is_answered_so() -> None:
 def test_files_and_terminals_are_asked_of_the_workspace(method: str) -> None:
     talk = ready()
     params = {"sessionId": SESSION, "path": "/srv/ws/a"}
-    asked = Requested("5", Wants.WORKSPACE, method, input=params)
+    tools = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_text_file": "read"}
+    asked = Requested("5", Wants.WORKSPACE, method, tools.get(method, ""), params)
     call = {"jsonrpc": "2.0", "id": 5, "method": method, "params": params}
     assert talk.hears(call) == [asked]
     talk.take(talk.speech.respond(asked, {"content": "x"}))
@@ -176,7 +194,7 @@ def test_what_nobody_knows_is_refused_and_answered(method: str) -> None:
 
 def test_more_requests_than_there_is_room_for_are_refused_at_once() -> None:
     talk = ready()
-    for id in range(jsonrpc.ASKED_MAX):
+    for id in range(THEIRS_MAX):
         assert len(talk.hears({"id": id, "method": "fs/read_text_file", "params": {}})) == 1
     assert not talk.sent
     assert talk.hears({"id": "one more", "method": "fs/read_text_file", "params": {}}) == []

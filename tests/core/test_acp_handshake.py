@@ -13,6 +13,7 @@ from banksman.core.dialects.dialect import Setup
 from banksman.core.dialects.quirks import Quirks
 from banksman.core.meaning import (
     Forgot,
+    Noise,
     Replied,
 )
 
@@ -25,7 +26,7 @@ def test_who_speaks_is_told_and_what_we_serve() -> None:
     assert frame["jsonrpc"] == "2.0"
     assert frame["method"] == "initialize"
     assert frame["params"]["protocolVersion"] == 1
-    assert frame["params"]["clientInfo"]["version"] == banksman.__version__ == acp_v1.CLIENT_VERSION
+    assert frame["params"]["clientInfo"]["version"] == banksman.__version__
     can = frame["params"]["clientCapabilities"]
     assert (can["fs"], can["terminal"]) == ({"readTextFile": True, "writeTextFile": True}, True)
     none = acp_v1.initialize(Quirks(serves=()))["clientCapabilities"]
@@ -81,7 +82,7 @@ def test_an_agent_that_cannot_go_on_has_forgotten() -> None:
 
 
 def test_history_is_recited_until_the_question_after_it_is_answered() -> None:
-    talk = begun(Setup(conversation=SESSION), can={"loadSession": True})
+    talk = begun(Setup(conversation=SESSION), can={"loadSession": True}, quirks=Quirks(recites_late=True))
     assert talk.speech.recites
     assert talk.says("long ago") == []
     assert talk.update("tool_call", toolCallId="old", status="pending") == []
@@ -92,6 +93,37 @@ def test_history_is_recited_until_the_question_after_it_is_answered() -> None:
     assert talk.fails(-32601) == [Replied("hand")]
     assert not talk.speech.recites
     assert talk.speech.conversation == SESSION
+
+
+def test_history_is_over_with_the_answer_where_nothing_else_is_known() -> None:
+    talk = begun(Setup(conversation=SESSION), can={"loadSession": True})
+    assert talk.speech.recites
+    assert talk.replies({}) == [Replied("hand")]
+    assert not talk.speech.recites
+    assert not talk.sent
+
+
+def test_an_agent_that_does_not_answer_what_it_does_not_know_is_not_waited_for_for_ever() -> None:
+    talk = begun(Setup(conversation=SESSION, model="big"), can={"loadSession": True}, quirks=Quirks(recites_late=True))
+    assert talk.speech.hurry().speech is talk.speech, "the conversation is not there yet"
+    talk.replies({"models": MODELS})
+    fence = talk.told()
+    assert talk.take(talk.speech.hurry()) == []
+    assert not talk.speech.recites
+    assert talk.speech.hurry().speech is talk.speech, "there is nothing more to do without"
+    # What it says after all, late, says nothing.
+    assert talk.hears({"id": fence["id"], "error": {"code": -32601, "message": "no"}}) == [Noise()]
+    assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
+    assert talk.replies({}) == [Replied("hand")]
+
+
+def test_what_holds_now_is_no_history() -> None:
+    setup = Setup(conversation=SESSION, permission_mode="code")
+    talk = begun(setup, can={"loadSession": True}, quirks=Quirks(recites_late=True))
+    talk.replies({"modes": {**MODES, "currentModeId": "code"}})
+    assert talk.update("current_mode_update", currentModeId="ask") == []
+    assert talk.fails(-32601) == []
+    assert talk.told()["params"] == {"sessionId": SESSION, "modeId": "code"}
 
 
 def test_nothing_is_recited_where_nothing_is_replayed() -> None:
@@ -105,7 +137,10 @@ def test_nothing_is_recited_where_nothing_is_replayed() -> None:
     ("code", "message", "data"),
     [
         (-32002, "Resource not found", None),
-        (-32602, "Invalid params", None),
+        (-32602, "Invalid params", "Session not found: s-1"),
+        (-32602, "Invalid params", {"session_id": "not found"}),
+        (-32602, "unknown conversation", None),
+        (-32602, "Invalid params", [SESSION]),
         (-32603, "Internal error", {"details": "Session not found: s-1"}),
         (-32603, "Internal error", "no rollout found for thread"),
         (-32600, "the session does not exist", None),
@@ -122,6 +157,8 @@ def test_an_unknown_conversation_is_forgotten(code: int, message: str, data: Any
 
 def test_an_error_that_may_pass_is_no_loss_of_memory() -> None:
     talk = begun(Setup(conversation=SESSION))
+    for data in (None, {"details": "mcpServers.0: expected a url"}, ["cwd does not exist"]):
+        assert "Invalid" in refused(begun(Setup(conversation=SESSION)).fails(-32602, "Invalid params", data))
     assert "disk" in refused(talk.fails(-32603, "Internal error", {"details": "the disk is full"}))
 
 

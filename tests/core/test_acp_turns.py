@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -63,9 +64,15 @@ def test_late_unknown_and_duplicate_answers_end_nothing() -> None:
     first = talk.prompts(ref="p1")["id"]
     assert talk.over(first).refs == ("p1",)
     second = talk.prompts(ref="p2")["id"]
-    for id in (first, 999, str(second), float(second), None):
+    for id in (first, 999, str(first), float(first), second + 0.5, f"0{second}", None):
         assert talk.hears({"jsonrpc": "2.0", "id": id, "result": {"stopReason": "end_turn"}}) == [Noise()], id
     assert talk.over(second).refs == ("p2",)
+
+
+@pytest.mark.parametrize("kind", [str, float])
+def test_an_answer_under_the_same_number_in_another_form_is_the_answer(kind: Any) -> None:
+    talk = ready()
+    assert talk.over(kind(talk.prompts()["id"])).refs == ("p1",)
 
 
 def test_an_interrupt_is_a_notice_and_the_answer_is_the_turns() -> None:
@@ -105,6 +112,20 @@ def test_tools_of_ours_and_of_nobody_else() -> None:
     assert talk.update("tool_call", toolCallId=5) == []
     assert talk.update("tool_call", session="a subagent's", toolCallId="d") == []
     assert talk.update("agent_thought_chunk", content={}) == [Thought()]
+
+
+def test_what_is_said_in_another_conversation_is_an_aside() -> None:
+    talk = ready()
+    ours, other = (
+        json.dumps({"method": "session/update", "params": {"sessionId": session, "update": {}}}).encode()
+        for session in (SESSION, "a subagent's")
+    )
+    assert not talk.speech.is_aside(ours)
+    assert talk.speech.is_aside(other)
+    assert talk.speech.is_aside(b"[%s,%s]" % (other, other))
+    for line in (b"[%s,%s]" % (ours, other), b"[%s,5]" % other, b"garbage", b'{"id":9,"result":{}}', b"[]"):
+        assert not talk.speech.is_aside(line), line
+    assert not Talk().speech.is_aside(other), "which one is ours is not known yet"
 
 
 # -- what is put right -----------------------------------------------------------------------------------------------

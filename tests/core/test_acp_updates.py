@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from banksman.core import jsonrpc
 from banksman.core.dialects import acp_updates
 from banksman.core.dialects.acp import Acp
 
@@ -92,3 +93,9 @@ def test_of_a_long_message_the_end_is_kept() -> None:
     assert "the beginning" not in text
     assert text.endswith("the end")
     assert acp_updates.SAID_CHARACTERS_MAX <= len(text) <= acp_updates.SAID_CHARACTERS_MAX + len(piece)
+
+
+def test_what_a_line_of_many_tells_is_bounded() -> None:
+    many = b"[%s]" % b",".join([chunk("a")] * jsonrpc.BATCH_MAX)
+    assert len(Acp().project(many)) == jsonrpc.BATCH_MAX
+    assert Acp().project(many[:-1] + b",5]") == []

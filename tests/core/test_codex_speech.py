@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+import banksman
 from banksman.core import jsonrpc
 from banksman.core.decision import Decision
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.codex_speech import CodexSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
+from banksman.core.exchange import OURS_MAX, THEIRS_MAX
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -106,6 +108,7 @@ def test_the_thread_is_begun_with_all_that_was_wished_for() -> None:
     setup = Setup(cwd="/srv", model="m", permission_mode="never", system_prompt="be kind", mcp_servers=(server, remote))
     talk = Talk(setup)
     assert [frame["method"] for frame in talk.sent] == ["initialize", "initialized", "thread/start"]
+    assert talk.sent[0]["params"]["clientInfo"]["version"] == banksman.__version__
     assert talk.last("thread/start")["params"] == {
         "cwd": "/srv",
         "model": "m",
@@ -252,7 +255,7 @@ def test_its_item_says_whose_turn_it_is() -> None:
         opened("r")
     ]
     assert talk.completed("u") == over("r")
-    assert talk.reply({"turn": {"id": "u"}}) == [], "it is known"
+    assert talk.reply({"turn": {"id": "u"}}) == [Noise()], "it is known"
 
 
 def test_a_turn_of_the_agents_own() -> None:
@@ -645,10 +648,61 @@ def test_a_question_too_large_to_keep_is_answered_with_no() -> None:
 
 def test_too_many_questions() -> None:
     talk = Talk()
-    for number in range(jsonrpc.ASKED_MAX):
+    for number in range(THEIRS_MAX):
         ask(talk, "item/commandExecution/requestApproval", COMMAND, number)
     assert talk.hears({"method": "x", "id": "one more", "params": {}}) == []
     assert talk.sent[-1]["error"]["code"] == jsonrpc.INTERNAL_ERROR
+
+
+def test_what_was_changed_never_runs_as_it_was() -> None:
+    talk = Talk()
+    asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
+    with pytest.raises(AssertionError):
+        talk.speech.answer(asked, Decision(allows=True, updated_input={"command": "ls"}))
+
+
+def test_a_request_under_what_is_no_id_is_told_so() -> None:
+    talk = Talk()
+    assert talk.hears({"method": "item/commandExecution/requestApproval", "id": 1.5, "params": {}}) == [Noise()]
+    assert (talk.sent[-1]["id"], talk.sent[-1]["error"]["code"]) == (None, jsonrpc.INVALID_REQUEST)
+
+
+def test_an_agent_that_answers_no_request_is_asked_no_more_than_so_many() -> None:
+    talk = Talk()
+    talk.opens("r", "u")
+    count = len(talk.sent)
+    for number in range(OURS_MAX):
+        talk.prompt(f"r{number}")
+    assert talk.do(talk.speech.prompt("one more", "do")) == [PromptRefused("one more")]
+    [reply] = talk.do(talk.speech.interrupt("stop"))
+    assert isinstance(reply, Replied)
+    assert reply.error is not None
+    assert len(talk.sent) == count + OURS_MAX
+    # None was forgotten for another.
+    assert talk.hears({"id": talk.sent[count]["id"], "result": {"turnId": "u"}}) == [PromptTaken("r0")]
+
+
+def test_a_prompt_whose_turn_is_over_waits_for_no_answer() -> None:
+    """An agent that never answers, and says by its items whose turn it is, goes on for ever."""
+    talk = Talk()
+    for number in range(OURS_MAX + 1):
+        ref, turn = f"r{number}", f"u{number}"
+        talk.prompt(ref)
+        talk.started(turn)
+        talk.notice("item/started", turnId=turn, item={"type": "userMessage", "id": "i", "clientId": ref})
+        assert talk.completed(turn) == over(ref)
+
+
+def test_what_is_said_in_another_thread_is_an_aside() -> None:
+    talk = Talk(is_begun=False)
+    line = json.dumps({"method": "item/agentMessage/delta", "params": {"threadId": THREAD, "delta": "x"}}).encode()
+    other = line.replace(THREAD.encode(), b"another")
+    assert not talk.speech.is_aside(other), "which one is ours is not known yet"
+    talk = Talk()
+    assert not talk.speech.is_aside(line)
+    assert talk.speech.is_aside(other)
+    assert not talk.speech.is_aside(b'{"method":"warning","params":{}}')
+    assert not talk.speech.is_aside(b"garbage")
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------

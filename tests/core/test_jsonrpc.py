@@ -1,21 +1,20 @@
-"""JSON-RPC over lines: what is read from any bytes, and the two tables of requests."""
+"""JSON-RPC over lines: what is read from any bytes, and what is written."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
+from types import FrameType
 
 import pytest
 
 from banksman.core import jsonrpc
 from banksman.core.jsonrpc import (
-    ASKED_MAX,
     BARE,
-    CALLS_MAX,
+    BATCH_MAX,
     JSONRPC,
-    Asked,
     Call,
-    Calls,
     Failure,
     Garbage,
     Message,
@@ -60,6 +59,10 @@ READ: list[tuple[bytes, Message]] = [
     (b'{"id":2,"result":1e999999}', Reply(2, is_cut=True)),
     (b'{"id":2,"method":"m","params":{"a":' + DEEP + b"}}", Call(2, "m", None, is_cut=True)),
     (b'{"id":18446744073709551615,"result":1}', Reply(18446744073709551615, 1)),
+    # JSON has one kind of number.
+    (b'{"id":3.0,"result":1}', Reply(3, 1)),
+    (b'{"id":-0.0,"method":"a"}', Call(0, "a")),
+    (b'{"id":"' + b"x" * 5_000 + b'","method":"a"}', Call("x" * 5_000, "a")),
 ]
 
 
@@ -72,9 +75,10 @@ def test_one_message_a_line(line: bytes, message: Message) -> None:
 
 GARBAGE = [
     *(b"", b" ", b"nope", b"null", b"1", b'"x"', b"{", b"{}", b"[]", b'{"a":1}', b'{"id":null}', b"\xff\xfe"),
-    *(b'{"id":1.0,"result":1}', b'{"id":true,"result":1}', b'{"id":[],"result":1}', b'{"id":{},"method":"m"}'),
+    *(b'{"id":1.5,"result":1}', b'{"id":true,"result":1}', b'{"id":[],"result":1}', b'{"id":{},"method":"m"}'),
     *(b'{"id":1,"method":2}', b'{"id":99999999999999999999999,"method":"m"}', b'{"id":1,"result":2} and more'),
-    b'{"id":"' + b"x" * 2_000 + b'","result":1}',
+    b'{"id":"' + b"x" * (jsonrpc.ID_CHARACTERS_MAX + 1) + b'","result":1}',
+    *(b"[1,2]", b'[[],"x"]', b" [ 0 ] "),
     DEEP,
 ]
 
@@ -86,6 +90,23 @@ def test_garbage_is_a_value(line: bytes) -> None:
     assert read.reason
 
 
+@pytest.mark.parametrize(
+    "id", [b"1.5", b"true", b"[]", b"{}", b"1e300", b"99999999999999999999999", b'"%s"' % (b"x" * 9_000)]
+)
+def test_who_asks_under_what_is_no_id_is_known_to_wait(id: bytes) -> None:
+    (read,) = jsonrpc.decode(b'{"jsonrpc":"2.0","id":%s,"method":"m"}' % id)
+    assert isinstance(read, Garbage)
+    assert read.is_request
+    assert read.id is None
+    (reply,) = jsonrpc.decode(b'{"jsonrpc":"2.0","id":%s,"result":{}}' % id)
+    assert isinstance(reply, Garbage)
+    assert not reply.is_request, "nobody waits for an answer to an answer"
+
+
+def test_who_names_no_method_is_known_to_wait() -> None:
+    assert jsonrpc.decode(b'{"id":7,"method":null}') == (Garbage("the method is no text", is_request=True, id=7),)
+
+
 def test_a_batch_is_taken_apart() -> None:
     line = b'[1,{"id":"1","error":"x"},[],{"method":"n"},{"id":1,"method":"m"},{"id":1,"result":null}]'
     first, second, third, *rest = jsonrpc.decode(line)
@@ -93,6 +114,50 @@ def test_a_batch_is_taken_apart() -> None:
     assert isinstance(third, Garbage)
     assert second == Reply("1", None, Failure(0, "x"))
     assert rest == [Notice("n"), Call(1, "m"), Reply(1)]
+
+
+def steps(line: bytes) -> tuple[int, tuple[Message, ...]]:
+    """How many functions are called until a line is read, and what it is."""
+    count = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        read = jsonrpc.decode(line)
+    finally:
+        sys.setprofile(None)
+    return count, read
+
+
+def batch(item: bytes, count: int) -> bytes:
+    return b"[%s]" % b",".join([item] * count)
+
+
+def test_a_batch_has_a_most() -> None:
+    reply = b'{"id":1,"result":{}}'
+    assert jsonrpc.decode(batch(reply, BATCH_MAX)) == (Reply(1, {}),) * BATCH_MAX
+    # It may hold the end of a turn, and nothing else may ever say so.
+    assert jsonrpc.decode(batch(reply, BATCH_MAX + 1)) == (Reply(None, is_cut=True),)
+    assert jsonrpc.decode(batch(reply, 1 << 16)) == (Reply(None, is_cut=True),)
+    # How long it is does not matter.
+    long = b'{"method":"n","params":{"a":"%s"}}' % (b"x" * jsonrpc.SALVAGE_BYTES_MAX)
+    assert jsonrpc.decode(batch(long, 2)) == (Notice("n", {"a": "x" * jsonrpc.SALVAGE_BYTES_MAX}),) * 2
+    # Nor is it taken for one because of how it begins.
+    (no_json,) = jsonrpc.decode(b'[{"id":1,"result":' + b"x" * jsonrpc.SALVAGE_BYTES_MAX)
+    assert isinstance(no_json, Garbage)
+    assert jsonrpc.decode(b"[" + reply + b"," + DEEP + b"]") == (Reply(None, is_cut=True),)
+
+
+@pytest.mark.parametrize("item", [b"0", b"{}", b"[]", b'"', b'{"id":1,"result":{}}', b" ", b"\xff"])
+@pytest.mark.parametrize("bytes_about", [1 << 10, 1 << 20, 4 << 20])
+def test_what_a_line_of_many_costs_is_bounded(item: bytes, bytes_about: int) -> None:
+    line = batch(item, bytes_about // (len(item) + 1))
+    count, read = steps(line)
+    assert len(read) <= BATCH_MAX
+    assert count < 20 * BATCH_MAX
 
 
 def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
@@ -124,6 +189,7 @@ def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
         # Of what is in the middle alone nobody can tell whose it is.
         (b'{"a":"xx', b'xx"}', Reply(None, is_cut=True)),
         (b'[{"id":5,"result":"', b'"}]', Reply(None, is_cut=True)),
+        (b"[0,0,0,", b"0,0]", Garbage("an array that begins with no message")),
         (b'{"id":1.5,"result":"', b'"}', Reply(None, is_cut=True)),
     ],
 )
@@ -143,55 +209,7 @@ def test_the_ends_of_a_line_cost_little(piece: bytes) -> None:
     assert time.monotonic() - began < 2
 
 
-# -- requests --------------------------------------------------------------------------------------------------------
-def test_ours_count_from_one_and_are_settled_once() -> None:
-    calls = Calls[str]()
-    calls, first = calls.begin("a")
-    calls, second = calls.begin("b")
-    assert (first, second) == (1, 2)
-    calls, purpose = calls.settle(2)
-    assert purpose == "b"
-    for late in (2, 3, "1", None):
-        assert calls.settle(late) == (calls, None)
-    calls, purpose = calls.settle(1)
-    assert purpose == "a"
-    calls, third = calls.begin("c")
-    assert third == 3, "an id is never used again"
-
-
-def test_of_too_many_the_oldest_is_forgotten() -> None:
-    calls = Calls[int]()
-    for number in range(CALLS_MAX + 1):
-        calls, _ = calls.begin(number)
-    assert len(calls.open) == CALLS_MAX
-    assert calls.settle(1)[1] is None
-    assert calls.settle(2)[1] == 1
-
-
-def test_each_of_theirs_is_answered_once() -> None:
-    asked, is_new = Asked().take(0)
-    assert is_new
-    asked, is_new = asked.take("0")
-    assert is_new, "an id is told apart by its type"
-    assert asked.take(0) == (asked, False)
-    assert asked.is_open(0)
-    asked, may_answer = asked.answer(0)
-    assert may_answer
-    assert asked.answer(0) == (asked, False)
-    assert asked.is_open("0")
-    asked, is_new = asked.take(0)
-    assert is_new, "it may use an id again when it has its answer"
-
-
-def test_there_is_room_for_so_many() -> None:
-    asked = Asked()
-    for number in range(ASKED_MAX):
-        asked, is_new = asked.take(number)
-        assert is_new
-    assert asked.take(ASKED_MAX) == (asked, False)
-    assert not asked.is_open(ASKED_MAX)
-
-
+# -- ids -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("id", [0, "0", -7, "", 'a"b\n', (1 << 64) - 1], ids=repr)
 def test_an_id_as_text_says_its_type(id: jsonrpc.Id) -> None:
     text = jsonrpc.id_text(id)

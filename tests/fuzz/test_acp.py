@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
 from banksman.core.decision import Decision
-from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.acp import acp
 from banksman.core.dialects.acp_speech import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.dialects.quirks import Quirks
+from banksman.core.jsonrpc import Call, Garbage
 from banksman.core.meaning import Forgot, Meaning, Replied, Requested, RequestWithdrawn, Told, TurnOver
 
 # -- what is said ----------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ class Watched:
     """A speech, and what must be true of it at every moment."""
 
     def __init__(self, setup: Setup, quirks: Quirks) -> None:
-        self.dialect = Acp(quirks)
+        self.dialect = acp(quirks)
         self.speech = self.dialect.begin(setup)
         # Prompts that were sent, and those that have ended.
         self.prompted: list[str] = []
@@ -194,7 +195,7 @@ class Watched:
         self.dialect.transcript().add(line)
         if isinstance(meaning, Told):
             for message in meaning.message:
-                if type(message).__name__ == "Call":
+                if isinstance(message, Call) or (isinstance(message, Garbage) and message.is_request):
                     self.requests[json.dumps(message.id)] += 1
             self.take(self.speech.hear(meaning))
         elif meaning is not None:
@@ -206,6 +207,8 @@ class Watched:
             case "prompt" if self.is_ready and len(self.prompted) == sum(self.ended.values()):
                 self.prompted.append(f"p{len(self.prompted)}")
                 self.take(self.speech.prompt(self.prompted[-1], "x"))
+            case "hurry":
+                self.take(self.speech.hurry())
             case "interrupt":
                 self.take(self.speech.interrupt("stop"))
             case "set" if self.is_ready:
@@ -226,12 +229,14 @@ class Watched:
 
 
 DEEDS = st.tuples(
-    st.sampled_from(["prompt", "interrupt", "set", "answer", "refuse", "cancel", "respond"]), st.integers(0, 9)
+    st.sampled_from(["prompt", "interrupt", "hurry", "set", "answer", "refuse", "cancel", "respond"]), st.integers(0, 9)
 )
 SETUPS = st.sampled_from(
     [Setup(), Setup(conversation="s-1"), Setup(conversation="s-0", forks=True), Setup(model="big", permission_mode="x")]
 )
-QUIRKS = st.sampled_from([Quirks(), Quirks(("end_turn",), ("^s",), silence_is_error=True, serves=())])
+QUIRKS = st.sampled_from(
+    [Quirks(), Quirks(recites_late=True), Quirks(("end_turn",), ("^s",), silence_is_error=True, serves=())]
+)
 # What gets most runs as far as a turn.
 BEGINNINGS: Strategy = st.sampled_from(
     [
@@ -265,6 +270,6 @@ def test_whatever_an_agent_says_prompts_end_once_and_requests_are_answered_once(
 def test_a_line_cut_into_two_ends_is_read() -> None:
     def check(case: tuple[bytes, int, int]) -> None:
         line, head, tail = case
-        Acp().read_head(line[:head], line[-tail:] if tail else b"")
+        acp().read_head(line[:head], line[-tail:] if tail else b"")
 
     assert for_a_while(check, st.tuples(LINES, st.integers(0, 200), st.integers(0, 60)))

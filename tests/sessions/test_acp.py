@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.sessions.acp_case import bodies, killed, known, methods, opened, sent, texts
 from tests.sessions.helpers import SHORT_DRAIN, Case, exists
 
-from banksman import INTERACTIVE, Kind, Turn
+from banksman import INTERACTIVE, Kind, Turn, UsageError
 from banksman.core import event as kinds
 from banksman.core.outcome import By
 
@@ -64,7 +65,7 @@ async def test_a_late_word_is_still_of_its_turn(tmp_path: Path) -> None:
 
 
 async def test_what_is_no_message_and_what_nobody_asked_for_changes_nothing(tmp_path: Path) -> None:
-    strays = "\n".join(f"@@stray {id}" for id in ("1", "2", "999", '"3"', "null"))
+    strays = "\n".join(f"@@stray {id}" for id in ("1", "2", "999", '"2"', '"x"', "null"))
     for is_string in (False, True):
         async with opened(
             tmp_path / str(is_string), character={"has_string_ids": is_string, "says_first": "hi!"}
@@ -72,6 +73,35 @@ async def test_what_is_no_message_and_what_nobody_asked_for_changes_nothing(tmp_
             prompt = f'@@raw garbage\n@@raw [1, 2]\n@@raw []\n@@raw {{"id": 5}}\n{strays}\n@@text well\n@@twice'
             assert (await case.answer(prompt)).text == "well"
             assert (await case.answer("@@text again\n@@twice")).text == "again"
+
+
+async def test_words_of_another_conversation_are_no_turns(tmp_path: Path) -> None:
+    """A subagent has a conversation of its own, and may speak first."""
+    update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "foreign"}}
+    aside = json.dumps({"method": "session/update", "params": {"sessionId": "other", "update": update}})
+    async with opened(tmp_path) as case:
+        turn = await case.ask(f"@@raw {aside}\n@@text mine\n@@raw {aside}")
+        assert (await case.outcome(turn)).text == "mine"
+        assert "foreign" not in str([update async for update in turn])
+        told = [event for event in await case.events() if b"foreign" in event.data and event.kind == kinds.UPDATE]
+        assert [event.turn for event in told] == [None, None], "they are in the log"
+
+
+@pytest.mark.parametrize("id", ["1.5", "true", "[]", '{"a":1}', "99999999999999999999999999"])
+async def test_a_request_that_cannot_be_answered_under_its_id_is_answered_under_none(tmp_path: Path, id: str) -> None:
+    async with opened(tmp_path) as case:
+        prompt = f'@@raw {{"jsonrpc":"2.0","id":{id},"method":"fs/read_text_file","params":{{}}}}\n@@text well'
+        assert (await case.answer(prompt)).text == "well"
+        [error] = [frame for frame in sent(case) if "error" in frame]
+        assert (error["id"], error["error"]["code"]) == (None, -32600)
+
+
+async def test_a_line_of_many_ends_its_turn_at_most(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        assert (await case.answer(f"@@raw {[0] * 10_000}\n@@text well")).text == "well"
+        many = json.dumps([{"method": "x"}] * 300)
+        assert (await case.answer(f"@@raw {many}")).kind is Kind.FAILED
+        assert (await case.answer("@@text next")).text == "next"
 
 
 async def test_an_answer_too_large_to_keep_ends_its_turn_and_no_other(tmp_path: Path) -> None:
@@ -345,3 +375,21 @@ async def test_servers_are_passed_on(tmp_path: Path) -> None:
     async with opened(tmp_path, mcp_servers=[server]) as case:
         await case.answer("hello")
         assert sent(case)[1]["params"]["mcpServers"] == [server]
+
+
+# -- what is refused before it is sent -------------------------------------------------------------------------------
+async def test_content_that_the_agent_is_known_not_to_take_is_refused_at_once(tmp_path: Path) -> None:
+    audio = [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]
+    async with opened(tmp_path / "known", agent="codex-acp") as case:
+        with pytest.raises(UsageError, match="audio"):
+            await case.session.ask(audio)
+    async with opened(tmp_path / "custom") as case:
+        await case.outcome(await case.session.ask(audio))
+        assert sent(case)[-1]["params"]["prompt"] == audio
+
+
+@pytest.mark.parametrize("name", ["model", "permission_mode"])
+async def test_a_setting_that_has_no_bytes_is_refused(tmp_path: Path, name: str) -> None:
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError, match=f"{name} cannot be sent"):
+            await (case.session.set_model if name == "model" else case.session.set_permission_mode)("\ud800")

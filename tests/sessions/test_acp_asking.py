@@ -10,7 +10,7 @@ import pytest
 from tests.sessions.acp_case import bodies, opened, replies
 from tests.sessions.helpers import Case
 
-from banksman import Answer, Kind, Question
+from banksman import Answer, Kind, Question, UsageError
 from banksman.core import event as kinds
 
 ASK = "@@permission ls"
@@ -66,6 +66,35 @@ async def test_a_question_may_be_answered_by_a_caller_once(tmp_path: Path) -> No
         await case.session.answer(asked["question"], "allow")
         assert (await case.outcome(turn)).text == f"answered {json.dumps(selected('allow'))}"
         assert replies(case) == [selected("allow")]
+
+
+async def test_an_input_that_the_agent_cannot_be_given_is_refused_to_who_answers(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(ASK)
+        asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
+        with pytest.raises(UsageError, match="another input") as refused:
+            await case.session.answer(asked, "allow", updated_input={"command": "pwd"})
+        assert "deny with a message" in refused.value.hint
+        assert replies(case) == []
+        await case.session.answer(asked, "deny", message="use pwd")
+        assert (await case.outcome(turn)).text == f"answered {json.dumps(selected('reject'))}"
+
+
+async def test_a_callback_that_gives_an_input_that_the_agent_cannot_take_says_no(tmp_path: Path) -> None:
+    answer = Answer("allow", updated_input={"command": "pwd"})
+    async with opened(tmp_path, on_question=answering(answer)) as case:
+        assert (await case.answer(ASK)).text == f"answered {json.dumps(selected('reject'))}"
+
+
+@pytest.mark.parametrize("value", [object(), "\ud800"], ids=["an object", "half a text"])
+async def test_what_cannot_be_sent_is_refused_to_who_answers(tmp_path: Path, value: Any) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask(f"@@request elicitation/create {json.dumps({'message': 'which?'})}")
+        asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
+        with pytest.raises(UsageError):
+            await case.session.answer(asked, "allow", content={"x": value})
+        await case.session.answer(asked, "allow", content={"x": "y"})
+        assert (await case.outcome(turn)).kind is Kind.DONE
 
 
 async def test_an_interrupt_cancels_what_was_asked_after_the_turn_was_told_to_stop(tmp_path: Path) -> None:

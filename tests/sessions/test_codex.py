@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 from tests.sessions.helpers import QUICK, Case, bodies, check, exists
 
-from banksman import Answer, Event, Host, Kind, Question, Turn
+from banksman import Answer, Event, Host, Kind, Question, Turn, UsageError
 from banksman.core import event as kinds
 from banksman.core.outcome import By
+from banksman.run.sessions import profiles
 from banksman.testing import fake_codex
 
 
@@ -141,6 +143,21 @@ async def test_a_prompt_is_added_to_the_turn(tmp_path: Path) -> None:
         assert sent(case, "turn/steer")[0]["input"] == [{"type": "text", "text": "@@text two"}]
 
 
+async def test_an_agent_that_is_known_not_to_take_more_is_not_steered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = profiles.load("codex")
+    less = dataclasses.replace(known, capabilities=known.capabilities - {"steer"})
+
+    def load(name: str) -> profiles.Profile:
+        return less
+
+    monkeypatch.setattr(profiles, "load", load)
+    async with opened(tmp_path) as case:
+        with pytest.raises(UsageError, match="cannot be steered"):
+            await case.session.ask("more", on_busy="steer")
+
+
 async def test_a_prompt_that_the_turn_refuses_has_a_turn_of_its_own(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
@@ -244,6 +261,17 @@ async def test_a_question_is_answered_by_its_own_number(tmp_path: Path, answer: 
         assert [question.input["command"] for question in asked] == [f"touch {number}" for number in range(4)]
         assert asked[0].tool == "commandExecution"
         assert replies(case) == [{"decision": decision}] * 4
+
+
+async def test_an_input_that_the_agent_cannot_be_given_is_refused_to_who_answers(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask("@@permission rm -rf /")
+        asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
+        with pytest.raises(UsageError, match="another input"):
+            await case.session.answer(asked, "allow", updated_input={"command": "ls"})
+        assert replies(case) == []
+        await case.session.answer(asked, "deny")
+        assert (await case.outcome(turn)).text == 'answered "decline"'
 
 
 async def test_a_question_of_a_turn_that_is_stopped_is_cancelled(tmp_path: Path) -> None:

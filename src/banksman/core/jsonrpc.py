@@ -1,15 +1,17 @@
-"""JSON-RPC, as agents speak it over lines: messages, the requests that are open in each direction, and nothing else.
-
-**Two tables.** Either side numbers its own requests, so the same id is open in both directions at once: one agent
-counts from 0, as clients do from 1. Ours are in `Calls`, theirs in `Asked`, and no id is ever looked up in the other.
-
-**Replies are values.** One that comes late, or twice, or that nobody asked for settles nothing, and says so. An id is
-told apart by its type: 1 is not "1". Of theirs, each is answered once.
+"""JSON-RPC, as agents speak it over lines: messages from bytes, and bytes from messages. Who waits for which answer is
+in exchange.py.
 
 **What is read.** A line is one message or several: agents are seen to send garbage, and the standard allows batches.
 Whatever is no message is `Garbage`, and costs nothing but itself. A message that cannot be read as a whole (too deep,
 a text that is none, too long to keep) is read as far as it goes, and `is_cut`: a reply that is not understood is a
 request that never ends. Some agents write the id last, so of a line that was too long to keep both ends are looked at.
+
+**Batches.** No agent that was measured sends one, and all who are on this loop wait until it is taken apart: a line has
+room for millions of items, each a step of Python. So one of more than `BATCH_MAX` is not taken apart. It is no message
+if it begins with none; else it may hold the answer that ends a turn, and is what a line that was lost is: a reply of
+which nothing is known.
+
+**Ids** are texts and whole numbers, told apart: 1 is not "1". JSON has one kind of number, so 1.0 is 1.
 
 All of it is pure, and never raises over bytes from outside. Only what is written can be at fault, with `UsageError`.
 """
@@ -19,25 +21,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
-from banksman.core.dialects.members import UNDECODABLE, Members, decoded, mended, split
 from banksman.core.framing import HEAD_BYTES
+from banksman.core.json_values import mapping
+from banksman.core.members import UNDECODABLE, Members, decoded, mended, split
 from banksman.errors import UsageError
 
 Id = int | str
-Purpose = TypeVar("Purpose")
 
 # What an id may be: it is kept, and written back. A number beyond this is one that no encoder of ours writes.
-ID_CHARACTERS_MAX = 1024
+ID_CHARACTERS_MAX = 8192
 _ID_LEAST, _ID_MOST = -(1 << 63), (1 << 64) - 1
-# Requests of ours that are open at once: a process has a few. An agent that never answers must not grow a table, so
-# the oldest is forgotten, and its reply is one that nobody asked for.
-CALLS_MAX = 256
-# Theirs. One more is refused at once: it has its answer.
-ASKED_MAX = 256
+# Beyond this a whole number that is written as a float may have been another.
+_FLOAT_MOST = 1 << 53
+# Messages of one line.
+BATCH_MAX = 256
 # Beyond this a line that cannot be decoded is judged by its head: reading members costs a step of Python a token.
 SALVAGE_BYTES_MAX = 1 << 20
 # How far into nested objects the members of a cut message are looked for.
@@ -68,7 +69,7 @@ class Call:
     @property
     def named(self) -> dict[str, Any]:
         """The parameters, if they have names."""
-        return _mapping(self.params)
+        return mapping(self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Notice:
 
     @property
     def named(self) -> dict[str, Any]:
-        return _mapping(self.params)
+        return mapping(self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +109,17 @@ class Reply:
     @property
     def named(self) -> dict[str, Any]:
         """The members of the result, if it has any."""
-        return _mapping(self.result)
+        return mapping(self.result)
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """No message. `reason`: what is wrong with it."""
+    """No message. `reason`: what is wrong with it. `is_request`: somebody waits for an answer all the same, under this
+    id, if it is one: the standard has an answer for that, which names no request."""
 
     reason: str
+    is_request: bool = False
+    id: Id | None = None
 
 
 Message = Call | Notice | Reply | Garbage
@@ -158,8 +162,8 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
     """
     members = split(head)
     if not members.is_object:
-        is_batch = head.lstrip().startswith(b"[")
-        return Reply(None, is_cut=True) if is_batch else Garbage("no object")
+        array = _ARRAY.match(head)
+        return Garbage("no object") if array is None else _unread(holds_message=array[1] is not None)
     last = _last_members(tail)
     found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__} | last
     if members.cut is not None:
@@ -176,9 +180,11 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
 
 
 def as_id(value: Any) -> Id | None:
-    """The value, if it can be an id. True and 1.0 are equal to 1, and are no ids."""
+    """The value, if it can be an id. True is equal to 1, and is none."""
     if isinstance(value, str):
         return value if len(value) <= ID_CHARACTERS_MAX else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= _FLOAT_MOST else None
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and _ID_LEAST <= value <= _ID_MOST else None
 
@@ -197,12 +203,12 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
     method = envelope.method
     if method is not msgspec.UNSET:
         if not isinstance(method, str):
-            return Garbage("the method is no text")
+            return Garbage("the method is no text", is_request=True, id=as_id(envelope.id))
         # A null is how the first version of the protocol marked a notice.
         if envelope.id is msgspec.UNSET or envelope.id is None:
             return Notice(method, envelope.params, is_cut)
         id = as_id(envelope.id)
-        return Garbage(_NO_ID) if id is None else Call(id, method, envelope.params, is_cut)
+        return Garbage(_NO_ID, is_request=True) if id is None else Call(id, method, envelope.params, is_cut)
     id = as_id(envelope.id)
     if id is None and envelope.id is not None and envelope.id is not msgspec.UNSET:
         return Garbage(_NO_ID)
@@ -215,7 +221,7 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
 
 
 def _failure(error: Any) -> Failure:
-    members = _mapping(error)
+    members = mapping(error)
     code, message = members.get("code"), members.get("message")
     if not isinstance(message, str) or not message:
         message = error if isinstance(error, str) and error else "the agent gave no reason"
@@ -223,22 +229,36 @@ def _failure(error: Any) -> Failure:
     return Failure(code, message, members.get("data"))
 
 
+# The beginning of a batch, and that of the first message in it, if that is what its first item is.
+_ARRAY = re.compile(rb"\s*+\[\s*+(\{)?")
+
+
 def _salvaged(line: bytes) -> tuple[Message, ...]:
     """The messages of a line that was not decoded as one: a batch, or not JSON at all, most likely."""
+    array = _ARRAY.match(line)
     better = mended(line)
     line = line if better is None else better
     try:
         value = msgspec.json.decode(line)
     except RecursionError:
-        return (_from_members(line),)
+        return (_from_members(line) if array is None else _unread(holds_message=array[1] is not None),)
     except UNDECODABLE as exc:
         # A number that no computer can hold is an accident inside a message; the rest of these are no JSON.
-        message = _from_members(line)
+        message = _from_members(line) if array is None else Garbage("no object")
         return (Garbage(f"no JSON: {exc}"[:200]) if isinstance(message, Garbage) else message,)
-    if not isinstance(value, list):
-        return (_from_value(value),)
-    items = cast(list[Any], value)
-    return tuple(_from_value(item) for item in items) if items else (Garbage("a batch of nothing"),)
+    return _from_batch(cast(list[Any], value)) if isinstance(value, list) else (_from_value(value),)
+
+
+def _from_batch(items: list[Any]) -> tuple[Message, ...]:
+    holds_message = any(isinstance(item, dict) for item in items[:BATCH_MAX])
+    if not holds_message or len(items) > BATCH_MAX:
+        return (_unread(holds_message=holds_message),)
+    return tuple(_from_value(item) for item in items)
+
+
+def _unread(*, holds_message: bool) -> Message:
+    """A batch that is not taken apart."""
+    return Reply(None, is_cut=True) if holds_message else Garbage("an array that begins with no message")
 
 
 def _from_value(value: Any) -> Message:
@@ -306,50 +326,6 @@ def _last_members(tail: bytes) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in ("id", "method")}
 
 
-# -- requests that are open ------------------------------------------------------------------------------------------
-# Without slots: a frozen class that has them cannot be made by `Calls[Purpose]()` in Python 3.11.
-@dataclass(frozen=True)
-class Calls(Generic[Purpose]):
-    """Our requests that have no answer yet, each with what it was for."""
-
-    open: tuple[tuple[int, Purpose], ...] = ()
-    count: int = 0
-
-    def begin(self, purpose: Purpose) -> tuple[Calls[Purpose], int]:
-        id = self.count + 1
-        kept = self.open[-(CALLS_MAX - 1) :]
-        return Calls((*kept, (id, purpose)), id), id
-
-    def settle(self, id: Id | None) -> tuple[Calls[Purpose], Purpose | None]:
-        """What the request was for; None: there is none of that id, or not any more."""
-        purpose = next((purpose for other, purpose in self.open if other == id), None)
-        if purpose is None:
-            return self, None
-        return Calls(tuple(pair for pair in self.open if pair[0] != id), self.count), purpose
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Their requests that have no answer yet, by their ids as they came."""
-
-    open: tuple[Id, ...] = ()
-
-    def take(self, id: Id) -> tuple[Asked, bool]:
-        """False: it is open already, or there is no room; see `is_open`."""
-        if id in self.open or len(self.open) >= ASKED_MAX:
-            return self, False
-        return Asked((*self.open, id)), True
-
-    def is_open(self, id: Id) -> bool:
-        return id in self.open
-
-    def answer(self, id: Id) -> tuple[Asked, bool]:
-        """Whether it may be answered now: it was asked, and has none yet."""
-        if id not in self.open:
-            return self, False
-        return Asked(tuple(other for other in self.open if other != id)), True
-
-
 # -- writing ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Writer:
@@ -388,7 +364,3 @@ class Writer:
 JSONRPC = Writer()
 # For an agent that leaves the version out, and wants it left out.
 BARE = Writer(version=None)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

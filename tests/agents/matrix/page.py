@@ -51,9 +51,9 @@ The answers to `initialize` and `session/new`; Claude Code and Codex say less. W
 
 REPAIRS_NOTE = """\
 *Lives on*: how many processes of the interrupted tool there were two seconds after the agent had said that the turn is
-over; with Banksman none. *Left*: what `killpg(SIGKILL)` left in all steps; with Banksman nothing. *Repaired*: what the
-profile says that this agent does otherwise than it should, and what comes of it. Much of it is seen only with other
-models, or in moments that these steps do not have: [agents.md](agents.md) has where each was measured.
+over; it differs from run to run, and with Banksman it is none. *Left*: what `killpg(SIGKILL)` left in all steps; with
+Banksman nothing. *Repaired*: what the profile says that this agent does otherwise than it should, and what comes of it;
+some of it happens in moments that these steps do not have ([agents.md](agents.md)).
 """
 
 RUN_NOTE = """\

@@ -24,6 +24,12 @@ def ordered(cells: list[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (agents.index(cell["agent"]), steps.index(cell["step"])))
 
 
+def is_whole(cells: list[Cell]) -> bool:
+    """Every agent was in every step, on both sides."""
+    told = {(cell["agent"], cell["step"]) for cell in cells if all(side in cell for side in SIDES)}
+    return told == {(agent, step) for agent in AGENTS for step in STEPS}
+
+
 def lines(cells: list[Cell]) -> list[str]:
     rows = [tuple(_of(cell)) for cell in ordered(cells)]
     totals = [

@@ -24,7 +24,7 @@ from tests.core.recordings import reading
 from tests.core.recordings.reading import Cut, Entry
 
 from banksman.core.decision import Decision
-from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.acp import acp
 from banksman.core.dialects.acp_speech import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.dialects.quirks import Quirks
@@ -46,6 +46,7 @@ NAMES = sorted(path.stem for path in reading.FOLDER.glob("acp*.jsonl"))
 HANDSHAKE = "handshake-1"
 # What is known about those that do not say what they mean.
 QUIRKS = {
+    "acp-gemini-load": Quirks(recites_late=True),
     "acp-goose-basic": Quirks(cancel_may_say=("end_turn",)),
     "acp400-copilot": Quirks(error_texts=("^Error: ",)),
 }
@@ -89,7 +90,7 @@ class Played:
         self.recited = 0
         # What the speech makes of the answer to the question where the history ends.
         self.at_fence: tuple[Meaning, ...] = ()
-        self.dialect = Acp(QUIRKS.get(name, Quirks()) if quirks is None else quirks)
+        self.dialect = acp(QUIRKS.get(name, Quirks()) if quirks is None else quirks)
         played = entries(name)
         openings = [entry.value for entry in played if entry.value.get("method") in OPENINGS]
         [opening] = openings

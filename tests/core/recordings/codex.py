@@ -8,7 +8,7 @@ The recordings beside this file are as reading.py describes them. Two things mus
   a number that we never used, which is what such a reply is.
 - A recorded answer to a question is given by ours as the decision that it was.
 
-`golden-codex/` has what each frame projects to; it is written by `python -m tests.core.recordings.codex`.
+`golden_codex/` has what each frame projects to; it is written by `python -m tests.core.recordings.codex`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def play(name: str, write: Callable[[Any], bytes] = reading.line) -> Play:
 
 
 def golden(name: str) -> Path:
-    return reading.FOLDER / "golden-codex" / f"{name}.jsonl"
+    return reading.FOLDER / "golden_codex" / f"{name}.jsonl"
 
 
 def main() -> None:

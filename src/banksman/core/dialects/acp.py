@@ -4,7 +4,8 @@ What a line says by itself is read in acp_reading.py; what it takes a memory to 
 agent, is in acp_speech.py, in the words of acp_v1.py, acp_content.py and acp_answering.py; how its frames look to a
 reader is in acp_updates.py, and is what they are. Here is what holds them together.
 
-Another version of the protocol is another set of words, chosen where the agent answers `initialize`.
+There is one version of the protocol that agents speak. Another would have words of its own, beside those of acp_v1.py,
+and be chosen where the agent answers `initialize`.
 """
 
 from __future__ import annotations
@@ -31,15 +32,11 @@ class Acp:
     acknowledges_interrupts: bool = False
     # What is sent while a turn is open is another turn, or the end of the first, or never answered: agents differ.
     can_steer: bool = False
+    takes_input: bool = False
 
     # No method of ours between a token and its meaning: this is the path of each.
     read = staticmethod(acp_reading.read)
     read_head = staticmethod(acp_reading.read_head)
-
-    def __new__(cls, quirks: Quirks = ORDINARY) -> Acp:
-        """One that tells its failures as text has to be listened to closely."""
-        is_close = bool(quirks.error_texts) or quirks.silence_is_error
-        return object.__new__(CloseAcp if is_close else cls)
 
     def __init__(self, quirks: Quirks = ORDINARY) -> None:
         self.quirks = quirks
@@ -91,3 +88,8 @@ class CloseAcp(Acp):
     __slots__ = ()
 
     read = staticmethod(acp_reading.read_closely)
+
+
+def acp(quirks: Quirks = ORDINARY) -> Acp:
+    """For a program with these quirks: one that tells its failures as text has to be listened to closely."""
+    return CloseAcp(quirks) if quirks.error_texts or quirks.silence_is_error else Acp(quirks)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from banksman.core.decision import Decision
-from banksman.core.dialects.acp_v1 import mapping, mappings, text
 from banksman.core.dialects.quirks import Quirks
+from banksman.core.json_values import mapping, mappings, text
 from banksman.core.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Call, id_text
 from banksman.core.meaning import Requested, Wants
 
@@ -26,6 +26,9 @@ TOOL_CHARACTERS_MAX = 1024
 # What a permission may say, nearest first.
 _ONCE, _ALWAYS = ("allow_once", "allow_always"), ("allow_always", "allow_once")
 _NO = ("reject_once", "reject_always")
+
+# What is served by us is a tool for the rules of a session, of the kind that it would be if the agent had it.
+_SERVED = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_text_file": "read"}
 
 Answer = dict[str, Any]
 
@@ -47,7 +50,7 @@ def requested(call: Call, quirks: Quirks, kinds: Mapping[str, str]) -> Requested
         case "elicitation/create" if params.get("mode", "form") == "form":
             return Requested(request, Wants.ELICITATION, call.method, details=params)
         case method if method.partition("/")[0] in quirks.serves and "/" in method:
-            return Requested(request, Wants.WORKSPACE, method, input=params)
+            return Requested(request, Wants.WORKSPACE, method, _SERVED.get(method, ""), params)
         case _:
             return Requested(request, Wants.UNKNOWN, call.method)
 
@@ -88,13 +91,12 @@ _DISMISSED: Answer = {"action": "cancel"}
 
 
 def _chosen(asked: Requested, decision: Decision) -> str | None:
+    # ACP cannot say "but with this instead": who asks for that is told so, and what was changed never runs as it was.
+    assert decision.updated_input is None
     options = mappings(asked.details.get("options"))
     if decision.option is not None and any(option["optionId"] == decision.option for option in options):
         return decision.option
     if not decision.allows:
-        wanted = _NO
-    elif decision.updated_input is not None:
-        # ACP cannot say "but with this instead", and what was changed must not run as it was.
         wanted = _NO
     else:
         wanted = _ONCE if decision.remember is None else _ALWAYS

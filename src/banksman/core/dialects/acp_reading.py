@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from banksman.core import jsonrpc
-from banksman.core.dialects.members import UNDECODABLE
+from banksman.core.json_values import mapping
 from banksman.core.jsonrpc import Garbage, Message, Notice
 from banksman.core.meaning import Meaning, Noise, Thought, Told
+from banksman.core.members import UNDECODABLE
 
 UPDATE = "session/update"
 MESSAGE, THOUGHT = "agent_message_chunk", "agent_thought_chunk"
@@ -79,9 +80,10 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
     message, *others = messages
     if others:
         # What is garbage among them costs nothing but itself.
-        return _NOISE if all(isinstance(each, Garbage) for each in messages) else Told(messages)
+        is_noise = all(isinstance(each, Garbage) and not each.is_request for each in messages)
+        return _NOISE if is_noise else Told(messages)
     match message:
-        case Garbage():
+        case Garbage(is_request=False):
             return _NOISE
         case Notice(method="session/update") as notice:
             kind = update_of(notice).get("sessionUpdate")
@@ -94,8 +96,7 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
 
 
 def update_of(notice: Notice) -> dict[str, Any]:
-    update = notice.named.get("update")
-    return update if isinstance(update, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    return mapping(notice.named.get("update"))
 
 
 def _unremembered(kind: Any) -> Meaning | None:

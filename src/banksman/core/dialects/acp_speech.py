@@ -5,8 +5,10 @@ or forked, as the agent can; then the model and the mode that were wished for. O
 before: agents do not take requests that come too early. Any of them may fail, and then the handshake has.
 
 **Reciting.** An agent that loads a conversation first repeats all of it, as if it were said now. It is over with that
-when it answers, says the protocol; one is seen to answer after the first line and go on. So after the answer a request
-is sent that no agent knows: what stands before the refusal is history, what comes after it is new.
+when it answers, says the protocol; one is seen to answer after the first line and go on. Where that is known of an
+agent, or nothing is, a request is sent after the answer that no agent knows: what stands before the refusal is history,
+what comes after it is new. JSON-RPC has an agent refuse it; one that says nothing to what it does not know is not
+waited for longer than a start may take: see `hurry`.
 
 **A turn** is a prompt and its answer. An agent answers with why it stopped; some say `end_turn` whatever happened, and
 what their profile knows of that is applied here. What the agent said stays what it said: only what it means is put
@@ -15,8 +17,7 @@ right.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +27,14 @@ from banksman.core.dialects import acp_answering as answering
 from banksman.core.dialects import acp_content as content
 from banksman.core.dialects import acp_reading as reading
 from banksman.core.dialects import acp_v1 as words
+from banksman.core.dialects.acp_requests import Adjusted, Prompted, Purpose, Stage
 from banksman.core.dialects.acp_said import NOTHING, Said
+from banksman.core.dialects.asides import is_aside
 from banksman.core.dialects.dialect import Prompt, Setup, Spoken
 from banksman.core.dialects.quirks import Quirks
-from banksman.core.jsonrpc import JSONRPC, Asked, Call, Calls, Message, Notice, Reply
+from banksman.core.exchange import NO_ROOM, Exchange
+from banksman.core.json_values import mapping, text
+from banksman.core.jsonrpc import Call, Garbage, Message, Notice, Reply
 from banksman.core.meaning import (
     Forgot,
     Meaning,
@@ -49,39 +54,9 @@ TOO_LARGE = "frame_too_large"
 _NOISE = Noise()
 
 
-class Stage(enum.Enum):
-    """How far the handshake is: what is waited for. Also what each of its requests was for."""
-
-    SILENT = "silent"
-    INITIALIZING = "initializing"
-    OPENING = "opening"
-    LOADING = "loading"
-    FENCING = "fencing"
-    ADJUSTING = "adjusting"
-    READY = "ready"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompted:
-    """A request was a prompt of ours. `is_cancelled`: we have asked the agent to stop it."""
-
-    ref: str
-    is_cancelled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Adjusted:
-    """A request was to set something. `request`: who waits for it; None: the handshake does."""
-
-    request: str | None
-    name: str
-    value: str
-
-
-Purpose = Stage | Prompted | Adjusted
-_NO_CALLS: Calls[Purpose] = Calls()
-_NOT_ASKED = Asked()
+_NOTHING_SAID: Exchange[Purpose] = Exchange()
+# Updates that tell what holds now, and not what was said once.
+_STATES = frozenset(("config_option_update", "current_mode_update"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +71,7 @@ class AcpSpeech:
     offers: words.Offers = words.NO_OFFERS
     # What is still to be set before the handshake is done.
     wishes: tuple[tuple[str, str], ...] = ()
-    calls: Calls[Purpose] = _NO_CALLS
-    asked: Asked = _NOT_ASKED
-    # The request that was the last thing we wrote; None: we have written something since.
-    last: int | None = None
+    exchange: Exchange[Purpose] = _NOTHING_SAID
     # The kinds of the tools of this turn, by their calls: a question about one need not say it again.
     tools: tuple[tuple[str, str], ...] = ()
     said: Said = NOTHING
@@ -110,10 +82,17 @@ class AcpSpeech:
     def recites(self) -> bool:
         return self.stage in (Stage.LOADING, Stage.FENCING)
 
+    def is_aside(self, line: bytes) -> bool:
+        return is_aside(line, self.conversation, "sessionId")
+
     # -- what is said ------------------------------------------------------------------------------------------------
     def handshake(self, request: str) -> Spoken:
         asking = replace(self, request=request, stage=Stage.INITIALIZING)
         return asking._call(Stage.INITIALIZING, words.INITIALIZE, words.initialize(self.quirks))
+
+    def hurry(self) -> Spoken:
+        """Nothing of the handshake is waited for any more that can be done without: to know where the history ends."""
+        return self._adjust() if self.stage is Stage.FENCING else Spoken(self)
 
     def prompt(self, ref: str, prompt: Prompt) -> Spoken:
         blocks = content.blocks(prompt)
@@ -122,6 +101,8 @@ class AcpSpeech:
             if isinstance(fitted, str):
                 return Spoken(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),))
             blocks = fitted
+        if not self.exchange.ours.has_room:
+            return Spoken(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),))
         params = {"sessionId": self.conversation, "prompt": blocks}
         return replace(self, said=NOTHING, tools=())._call(Prompted(ref), words.PROMPT, params)
 
@@ -129,13 +110,8 @@ class AcpSpeech:
         del request  # A cancel is a notice: only the turn's end answers it.
         if self.conversation is None:
             return Spoken(self)
-        marked = tuple(
-            (id, replace(purpose, is_cancelled=True) if isinstance(purpose, Prompted) else purpose)
-            for id, purpose in self.calls.open
-        )
-        calls = Calls(marked, self.calls.count)
-        frame = JSONRPC.notice(words.CANCEL, {"sessionId": self.conversation})
-        return Spoken(replace(self, calls=calls, last=None), (frame,))
+        exchange, frame = self.exchange.notice(words.CANCEL, {"sessionId": self.conversation})
+        return Spoken(replace(self, exchange=replace(exchange, ours=exchange.ours.changed(_cancelled))), (frame,))
 
     def setting(self, request: str, name: str, value: str) -> Spoken:
         return self._set(request, name, value)
@@ -155,32 +131,25 @@ class AcpSpeech:
         return self._reply(asked, dict(response))
 
     def refuse(self, asked: Requested, error: str) -> Spoken:
-        dismissal = answering.dismissed(asked)
-        if dismissal is not None:
-            return self._reply(asked, dismissal)
-        return self._answered(asked.request, lambda id: JSONRPC.error(id, answering.error_code(asked), error))
+        return self._dismiss(asked, answering.error_code(asked), error)
 
     def cancel(self, asked: Requested) -> Spoken:
+        return self._dismiss(asked, jsonrpc.REQUEST_CANCELLED, "cancelled")
+
+    def _dismiss(self, asked: Requested, code: int, error: str) -> Spoken:
         dismissal = answering.dismissed(asked)
         if dismissal is not None:
             return self._reply(asked, dismissal)
-        cancelled = jsonrpc.REQUEST_CANCELLED
-        return self._answered(asked.request, lambda id: JSONRPC.error(id, cancelled, "cancelled"))
+        exchange, frames = self.exchange.error(asked.request, code, error)
+        return Spoken(replace(self, exchange=exchange), frames)
 
     def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
-        calls, id = self.calls.begin(purpose)
-        return Spoken(replace(self, calls=calls, last=id), (JSONRPC.call(id, method, params),))
+        exchange, frame = self.exchange.call(purpose, method, params)
+        return Spoken(replace(self, exchange=exchange), (frame,))
 
     def _reply(self, asked: Requested, result: Any) -> Spoken:
-        return self._answered(asked.request, lambda id: JSONRPC.reply(id, result))
-
-    def _answered(self, request: str, frame: Callable[[jsonrpc.Id], bytes]) -> Spoken:
-        """One answer to each: who has one gets no other."""
-        id = jsonrpc.id_from(request)
-        if id is None:
-            return Spoken(self)
-        asked, is_due = self.asked.answer(id)
-        return Spoken(replace(self, asked=asked, last=None), (frame(id),)) if is_due else Spoken(self)
+        exchange, frames = self.exchange.reply(asked.request, result)
+        return Spoken(replace(self, exchange=exchange), frames)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
     def hear(self, told: Told) -> Spoken:
@@ -206,8 +175,9 @@ class AcpSpeech:
                 return self._hear_update(message)
             case Notice():
                 return self._hear_notice(message)
-            case _:
-                return self._noise()
+            case Garbage():
+                exchange, frames = self.exchange.reject(message)
+                return Spoken(replace(self, exchange=exchange), frames, (_NOISE,))
 
     def _noise(self) -> Spoken:
         return Spoken(self, meanings=(_NOISE,))
@@ -218,8 +188,10 @@ class AcpSpeech:
         kind = update.get("sessionUpdate")
         if not isinstance(kind, str):
             return self._noise()
-        if self.recites or notice.named.get("sessionId") != (self.conversation or notice.named.get("sessionId")):
-            # Long ago; or of a conversation beside ours, a subagent's. It says nothing about our turn.
+        if notice.named.get("sessionId") != (self.conversation or notice.named.get("sessionId")):
+            return Spoken(self)  # Of a conversation beside ours, a subagent's. It says nothing about our turn.
+        if self.recites and not (self.stage is Stage.FENCING and kind in _STATES):
+            # Long ago. But what holds now may be told as soon as the conversation is there.
             return Spoken(self)
         speech = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
         match kind:
@@ -242,13 +214,10 @@ class AcpSpeech:
 
     # -- requests of theirs ------------------------------------------------------------------------------------------
     def _hear_call(self, call: Call) -> Spoken:
-        asked, is_new = self.asked.take(call.id)
-        if not is_new:
-            if self.asked.is_open(call.id):
-                return self._noise()  # Asked again, and not answered yet.
-            full = JSONRPC.error(call.id, jsonrpc.INTERNAL_ERROR, "too many requests are open")
-            return Spoken(replace(self, last=None), (full,))
-        taken = replace(self, asked=asked)
+        exchange, is_taken, frames = self.exchange.take(call)
+        taken = replace(self, exchange=exchange)
+        if not is_taken:
+            return Spoken(taken, frames) if frames else self._noise()
         request = answering.requested(call, self.quirks, dict(self.tools))
         if call.is_cut:
             # Of a question as large as this one the answer is "no", but it must have one: the agent waits.
@@ -259,22 +228,21 @@ class AcpSpeech:
         id = jsonrpc.withdrawn(notice)
         if id is None:
             return self._noise()
-        asked, was_open = self.asked.answer(id)
-        if not was_open:
+        request = jsonrpc.id_text(id)
+        exchange, frames = self.exchange.error(request, jsonrpc.REQUEST_CANCELLED, "cancelled")
+        if not frames:
             return self._noise()
-        frame = JSONRPC.error(id, jsonrpc.REQUEST_CANCELLED, "cancelled")
-        withdrawn = RequestWithdrawn(jsonrpc.id_text(id))
-        return Spoken(replace(self, asked=asked, last=None), (frame,), (withdrawn,))
+        return Spoken(replace(self, exchange=exchange), frames, (RequestWithdrawn(request),))
 
     # -- answers to ours ---------------------------------------------------------------------------------------------
     def _hear_reply(self, reply: Reply) -> Spoken:
         id = reply.id
         if id is None:
             id = self._meant(reply)
-        calls, purpose = self.calls.settle(id)
+        exchange, purpose = self.exchange.settle(id)
         if purpose is None:
             return self._noise()  # Late, or said twice, or an answer to nothing.
-        speech = replace(self, calls=calls)
+        speech = replace(self, exchange=exchange)
         match purpose:
             case Prompted():
                 return speech._over(purpose, reply)
@@ -283,7 +251,8 @@ class AcpSpeech:
             case Stage.INITIALIZING:
                 return speech._hear_initialized(reply)
             case Stage.FENCING:
-                return speech._adjust()
+                # Late, it says nothing any more: see `hurry`.
+                return speech._adjust() if self.stage is Stage.FENCING else speech._noise()
             case _:
                 return speech._hear_opened(reply)
 
@@ -293,20 +262,21 @@ class AcpSpeech:
         One that was too long to keep may be the answer to whatever waits for one. An error that names none is about a
         line that could not be read, and if the last line that we wrote is a prompt, it will have no other answer.
         """
-        prompts = [id for id, purpose in self.calls.open if isinstance(purpose, Prompted)]
+        waiting, last = self.exchange.ours.open, self.exchange.last
+        prompts = [id for id, purpose in waiting if isinstance(purpose, Prompted)]
         if reply.is_cut:
-            return prompts[-1] if prompts else next((id for id, _ in self.calls.open), None)
+            return prompts[-1] if prompts else next((id for id, _ in waiting), None)
         is_about_line = reply.error is not None and reply.error.code in (
             jsonrpc.PARSE_ERROR,
             jsonrpc.INVALID_REQUEST,
         )
-        return self.last if is_about_line and self.last in prompts else None
+        return last if is_about_line and last in prompts else None
 
     def _over(self, prompted: Prompted, reply: Reply) -> Spoken:
         """The boundary."""
         over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
         result = reply.named
-        reason = words.text(result.get("stopReason"))
+        reason = text(result.get("stopReason"))
         if reply.error is not None:
             failure = reply.error
             over = replace(
@@ -319,7 +289,7 @@ class AcpSpeech:
         elif reply.is_cut and reason is None:
             over = replace(over, is_error=True, error=TOO_LARGE)
         else:
-            usage = words.mapping(result.get("usage")) or words.usage_beside(result)
+            usage = mapping(result.get("usage")) or words.usage_beside(result)
             over = replace(over, stop_reason=reason, usage=usage or None)
             over = replace(over, **self._judged(prompted, reason))
         return Spoken(self, meanings=(over,))
@@ -371,7 +341,7 @@ class AcpSpeech:
             offers=words.offers(reply.named, self.offers),
             wishes=tuple((name, value) for name, value in wishes if value is not None),
         )
-        if self.stage is Stage.LOADING:
+        if self.stage is Stage.LOADING and self.quirks.recites_late:
             return replace(speech, stage=Stage.FENCING)._call(Stage.FENCING, words.FENCE, {})
         return speech._adjust()
 
@@ -383,7 +353,7 @@ class AcpSpeech:
         if failure.code == jsonrpc.METHOD_NOT_FOUND and self.stage is Stage.OPENING and not self.setup.forks:
             # It says that it can, and cannot.
             return self._open(words.LOAD if self.agent.loads else None)
-        if words.is_unknown(failure):
+        if words.is_unknown(failure, self.setup.conversation):
             return self._forgot(words.failure_text(failure))
         return self._refused(words.failure_text(failure))
 
@@ -401,6 +371,8 @@ class AcpSpeech:
             return self._not_set(request, words.not_offered(self.agent, name, wish, choice))
         if value == choice.current:
             return self._adjust() if request is None else Spoken(self, meanings=(Replied(request),))
+        if not self.exchange.ours.has_room:
+            return self._not_set(request, NO_ROOM)
         return self._call(Adjusted(request, name, value), choice.method, choice.params(self.conversation, value))
 
     def _hear_set(self, adjusted: Adjusted, reply: Reply) -> Spoken:
@@ -420,6 +392,10 @@ class AcpSpeech:
 
     def _forgot(self, error: str) -> Spoken:
         return Spoken(replace(self, stage=Stage.REFUSED), meanings=(Forgot(error),))
+
+
+def _cancelled(purpose: Purpose) -> Purpose:
+    return replace(purpose, is_cancelled=True) if isinstance(purpose, Prompted) else purpose
 
 
 def _of_tool(update: Mapping[str, Any], *, is_new: bool) -> tuple[Meaning, ...]:

@@ -9,9 +9,11 @@ What the answer says is in the outcome of its turn.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from banksman.core.dialects.members import decoded
+from banksman.core import jsonrpc
+from banksman.core.json_values import mapping, text
+from banksman.core.jsonrpc import Notice
 
 Update = dict[str, Any]
 
@@ -85,28 +87,15 @@ class Transcript:
 
 def said(update: Update) -> str:
     """The text of a chunk; empty: it has none."""
-    content = update.get("content")
-    if not isinstance(content, dict):
-        return ""
-    text = cast(Update, content).get("text")
-    return text if isinstance(text, str) else ""
+    return text(mapping(update.get("content")).get("text")) or ""
 
 
 def _updates(line: bytes) -> list[tuple[Any, Update]]:
     """The updates of a line, each with the conversation that it is of."""
-    value = decoded(line)
-    frames = cast(list[Any], value) if isinstance(value, list) else [value]
-    return [told for frame in frames if (told := _update(frame)) is not None]
-
-
-def _update(frame: Any) -> tuple[Any, Update] | None:
-    if not isinstance(frame, dict):
-        return None
-    members = cast(dict[str, Any], frame)
-    params = members.get("params")
-    if members.get("method") != "session/update" or not isinstance(params, dict):
-        return None
-    update = cast(dict[str, Any], params).get("update")
-    if not isinstance(update, dict) or not isinstance(cast(Update, update).get("sessionUpdate"), str):
-        return None
-    return cast(dict[str, Any], params).get("sessionId"), cast(Update, update)
+    found: list[tuple[Any, Update]] = []
+    for message in jsonrpc.decode(line):
+        if isinstance(message, Notice) and message.method == "session/update" and not message.is_cut:
+            update = mapping(message.named.get("update"))
+            if isinstance(update.get("sessionUpdate"), str):
+                found.append((message.named.get("sessionId"), update))
+    return found

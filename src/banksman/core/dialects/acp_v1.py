@@ -1,7 +1,7 @@
 """The words of ACP, version 1: what is said to open a conversation, and what the answers mean.
 
-Everything that another version of the protocol would say otherwise is here, in acp_content (prompts) and in
-acp_answering (what the agent asks); the order in which it is said is in acp_speech, which knows no word of it.
+What is said to the agent is here, in acp_content (prompts) and in acp_answering (what the agent asks); the order in
+which it is said is in acp_speech, which also knows the few words of an update and of an answer that a turn is made of.
 What agents say is believed as far as it has the right type, and else as if it were not there.
 """
 
@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from banksman.core.dialects.dialect import Setup
+import msgspec
+
+from banksman.core.dialects.dialect import Setup, client
 from banksman.core.dialects.quirks import Quirks
+from banksman.core.json_values import mapping, mappings, text
 from banksman.core.jsonrpc import INVALID_PARAMS, Failure
 
 VERSION = 1
-# Of Banksman: agents are told who speaks to them. A test holds it to the package's.
-CLIENT_VERSION = "0.1.0"
 
 INITIALIZE = "initialize"
 NEW, LOAD, RESUME, FORK = "session/new", "session/load", "session/resume", "session/fork"
@@ -46,6 +47,8 @@ _UNKNOWN = (
     *("not found", "no such", "does not exist", "doesn't exist", "unknown session", "no rollout"),
     *("no previous session", "invalid session identifier"),
 )
+# What they call one.
+_CONVERSATIONS = ("session", "conversation", "thread")
 # And that the conversation does not fit into the model any more.
 _OVERFLOWS = ("prompt is too long", "context_length_exceeded", "maximum context length")
 
@@ -75,7 +78,7 @@ def initialize(quirks: Quirks) -> dict[str, Any]:
     files = "fs" in quirks.serves
     return {
         "protocolVersion": VERSION,
-        "clientInfo": {"name": "banksman", "title": "Banksman", "version": CLIENT_VERSION},
+        "clientInfo": client(),
         "clientCapabilities": {
             "fs": {"readTextFile": files, "writeTextFile": files},
             "terminal": "terminal" in quirks.serves,
@@ -182,10 +185,18 @@ def conversation(value: Any) -> str | None:
     return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
 
 
-def is_unknown(failure: Failure) -> bool:
-    """Whether this says that there is no such conversation (any more)."""
-    said = failure_text(failure).lower()
-    return failure.code in (RESOURCE_NOT_FOUND, INVALID_PARAMS) or any(words in said for words in _UNKNOWN)
+def is_unknown(failure: Failure, conversation: str | None) -> bool:
+    """Whether this says that there is no such conversation (any more).
+
+    That a parameter is invalid may be said of any of them: a server that is not taken, a folder that is gone. Then the
+    conversation is still there, and is thrown away only where the words are about it.
+    """
+    data = b"" if failure.data is None else msgspec.json.encode(failure.data)[:SHOWN_CHARACTERS_MAX]
+    said = f"{failure.message[:SHOWN_CHARACTERS_MAX]} {data.decode(errors='replace')}".lower()
+    if failure.code == INVALID_PARAMS:
+        names = (*_CONVERSATIONS, *(() if conversation is None else (conversation.lower(),)))
+        return any(name in said for name in names)
+    return failure.code == RESOURCE_NOT_FOUND or any(words in said for words in _UNKNOWN)
 
 
 # -- what can be set -------------------------------------------------------------------------------------------------
@@ -314,19 +325,5 @@ def spent(update: Mapping[str, Any]) -> float | None:
     return float(amount) if 0 <= amount < 1e12 else None
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
 def shown(words: str) -> str:
     return words if len(words) <= SHOWN_CHARACTERS_MAX else f"{words[:SHOWN_CHARACTERS_MAX]}…"
-
-
-def text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
-def mappings(value: Any) -> list[dict[str, Any]]:
-    items = cast(list[Any], value) if isinstance(value, list) else []
-    return [cast(dict[str, Any], item) for item in items if isinstance(item, dict)]

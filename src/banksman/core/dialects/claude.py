@@ -25,6 +25,7 @@ class Claude:
     name: str = "claude"
     acknowledges_interrupts: bool = True
     can_steer: bool = True
+    takes_input: bool = True
 
     def __repr__(self) -> str:
         return "<Claude dialect>"

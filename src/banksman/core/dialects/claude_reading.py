@@ -22,13 +22,13 @@ which everything else is skipped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from banksman.core.dialects import claude_writing
-from banksman.core.dialects.members import UNDECODABLE, Members, mended, split
 from banksman.core.framing import HEAD_BYTES
+from banksman.core.json_values import items, mapping, mappings, text, texts
 from banksman.core.meaning import (
     Meaning,
     Noise,
@@ -45,11 +45,12 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
+from banksman.core.members import UNDECODABLE, Members, mended, split
 
 # Beyond this an undecodable line is judged by its head: reading members costs a step of Python a token.
 SALVAGE_BYTES_MAX = 1 << 20
 
-CONVERSATION_CHARS_MAX = 256
+CONVERSATION_CHARACTERS_MAX = 256
 
 # Frames that are the turn's work. Whatever else stands in them, these first bytes settle it: a writer of JSON does not
 # name a member twice. A few say more, and have a word in them that cannot stand in a text: its quotes would be escaped.
@@ -160,8 +161,8 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
             is_error=True,
             is_aborted=_is_aborted(frame),
             error="frame_too_large",
-            stop_reason=_text(frame.stop_reason),
-            usage=_mapping(frame.usage),
+            stop_reason=text(frame.stop_reason),
+            usage=mapping(frame.usage) or None,
             spent=_number(frame.total_cost_usd),
         )
     meaning_of = _MEANINGS.get(kind)
@@ -210,25 +211,24 @@ def _picked(members: Members, kind: str) -> _Frame:
 
 
 def _delta(frame: _Frame) -> Meaning | None:
-    delta = _mapping((_mapping(frame.event) or {}).get("delta")) or {}
+    delta = mapping(mapping(frame.event).get("delta")) or {}
     return _THOUGHT if delta.get("type") == "thinking_delta" else None
 
 
 def _spoken(frame: _Frame) -> Meaning | None:
-    calls = tuple(call for block in _blocks(frame, "tool_use") if (call := _text(block.get("id"))) is not None)
+    calls = tuple(call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None)
     return ToolBegan(calls) if calls else None
 
 
 def _heard(frame: _Frame) -> Meaning | None:
     blocks = _blocks(frame, "tool_result")
-    calls = tuple(call for block in blocks if (call := _text(block.get("tool_use_id"))) is not None)
+    calls = tuple(call for block in blocks if (call := text(block.get("tool_use_id"))) is not None)
     return ToolEnded(calls) if calls else None
 
 
 def _blocks(frame: _Frame, kind: str) -> list[dict[str, Any]]:
-    content = (_mapping(frame.message) or {}).get("content")
-    blocks = (_mapping(item) for item in _items(content))
-    return [block for block in blocks if block is not None and block.get("type") == kind]
+    content = mapping(frame.message).get("content")
+    return [block for block in mappings(content) if block.get("type") == kind]
 
 
 def _system(frame: _Frame) -> Meaning | None:
@@ -240,7 +240,7 @@ def _system(frame: _Frame) -> Meaning | None:
         case "thinking_tokens":
             return _THOUGHT
         case "background_tasks_changed":
-            names = (_text((_mapping(task) or {}).get("task_id")) for task in _items(frame.tasks))
+            names = (text(mapping(task).get("task_id")) for task in items(frame.tasks))
             return TasksChanged(tuple(name for name in names if name is not None))
         case "status" if frame.status == "compacting":
             return ToolBegan((_COMPACTION,))
@@ -270,7 +270,7 @@ def _lifecycle(frame: _Frame) -> Meaning | None:
 
 
 def _result(frame: _Frame) -> Meaning | None:
-    subtype = _text(frame.subtype) or ""
+    subtype = text(frame.subtype) or ""
     is_error = frame.is_error is True or subtype.startswith("error")
     error = _error(frame) if is_error else None
     return TurnOver(
@@ -281,11 +281,11 @@ def _result(frame: _Frame) -> Meaning | None:
         is_aborted=_is_aborted(frame),
         is_overflow=error is not None and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
         # An interrupted turn's result may have none.
-        text=_text(frame.result),
+        text=text(frame.result),
         structured=frame.structured_output,
         error=error,
-        stop_reason=_text(frame.stop_reason),
-        usage=_mapping(frame.usage),
+        stop_reason=text(frame.stop_reason),
+        usage=mapping(frame.usage) or None,
         spent=_number(frame.total_cost_usd),
         cost=_cost(frame),
     )
@@ -293,14 +293,14 @@ def _result(frame: _Frame) -> Meaning | None:
 
 def _cost(frame: _Frame) -> float | None:
     """Of this turn alone, where it says so: the total goes on through a resume, and back after a kill."""
-    models = _mapping(frame.model_usage_since_last_result)
-    costs = [_number((_mapping(model) or {}).get("costUSD")) for model in (models or {}).values()]
-    return None if models is None or None in costs else sum(cost for cost in costs if cost is not None)
+    models = frame.model_usage_since_last_result
+    costs = [_number(mapping(model).get("costUSD")) for model in mapping(models).values()]
+    return None if not isinstance(models, dict) or None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def _error(frame: _Frame) -> str:
     """The text that says most: what it told the user, else its list of errors, else its words for the kind of end."""
-    said = _text(frame.result) or "\n".join(_texts(frame.errors))
+    said = text(frame.result) or "\n".join(texts(frame.errors))
     if said:
         return said
     words = (frame.subtype, frame.terminal_reason, frame.api_error_status)
@@ -308,14 +308,14 @@ def _error(frame: _Frame) -> str:
 
 
 def _control_reply(frame: _Frame) -> Meaning | None:
-    response = _mapping(frame.response) or {}
+    response = mapping(frame.response)
     request = response.get("request_id")
     if not isinstance(request, str):
         return _NOISE
     if response.get("subtype") != "success":
-        return Replied(request, error=_text(response.get("error")) or "the agent gave no reason")
-    receipt = _mapping(response.get("response")) or {}
-    return Replied(request, still_queued=_texts(receipt.get("still_queued")))
+        return Replied(request, error=text(response.get("error")) or "the agent gave no reason")
+    receipt = mapping(response.get("response"))
+    return Replied(request, still_queued=texts(receipt.get("still_queued")))
 
 
 def _control_asked(frame: _Frame) -> Meaning | None:
@@ -323,24 +323,24 @@ def _control_asked(frame: _Frame) -> Meaning | None:
     # Only what has a name can be answered.
     if not isinstance(request, str):
         return _NOISE
-    asked = _mapping(frame.request) or {}
-    subtype = _text(asked.get("subtype")) or ""
-    given = _mapping(asked.get("input")) or {}
+    asked = mapping(frame.request)
+    subtype = text(asked.get("subtype")) or ""
+    given = mapping(asked.get("input"))
     match subtype:
         case "can_use_tool" if isinstance(asked.get("tool_name"), str):
             details = {name: value for name, value in asked.items() if name not in ("subtype", "tool_name", "input")}
             return Requested(request, Wants.PERMISSION, subtype, asked["tool_name"], given, details)
         case "hook_callback" if asked.get("callback_id") == claude_writing.RULES_HOOK:
-            tool = _text(given.get("tool_name")) or ""
-            return Requested(request, Wants.RULING, subtype, tool, _mapping(given.get("tool_input")) or {})
+            tool = text(given.get("tool_name")) or ""
+            return Requested(request, Wants.RULING, subtype, tool, mapping(given.get("tool_input")))
         case "hook_callback" if isinstance(asked.get("callback_id"), str):
             return Requested(request, Wants.HOOK, subtype, asked["callback_id"], given)
         case "mcp_message" if isinstance(asked.get("server_name"), str):
-            message = _mapping(asked.get("message")) or {}
+            message = mapping(asked.get("message"))
             return Requested(request, Wants.TOOL, subtype, asked["server_name"], message)
         case "elicitation":
             details = {name: value for name, value in asked.items() if name != "subtype"}
-            server = _text(asked.get("mcp_server_name")) or ""
+            server = text(asked.get("mcp_server_name")) or ""
             return Requested(request, Wants.ELICITATION, subtype, server, {}, details)
         case _:
             return Requested(request, Wants.UNKNOWN, subtype)
@@ -365,38 +365,22 @@ _MEANINGS: dict[str, Callable[[_Frame], Meaning | None]] = {
 
 def _refs(frame: _Frame) -> tuple[str, ...]:
     """The prompts it names. The single name is the last of several, and what older versions have."""
-    return _texts(frame.user_message_uuids) or _texts([frame.user_message_uuid])
+    return texts(frame.user_message_uuids) or texts([frame.user_message_uuid])
 
 
 def _origin(frame: _Frame) -> str | None:
-    kind = (_mapping(frame.origin) or {}).get("kind")
+    kind = mapping(frame.origin).get("kind")
     return kind if isinstance(kind, str) and kind != "human" else None
 
 
 def _is_aborted(frame: _Frame) -> bool:
-    return (_text(frame.terminal_reason) or "").startswith("aborted")
+    return (text(frame.terminal_reason) or "").startswith("aborted")
 
 
 def _conversation(frame: _Frame) -> str | None:
     """Its name for the conversation, if it can be one: it becomes a word of a command line."""
-    name = _text(frame.session_id)
-    return name if name and len(name) <= CONVERSATION_CHARS_MAX and name.isprintable() else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(item for item in _items(value) if isinstance(item, str))
-
-
-def _items(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else []
-
-
-def _mapping(value: Any) -> dict[str, Any] | None:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+    name = text(frame.session_id)
+    return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
 
 
 def _number(value: Any) -> float | None:

@@ -13,11 +13,12 @@ Updates have what ACP gives them (`sessionUpdate`, `toolCallId`, …). A message
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.members import UNDECODABLE, decoded
+from banksman.core.json_values import mapping, mappings
+from banksman.core.members import UNDECODABLE, decoded
 
 Update = dict[str, Any]
 
@@ -33,7 +34,7 @@ _KINDS = {
 }
 # What a tool is about, by the name of its input that says so best.
 _TITLES = ("description", "command", "file_path", "notebook_path", "pattern", "path", "url", "query", "prompt")
-TITLE_CHARS_MAX = 200
+TITLE_CHARACTERS_MAX = 200
 # What is kept of the text of a turn that ended without an answer: its end, for a person to read.
 SAID_CHARACTERS_MAX = 1 << 20
 
@@ -42,16 +43,16 @@ def project(line: bytes) -> list[Update]:
     """A frame as session updates: none, one or several. Never raises."""
     if _is_delta(line):
         return []
-    frame = _dict(decoded(line))
+    frame = mapping(decoded(line))
     match frame.get("type"):
         case "assistant":
-            message = _dict(frame.get("message"))
+            message = mapping(frame.get("message"))
             content = message.get("content")
-            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _dicts(content)
+            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else mappings(content)
             message_id = message.get("id")
             return [update for block in blocks for update in _spoken(block, message_id)]
         case "user":
-            blocks = _dicts(_dict(frame.get("message")).get("content"))
+            blocks = mappings(mapping(frame.get("message")).get("content"))
             return [update for block in blocks for update in _tool_ended(block)]
         case "result":
             return _usage(frame)
@@ -84,21 +85,21 @@ class Projector:
 
     def project(self, line: bytes) -> list[Update]:
         """Never raises."""
-        frame = _dict(decoded(line))
+        frame = mapping(decoded(line))
         # A subagent's messages come whole, between the deltas of the one that called it.
         is_main = frame.get("parent_tool_use_id") is None
         if frame.get("type") == "stream_event":
-            return self._streamed(_dict(frame.get("event"))) if is_main else []
+            return self._streamed(mapping(frame.get("event"))) if is_main else []
         updates = project(line)
-        if frame.get("type") != "assistant" or not is_main or _dict(frame.get("message")).get("id") != self._message:
+        if frame.get("type") != "assistant" or not is_main or mapping(frame.get("message")).get("id") != self._message:
             return updates
         return [update for update in updates if update["sessionUpdate"] not in self._told]
 
     def _streamed(self, event: dict[str, Any]) -> list[Update]:
         if event.get("type") == "message_start":
-            self._message = _dict(event.get("message")).get("id")
+            self._message = mapping(event.get("message")).get("id")
             self._told = set()
-        delta = _dict(event.get("delta"))
+        delta = mapping(event.get("delta"))
         match delta.get("type"):
             case "text_delta":
                 updates = _chunk("agent_message_chunk", delta.get("text"), self._message)
@@ -123,15 +124,15 @@ class Transcript:
 
     def add(self, line: bytes) -> None:
         # Nearly every frame of a turn that is worth this call is a delta, and most frames of any turn are not text.
-        frame = _dict(decoded(line))
+        frame = mapping(decoded(line))
         if frame.get("parent_tool_use_id") is not None:
             return
         match frame.get("type"):
             case "stream_event":
-                event = _dict(frame.get("event"))
+                event = mapping(frame.get("event"))
                 if event.get("type") == "content_block_start":
                     self._partial = []
-                delta = _dict(event.get("delta"))
+                delta = mapping(event.get("delta"))
                 text = delta.get("text")
                 if delta.get("type") == "text_delta" and isinstance(text, str):
                     self._partial.append(text)
@@ -180,7 +181,7 @@ def _tool_began(block: dict[str, Any]) -> list[Update]:
     call, name = block.get("id"), block.get("name")
     if not isinstance(call, str) or not isinstance(name, str):
         return []
-    given = _dict(block.get("input"))
+    given = mapping(block.get("input"))
     began: Update = {
         "sessionUpdate": "tool_call",
         "toolCallId": call,
@@ -195,7 +196,7 @@ def _tool_began(block: dict[str, Any]) -> list[Update]:
 
 def _title(name: str, given: dict[str, Any]) -> str:
     about = next((given[key] for key in _TITLES if isinstance(given.get(key), str) and given[key]), None)
-    return name if about is None else f"{name}: {about}"[:TITLE_CHARS_MAX]
+    return name if about is None else f"{name}: {about}"[:TITLE_CHARACTERS_MAX]
 
 
 def _plan(given: dict[str, Any]) -> list[Update]:
@@ -205,7 +206,7 @@ def _plan(given: dict[str, Any]) -> list[Update]:
             "priority": "medium",
             "status": todo["status"] if todo.get("status") in ("in_progress", "completed") else "pending",
         }
-        for todo in _dicts(given.get("todos"))
+        for todo in mappings(given.get("todos"))
         if isinstance(todo.get("content"), str)
     ]
     return [{"sessionUpdate": "plan", "entries": entries}]
@@ -221,7 +222,7 @@ def _tool_ended(block: dict[str, Any]) -> list[Update]:
         "status": "failed" if block.get("is_error") is True else "completed",
     }
     output = block.get("content")
-    parts = [{"type": "text", "text": output}] if isinstance(output, str) else _dicts(output)
+    parts = [{"type": "text", "text": output}] if isinstance(output, str) else mappings(output)
     content = [{"type": "content", "content": shown} for part in parts if (shown := _shown(part)) is not None]
     if content:
         update["content"] = content
@@ -233,7 +234,7 @@ def _shown(part: dict[str, Any]) -> dict[str, Any] | None:
     text = part.get("text")
     if part.get("type") == "text" and isinstance(text, str):
         return {"type": "text", "text": text}
-    source = _dict(part.get("source"))
+    source = mapping(part.get("source"))
     data, media_type = source.get("data"), source.get("media_type")
     if part.get("type") == "image" and isinstance(data, str) and isinstance(media_type, str):
         return {"type": "image", "data": data, "mimeType": media_type}
@@ -242,9 +243,9 @@ def _shown(part: dict[str, Any]) -> dict[str, Any] | None:
 
 def _usage(frame: dict[str, Any]) -> list[Update]:
     """What the turn used of the model's window, and what the conversation has cost since the process began."""
-    usage = _dict(frame.get("usage"))
+    usage = mapping(frame.get("usage"))
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-    windows = [_count(_dict(model).get("contextWindow")) for model in _dict(frame.get("modelUsage")).values()]
+    windows = [_count(mapping(model).get("contextWindow")) for model in mapping(frame.get("modelUsage")).values()]
     update: Update = {
         "sessionUpdate": "usage_update",
         "used": sum(_count(usage.get(name)) for name in names),
@@ -258,12 +259,3 @@ def _usage(frame: dict[str, Any]) -> list[Update]:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    items = cast(list[Any], value) if isinstance(value, list) else []
-    return [cast(dict[str, Any], item) for item in items if isinstance(item, dict)]

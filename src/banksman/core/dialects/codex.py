@@ -23,6 +23,7 @@ class Codex:
     name: str = "codex"
     acknowledges_interrupts: bool = True
     can_steer: bool = True
+    takes_input: bool = False
 
     def __repr__(self) -> str:
         return "<Codex dialect>"

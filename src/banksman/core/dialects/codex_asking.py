@@ -15,7 +15,7 @@ from typing import Any
 
 from banksman.core import jsonrpc
 from banksman.core.decision import Decision
-from banksman.core.dialects.codex_reading import items, mapping, text
+from banksman.core.json_values import items, mapping, text
 from banksman.core.jsonrpc import Call
 from banksman.core.meaning import Requested, Wants
 
@@ -145,6 +145,8 @@ def _entered(decision: Decision) -> dict[str, Any]:
 
 def _chosen(asked: Requested, decision: Decision) -> str:
     """The word for a decision: the option that was picked, or the nearest that is offered."""
+    # Codex cannot be told "but with this instead": what was changed must never run as it was.
+    assert decision.updated_input is None
     offered = {option["optionId"]: option["kind"] for option in map(mapping, items(asked.details.get("options")))}
     if decision.option in offered:
         assert decision.option is not None

@@ -12,12 +12,13 @@ goes on. They are noise: kept, and no progress. That a turn failed is said by it
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from banksman.core import jsonrpc
-from banksman.core.dialects.members import decoded
+from banksman.core.json_values import mapping, text
 from banksman.core.jsonrpc import Garbage, Message, Notice
 from banksman.core.meaning import Meaning, Noise, Thought, Told, ToolBegan, ToolEnded
+from banksman.core.members import decoded
 
 # Frames that are the turn's work. The first bytes settle it: a writer of JSON does not name a member twice.
 _TEXT = (
@@ -95,7 +96,7 @@ def is_remembered(notice: Notice) -> bool:
 
 
 def _meaning(message: Message) -> Meaning | None:
-    if isinstance(message, Garbage):
+    if isinstance(message, Garbage) and not message.is_request:
         return _NOISE
     if isinstance(message, Notice) and not is_remembered(message):
         return plain(message)
@@ -105,15 +106,3 @@ def _meaning(message: Message) -> Meaning | None:
 def answer_of(text: str | None) -> Any:
     """The value of an answer that was to be one, which is all of its text."""
     return None if text is None else decoded(text.encode(errors="replace"))
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
-def items(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else []
-
-
-def text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None

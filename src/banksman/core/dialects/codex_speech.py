@@ -19,26 +19,27 @@ our turn. What it asks is asked of us all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from banksman.core import jsonrpc
 from banksman.core.decision import DENIED, Decision
 from banksman.core.dialects import codex_asking, codex_reading, codex_writing
+from banksman.core.dialects.asides import is_aside
 from banksman.core.dialects.codex_reading import (
     ERROR,
     RESOLVED,
     TOKEN_USAGE,
     TURN_COMPLETED,
     TURN_STARTED,
-    mapping,
-    text,
 )
 from banksman.core.dialects.codex_requests import Begin, Converse, Initialize, Join, Purpose, Stop
 from banksman.core.dialects.codex_turn import Over, Running
 from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Spoken
-from banksman.core.jsonrpc import BARE, Asked, Call, Calls, Message, Notice, Reply
+from banksman.core.exchange import NO_ROOM, Exchange
+from banksman.core.json_values import mapping, text
+from banksman.core.jsonrpc import BARE, Call, Garbage, Message, Notice, Reply
 from banksman.core.meaning import (
     Forgot,
     Meaning,
@@ -55,9 +56,10 @@ from banksman.core.meaning import (
 from banksman.core.rules import Verdict
 
 # It becomes a word of the log, and is said again to the next process.
-CONVERSATION_CHARS_MAX = 256
+CONVERSATION_CHARACTERS_MAX = 256
 # How it says that it does not know a conversation. Without one nothing was said in it, or its file is gone.
 _UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "invalid thread id")
+_NOTHING_SAID: Exchange[Purpose] = Exchange(BARE)
 # Any turn: the reply did not say, or not legibly, in which one the prompt is.
 _ANY = ""
 
@@ -69,8 +71,7 @@ class CodexSpeech:
     thread has used. `changes`: of the files that it wants to change, and the item that does."""
 
     setup: Setup = PLAIN
-    calls: Calls[Purpose] = field(default_factory=Calls[Purpose])
-    asked: Asked = field(default_factory=Asked)
+    exchange: Exchange[Purpose] = _NOTHING_SAID
     conversation: str | None = None
     running: Running | None = None
     accepted: tuple[tuple[str, str], ...] = ()
@@ -85,18 +86,29 @@ class CodexSpeech:
         """What was said in a conversation comes with the reply that resumes it, and is not said again."""
         return False
 
+    def is_aside(self, line: bytes) -> bool:
+        return is_aside(line, self.conversation, "threadId")
+
     # -- what we say -------------------------------------------------------------------------------------------------
     def handshake(self, request: str) -> Spoken:
         return self._call(Initialize(request), "initialize", codex_writing.INITIALIZE)
 
+    def hurry(self) -> Spoken:
+        return Spoken(self)
+
     def prompt(self, ref: str, prompt: Prompt) -> Spoken:
         parts = codex_writing.content(prompt)
+        if not self.exchange.ours.has_room:
+            is_added = self.running is not None or bool(self.accepted) or self._has_begun
+            return Spoken(self, meanings=(PromptRefused(ref),) if is_added else Over.refused(NO_ROOM).told(ref))
         if self.running is None:
             return self._begin(ref, parts)
         params = codex_writing.steer(self.conversation or "", self.running.id, ref, parts)
         return self._call(Join(ref, self.running.id), "turn/steer", params)
 
     def interrupt(self, request: str) -> Spoken:
+        if not self.exchange.ours.has_room:
+            return Spoken(self, meanings=(Replied(request, error=NO_ROOM),))
         if self.running is not None:
             return self._stop((request,), self.running.id)
         if self.accepted or self._has_begun:
@@ -123,8 +135,8 @@ class CodexSpeech:
     def refuse(self, asked: Requested, error: str) -> Spoken:
         if asked.wants is not Wants.UNKNOWN:
             return self.answer(asked, DENIED)
-        speech, id = self._answered(asked)
-        return Spoken(speech) if id is None else Spoken(speech, (BARE.error(id, jsonrpc.METHOD_NOT_FOUND, error),))
+        exchange, frames = self.exchange.error(asked.request, jsonrpc.METHOD_NOT_FOUND, error)
+        return Spoken(replace(self, exchange=exchange), frames)
 
     def cancel(self, asked: Requested) -> Spoken:
         if asked.wants is Wants.UNKNOWN:
@@ -132,8 +144,8 @@ class CodexSpeech:
         return self._reply(asked, codex_asking.cancelled(asked))
 
     def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
-        calls, id = self.calls.begin(purpose)
-        return Spoken(replace(self, calls=calls), (BARE.call(id, method, params),))
+        exchange, frame = self.exchange.call(purpose, method, params)
+        return Spoken(replace(self, exchange=exchange), (frame,))
 
     def _begin(self, ref: str, parts: list[dict[str, Any]]) -> Spoken:
         names = {"model": "model", "permission_mode": "approvalPolicy"}
@@ -148,16 +160,8 @@ class CodexSpeech:
         return self._call(Stop(requests, turn), "turn/interrupt", params)
 
     def _reply(self, asked: Requested, result: dict[str, Any]) -> Spoken:
-        speech, id = self._answered(asked)
-        return Spoken(speech) if id is None else Spoken(speech, (BARE.reply(id, result),))
-
-    def _answered(self, asked: Requested) -> tuple[CodexSpeech, jsonrpc.Id | None]:
-        """The id to answer to; None: it has its answer, or wants none any more."""
-        id = jsonrpc.id_from(asked.request)
-        if id is None:
-            return self, None
-        table, may_answer = self.asked.answer(id)
-        return replace(self, asked=table), id if may_answer else None
+        exchange, frames = self.exchange.reply(asked.request, result)
+        return Spoken(replace(self, exchange=exchange), frames)
 
     # -- what it says ------------------------------------------------------------------------------------------------
     def hear(self, told: Told) -> Spoken:
@@ -177,16 +181,15 @@ class CodexSpeech:
                 plain = codex_reading.plain(message) if not _is_told(message) else None
                 spoken = self._on_notice(message)
                 return spoken if plain is None else replace(spoken, meanings=(*spoken.meanings, plain))
-            case _:
-                return Spoken(self, meanings=(Noise(),))
+            case Garbage():
+                exchange, frames = self.exchange.reject(message)
+                return Spoken(replace(self, exchange=exchange), frames, (Noise(),))
 
     def _on_call(self, call: Call) -> Spoken:
-        table, is_new = self.asked.take(call.id)
-        if not is_new:
-            if self.asked.is_open(call.id):
-                return Spoken(self)  # Asked again, and not answered yet.
-            return Spoken(self, (BARE.error(call.id, jsonrpc.INTERNAL_ERROR, "too many requests are open"),))
-        speech = replace(self, asked=table)
+        exchange, is_taken, frames = self.exchange.take(call)
+        speech = replace(self, exchange=exchange)
+        if not is_taken:
+            return Spoken(speech, frames)
         asked = codex_asking.requested(call)
         if call.is_cut:
             # Of a question too large to be read the answer is no, but it must have one: the agent waits.
@@ -201,8 +204,8 @@ class CodexSpeech:
             # So large that nothing can be said about it: it may have been the end of the turn, and nothing else may
             # ever say so.
             return self._on_lost() if reply.is_cut else Spoken(self, meanings=(Noise(),))
-        calls, purpose = self.calls.settle(reply.id)
-        speech = replace(self, calls=calls)
+        exchange, purpose = self.exchange.settle(reply.id)
+        speech = replace(self, exchange=exchange)
         match purpose:
             case None:
                 return Spoken(self, meanings=(Noise(),))  # Late, or said before, or never asked for.
@@ -210,8 +213,9 @@ class CodexSpeech:
                 if reply.error is not None:
                     return Spoken(speech, meanings=(Replied(request, error=str(reply.error)),))
                 method, params = codex_writing.thread(self.setup)
-                spoken = speech._call(Converse(request), method, params)
-                return replace(spoken, frames=(BARE.notice("initialized"), *spoken.frames))
+                exchange, initialized = exchange.notice("initialized")
+                spoken = replace(speech, exchange=exchange)._call(Converse(request), method, params)
+                return replace(spoken, frames=(initialized, *spoken.frames))
             case Converse(request=request):
                 return speech._on_conversation(request, reply)
             case Begin():
@@ -231,7 +235,7 @@ class CodexSpeech:
         name = text(mapping(reply.named.get("thread")).get("id"))
         if name is None and not self.setup.forks:
             name = known  # Of a reply with a long history in it not all may have been kept.
-        if not name or len(name) > CONVERSATION_CHARS_MAX or not name.isprintable():
+        if not name or len(name) > CONVERSATION_CHARACTERS_MAX or not name.isprintable():
             return Spoken(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
         return Spoken(replace(self, conversation=name), meanings=(Replied(request),))
 
@@ -294,7 +298,7 @@ class CodexSpeech:
     @property
     def _has_begun(self) -> bool:
         """A prompt was sent that opens a turn, and it is not known which."""
-        return any(isinstance(purpose, Begin) for _, purpose in self.calls.open)
+        return any(isinstance(purpose, Begin) for _, purpose in self.exchange.ours.open)
 
     # -- notices -----------------------------------------------------------------------------------------------------
     def _on_notice(self, notice: Notice) -> Spoken:
@@ -374,15 +378,16 @@ class CodexSpeech:
         assert running is not None
         over = replace(over, refs=running.refs, is_told=running.is_told)
         meanings: tuple[Meaning, ...] = over.told(*running.refs) if running.is_told else ()
-        unanswered = [pair for pair in self.calls.open if isinstance(pair[1], Stop) and pair[1].turn == over.id]
-        calls = self.calls
-        for id, purpose in unanswered:
-            assert isinstance(purpose, Stop)
-            # It can stop nothing any more, whatever is said about it.
-            calls, _ = calls.settle(id)
-            error = "the turn was over before it was answered"
-            meanings += tuple(Replied(request, error=error) for request in purpose.requests)
-        return Spoken(replace(self, running=None, over=over, calls=calls, changes=None), meanings=meanings)
+        # What is still asked about it will have no answer that matters: where its prompts are is known, and an
+        # interrupt can stop nothing any more, whatever is said about it.
+        ours, needless = self.exchange.ours.without(lambda purpose: _is_settled(purpose, over))
+        error = "the turn was over before it was answered"
+        for stop in needless:
+            meanings += tuple(
+                Replied(request, error=error) for request in (stop.requests if isinstance(stop, Stop) else ())
+            )
+        exchange = replace(self.exchange, ours=ours)
+        return Spoken(replace(self, running=None, over=over, exchange=exchange, changes=None), meanings=meanings)
 
     def _on_item(self, method: str, turn: str | None, item: dict[str, Any]) -> Spoken:
         running = self.running
@@ -401,15 +406,26 @@ class CodexSpeech:
 
     def _is_sent(self, ref: str) -> bool:
         """Whether this is a prompt of ours whose turn is not known yet."""
-        return any(isinstance(purpose, Begin | Join) and purpose.ref == ref for _, purpose in self.calls.open)
+        return any(isinstance(purpose, Begin | Join) and purpose.ref == ref for _, purpose in self.exchange.ours.open)
 
     def _on_resolved(self, id: jsonrpc.Id | None) -> Spoken:
         """Also after an answer of ours; then it is no news."""
         if id is None:
             return Spoken(self, meanings=(Noise(),))
-        table, was_open = self.asked.answer(id)
+        exchange, was_open = self.exchange.close(id)
         withdrawn = (RequestWithdrawn(jsonrpc.id_text(id)),) if was_open else ()
-        return Spoken(replace(self, asked=table), meanings=withdrawn)
+        return Spoken(replace(self, exchange=exchange), meanings=withdrawn)
+
+
+def _is_settled(purpose: Purpose, over: Over) -> bool:
+    """Whether a request of ours is about nothing but a turn that has ended."""
+    match purpose:
+        case Stop(turn=turn):
+            return turn == over.id
+        case Begin(ref=ref) | Join(ref=ref):
+            return ref in over.refs
+        case _:
+            return False
 
 
 def _is_told(notice: Notice) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from banksman.core.dialects.codex_reading import answer_of, items, mapping, text
+from banksman.core.dialects.codex_reading import answer_of
 from banksman.core.dialects.dialect import Setup
+from banksman.core.json_values import items, mapping, text
 from banksman.core.meaning import Meaning, PromptSettled, TurnOver
 
 

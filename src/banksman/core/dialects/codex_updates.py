@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.codex_reading import items, mapping, text
-from banksman.core.dialects.members import UNDECODABLE, decoded
+from banksman.core.json_values import items, mapping, text
+from banksman.core.members import UNDECODABLE, decoded
 
 Update = dict[str, Any]
 
-TITLE_CHARS_MAX = 200
+TITLE_CHARACTERS_MAX = 200
 # What is kept of the text of a turn that ended without an answer: its end, for a person to read.
 SAID_CHARACTERS_MAX = 1 << 20
 
@@ -159,7 +159,7 @@ def _began(item: dict[str, Any]) -> list[Update]:
     update: Update = {
         "sessionUpdate": "tool_call",
         "toolCallId": call,
-        "title": _title(item)[:TITLE_CHARS_MAX],
+        "title": _title(item)[:TITLE_CHARACTERS_MAX],
         "kind": "fetch" if kind == "search" and mapping(item.get("action")).get("type") == "openPage" else kind,
         "status": "in_progress",
         "rawInput": {name: item[name] for name in _GIVEN if item.get(name) is not None},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from banksman.core.dialects.dialect import Setup
+from banksman.core.dialects.dialect import Setup, client
 from banksman.errors import UsageError
 
 # When it asks before it acts; the oldest of these is gone from newer versions, which say so.
@@ -17,7 +17,7 @@ POLICIES = ("untrusted", "on-request", "never", "on-failure")
 # It refuses a longer input.
 INPUT_CHARACTERS_MAX = 1 << 20
 
-INITIALIZE: dict[str, Any] = {"clientInfo": {"name": "banksman", "title": "Banksman", "version": "1"}}
+INITIALIZE: dict[str, Any] = {"clientInfo": client()}
 
 
 def thread(setup: Setup) -> tuple[str, dict[str, Any]]:

@@ -16,8 +16,16 @@ from banksman.core.decision import Decision
 from banksman.core.meaning import Meaning, Requested, Told
 from banksman.core.rules import Verdict
 
+# Of Banksman: agents are told who speaks to them. A test holds it to the package's.
+CLIENT_VERSION = "0.1.0"
+
 # Text, or ACP content blocks.
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+def client() -> dict[str, str]:
+    """Who speaks, as those agents are told that ask."""
+    return {"name": "banksman", "title": "Banksman", "version": CLIENT_VERSION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,17 @@ class Speech(Protocol):
         """What it says now was said before: it repeats a conversation that it was to go on with."""
         ...
 
+    def is_aside(self, line: bytes) -> bool:
+        """Whether a line is about another conversation than ours: it is no turn's."""
+        ...
+
     def handshake(self, request: str) -> Spoken:
         """The first word to a new process. When all that it takes is done, `Replied(request)` is heard."""
+        ...
+
+    def hurry(self) -> Spoken:
+        """The handshake has lasted as long as it may. If there is something in it that can be done without, it goes on
+        without; the same speech again: there is not."""
         ...
 
     def hear(self, told: Told) -> Spoken: ...
@@ -127,6 +144,8 @@ class Dialect(Protocol):
     acknowledges_interrupts: bool
     # A prompt may be added to a turn that is open.
     can_steer: bool
+    # Who allows a tool may say with which other input.
+    takes_input: bool
 
     def read(self, line: bytes) -> Meaning | None:
         """What a line means; None: it belongs to the turn and says nothing about it. Never raises, whatever it gets."""
@@ -201,6 +220,12 @@ class Plain:
     @property
     def recites(self) -> bool:
         return False
+
+    def is_aside(self, line: bytes) -> bool:
+        return False
+
+    def hurry(self) -> Spoken:
+        return Spoken(self)
 
     def handshake(self, request: str) -> Spoken:
         return Spoken(self, (self.words.handshake(request, self.setup),))

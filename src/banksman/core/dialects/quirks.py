@@ -20,12 +20,14 @@ ERROR_CHARACTERS_MAX = 4000
 class Quirks:
     """`cancel_may_say`: the reasons to stop that mean "cancelled" after we have cancelled. `error_texts`: patterns; a
     turn that ends well and whose last text one of them matches has failed. `silence_is_error`: so has one that ends
-    well and said and did nothing at all. `serves`: what of ours is offered to the agent."""
+    well and said and did nothing at all. `serves`: what of ours is offered to the agent. `recites_late`: it may go on
+    repeating a conversation that it has loaded after it has answered."""
 
     cancel_may_say: tuple[str, ...] = ()
     error_texts: tuple[str, ...] = ()
     silence_is_error: bool = False
     serves: tuple[str, ...] = SERVICES
+    recites_late: bool = False
 
     def has_failed(self, text: str) -> bool:
         """Whether the last text of a turn that is said to have ended well is the message of an error."""

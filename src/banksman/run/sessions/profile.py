@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from banksman.core.clocks import Name
-from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.acp import acp
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Dialect
@@ -26,12 +26,12 @@ from banksman.run.sessions.toml_table import Table
 # What a session with an agent may be asked for, as far as agents differ in it.
 CAPABILITIES = frozenset(
     (
-        *("fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions", "resume"),
-        *("schema", "steer", "system_prompt", "tools"),
+        *("audio", "fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions"),
+        *("resume", "schema", "steer", "system_prompt", "tools"),
     )
 )
 # What no agent can that is spoken with in these words: there are none for it.
-_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("hooks", "tools"), "claude": ()}
+_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("audio", "hooks", "tools"), "claude": ("audio",)}
 AFTER_INTERRUPT = ("sweep", "keep")
 # A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
 QUIET_SECONDS_MAX = 5.0
@@ -46,7 +46,9 @@ _NONE = Quirks()
 _LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
 _CLOCKS = frozenset(str(name) for name in Name)
 _ENV = frozenset(("scrub", "set"))
-_QUIRKS = frozenset(("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "serves", "note"))
+_QUIRKS = frozenset(
+    ("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "recites_late", "serves", "note")
+)
 
 
 class AgentDialect(Dialect, Protocol):
@@ -74,17 +76,13 @@ def _claude(_: Quirks) -> AgentDialect:
     return CLAUDE
 
 
-def _acp(quirks: Quirks) -> AgentDialect:
-    return Acp(quirks)
-
-
 def _codex(_: Quirks) -> AgentDialect:
     return CODEX
 
 
 # By the name that a profile says: what makes the dialect, as the program with these quirks speaks it.
 DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
-    {"acp": _acp, "claude": _claude, "codex": _codex}
+    {"acp": acp, "claude": _claude, "codex": _codex}
 )
 
 
@@ -210,4 +208,5 @@ def _quirks(table: Table) -> Quirks:
         error_texts=patterns,
         silence_is_error=table.flag("silence_is_error"),
         serves=table.words("serves", SERVICES, among=SERVICES),
+        recites_late=table.flag("recites_late"),
     )

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+from banksman.core.dialects.unknown import UNKNOWN
 from banksman.errors import BanksmanError, MachineError, UsageError
 from banksman.run.sessions.profile import Profile, parse
 
@@ -72,11 +73,11 @@ def users_folder() -> Path | None:
 
 
 def load_or_plain(agent: str) -> Profile:
-    """Of an agent whose profile is gone, or wrong: its sessions can be read all the same, if not as nicely."""
+    """Of an agent whose profile is gone, or wrong: its sessions can be read all the same."""
     try:
         return load(agent)
     except UsageError:
-        return replace(_ours(agent if agent in _texts() else "claude"), name=agent)
+        return _ours(agent) if agent in _texts() else replace(_ours("claude"), name=agent, dialect=UNKNOWN)
 
 
 def load(name: str) -> Profile:

@@ -153,9 +153,18 @@ class Questions:
 
     def _decided(self, question: Waiting | Kept, answer: Answer, by: str) -> QuestionAnswered:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
-        decision = replace(_decision(question.asked, answer), by=by)
-        # Encoded once to be refused here if it cannot be sent, and not in the door, where it would be a bug of ours.
-        self._driver.state.config.dialect.begin(PLAIN).answer(question.asked, decision)
+        state = self._driver.state
+        dialect = state.config.dialect
+        decision = replace(_decision(question.asked, answer, takes_input=dialect.takes_input), by=by)
+        try:
+            storable([decision.message, decision.updated_input, decision.content])
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise UsageError(f"this answer cannot be sent: {exc}", hint="text, numbers, lists and dicts") from exc
+        # Said once to be refused here if it cannot be, and not in the door, where it would be a bug of ours: in the
+        # conversation in which it was asked, where there is one. That is a value, and what comes of it is let go.
+        # What we serve ourselves is answered by what comes of it.
+        if question.asked.wants is not Wants.WORKSPACE:
+            (state.process.speech or dialect.begin(PLAIN)).answer(question.asked, decision)
         return QuestionAnswered(self._driver.now(), question.id, decision)
 
     # -- what its answer is ------------------------------------------------------------------------------------------
@@ -278,9 +287,13 @@ def _place(answer: Answer) -> str | None:
     return ("session" if answer.remember else None) if isinstance(answer.remember, bool) else answer.remember
 
 
-def _decision(asked: Requested, answer: Answer) -> Decision:
+def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decision:
     checked(answer)
     wants = asked.wants
+    if answer.updated_input is not None and not takes_input and wants is not Wants.ELICITATION:
+        # It would run with the input that it was asked about.
+        hint = "allow it as it is, or deny with a message that says what to do instead"
+        raise UsageError("this agent cannot be told to use a tool with another input", hint=hint)
     option = None if answer.decision in ("allow", "deny") else _option(asked, answer.decision)
     allows = answer.decision == "allow" if option is None else option["kind"].startswith("allow")
     if option is not None and (answer.remember or (allows and answer.interrupt)):

@@ -17,6 +17,8 @@ from banksman.errors import UsageError
 
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
+# What an agent must be able to do, by the kind of content in a prompt. All take text, and links.
+_CAPABILITIES = {"image": "images", "audio": "audio"}
 # Far beyond any number of classes that a person would tell apart.
 PRIORITY_MAX = 1_000_000
 
@@ -52,8 +54,8 @@ class Wishes:
             self._check_steering(schema, rules)
         if schema is not None:
             self._check_schema(schema)
-        if not isinstance(prompt, str) and _has_image(prompt):
-            self.check_capability("images")
+        for kind in _kinds(prompt) & _CAPABILITIES.keys():
+            self.check_capability(_CAPABILITIES[kind])
         ref = str(uuid.uuid4())
         # Encoded once for the agent and once for the log: what either could not take is refused here. The copy is ours:
         # whatever the caller does to its own afterwards, what is sent is what was accepted.
@@ -81,6 +83,7 @@ class Wishes:
         # It may become a word of a command line.
         if not isinstance(value, str) or not value or "\0" in value:
             raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
+        check_text(name, value)
         self._dialect.begin(PLAIN).setting("", name, value)
 
     def check_capability(self, name: str) -> None:
@@ -89,7 +92,8 @@ class Wishes:
             raise UsageError(f"{self._agent} cannot do that: it has no {name}", hint=hint)
 
     def _check_steering(self, schema: Any, rules: Any) -> None:
-        if not self._dialect.can_steer:
+        is_able = self._capabilities is None or "steer" in self._capabilities
+        if not self._dialect.can_steer or not is_able:
             raise UsageError(f"{self._agent} cannot be steered", hint='on_busy="enqueue", or "interrupt"')
         if schema is not None or rules is not None:
             hint = "both are of a whole turn; ask for one of its own"
@@ -116,7 +120,17 @@ def priority_of(value: Any) -> int:
     return int(value)
 
 
-def _has_image(prompt: Any) -> bool:
-    """What is no list of blocks is refused elsewhere."""
-    blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) else ()
-    return any(isinstance(block, Mapping) and cast(Any, block).get("type") == "image" for block in blocks)
+def check_text(name: str, value: str) -> None:
+    """`UsageError` for a text that no agent can be told: one that has no bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        hint = "half of a surrogate pair is no text; decode with errors='replace'"
+        raise UsageError(f"{name} cannot be sent as UTF-8: {exc.reason}", hint=hint) from exc
+
+
+def _kinds(prompt: Any) -> set[str]:
+    """Of content. What is no list of blocks has none, and is refused elsewhere."""
+    blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
+    kinds = (cast(Any, block).get("type") for block in blocks if isinstance(block, Mapping))
+    return {kind for kind in kinds if isinstance(kind, str)}
