@@ -81,7 +81,7 @@ def test_an_agent_that_cannot_go_on_has_forgotten() -> None:
     assert not talk.sent
 
 
-def test_history_is_recited_until_the_question_after_it_is_answered() -> None:
+def test_history_is_recited_until_the_question_after_it_is_answered_and_it_was_quiet() -> None:
     talk = begun(Setup(conversation=SESSION), can={"loadSession": True}, quirks=Quirks(recites_late=True))
     assert talk.speech.recites
     assert talk.says("long ago") == []
@@ -90,8 +90,15 @@ def test_history_is_recited_until_the_question_after_it_is_answered() -> None:
     # The answer has come, and history goes on.
     assert talk.speech.recites
     assert talk.says("longer ago") == []
-    assert talk.fails(-32601) == [Replied("hand")]
+    assert talk.speech.quiet_seconds > 1
+    assert talk.fails(-32601) == []
+    # And perhaps even now.
+    assert talk.speech.recites
+    assert talk.says("not so long ago") == []
+    assert 0 < talk.speech.quiet_seconds < 1
+    assert talk.take(talk.speech.hurry()) == [Replied("hand")]
     assert not talk.speech.recites
+    assert not talk.speech.quiet_seconds
     assert talk.speech.conversation == SESSION
 
 
@@ -123,6 +130,7 @@ def test_what_holds_now_is_no_history() -> None:
     talk.replies({"modes": {**MODES, "currentModeId": "code"}})
     assert talk.update("current_mode_update", currentModeId="ask") == []
     assert talk.fails(-32601) == []
+    assert talk.take(talk.speech.hurry()) == []
     assert talk.told()["params"] == {"sessionId": SESSION, "modeId": "code"}
 
 

@@ -326,7 +326,13 @@ def _resolved(work: Work, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[
 
 def _wait_for_quiet(work: Work) -> None:
     """Something came after the boundary of an agent that may have a few words more: they are its turn's, and the wait
-    for more of them begins anew. Not for ever: what does not end is not the end of a turn."""
+    for more of them begins anew. Not for ever: what does not end is not the end of a turn. And likewise of one that
+    recites, and does not say when it is over with that."""
+    process = work.state.process
+    if process.phase is ProcessPhase.STARTING and work.at < process.start_due and process.speech is not None:
+        recital_seconds = process.speech.quiet_seconds
+        if recital_seconds:
+            work.start_timer(recital_seconds, Timer.START, str(process.number))
     turn = work.state.turn
     seconds = work.state.config.quiet_seconds
     if seconds and turn is not None and turn.quiet_until is not None and work.at < turn.quiet_until:

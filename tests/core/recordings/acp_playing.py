@@ -170,7 +170,10 @@ class Played:
             fence = self._next()
             error = {"code": -32601, "message": "Method not found"}
             self._feed(reading.line({"jsonrpc": "2.0", "id": fence["id"], "error": error}) + b"\n")
-            [(_, self.at_fence)] = [self.heard.pop()]
+            assert self.heard.pop()[1] == ()
+            # It is quiet then, for long enough.
+            hurried = self.speech.hurry()
+            self.speech, self.at_fence = hurried.speech, hurried.meanings
 
     def _take(self, spoken: Spoken) -> None:
         assert spoken.meanings == ()

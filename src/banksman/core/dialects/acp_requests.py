@@ -14,6 +14,7 @@ class Stage(enum.Enum):
     OPENING = "opening"
     LOADING = "loading"
     FENCING = "fencing"
+    QUIETING = "quieting"
     ADJUSTING = "adjusting"
     READY = "ready"
     REFUSED = "refused"

@@ -7,8 +7,8 @@ before: agents do not take requests that come too early. Any of them may fail, a
 **Reciting.** An agent that loads a conversation first repeats all of it, as if it were said now. It is over with that
 when it answers, says the protocol; one is seen to answer after the first line and go on. Where that is known of an
 agent, or nothing is, a request is sent after the answer that no agent knows: what stands before the refusal is history,
-what comes after it is new. JSON-RPC has an agent refuse it; one that says nothing to what it does not know is not
-waited for longer than a start may take: see `hurry`.
+what comes after it is new. Mostly: the one that goes on does so beside all else that it does. So then it must have been
+quiet for a moment. One that says nothing to what it does not know is not waited for much longer: see `hurry`.
 
 **A turn** is a prompt and its answer. An agent answers with why it stopped; some say `end_turn` whatever happened, and
 what their profile knows of that is applied here. What the agent said stays what it said: only what it means is put
@@ -50,6 +50,8 @@ from banksman.core.meaning import (
 )
 from banksman.core.rules import Verdict
 
+# How long it must say nothing until its history is taken to be over: before it has answered, and after that.
+_QUIET_SECONDS = {Stage.FENCING: 2.0, Stage.QUIETING: 0.3}
 TOO_LARGE = "frame_too_large"
 _NOISE = Noise()
 
@@ -80,7 +82,11 @@ class AcpSpeech:
 
     @property
     def recites(self) -> bool:
-        return self.stage in (Stage.LOADING, Stage.FENCING)
+        return self.stage in (Stage.LOADING, Stage.FENCING, Stage.QUIETING)
+
+    @property
+    def quiet_seconds(self) -> float:
+        return _QUIET_SECONDS.get(self.stage, 0.0)
 
     def is_aside(self, line: bytes) -> bool:
         return is_aside(line, self.conversation, "sessionId")
@@ -92,7 +98,7 @@ class AcpSpeech:
 
     def hurry(self) -> Spoken:
         """Nothing of the handshake is waited for any more that can be done without: to know where the history ends."""
-        return self._adjust() if self.stage is Stage.FENCING else Spoken(self)
+        return self._adjust() if self.stage in _QUIET_SECONDS else Spoken(self)
 
     def prompt(self, ref: str, prompt: Prompt) -> Spoken:
         blocks = content.blocks(prompt)
@@ -190,7 +196,7 @@ class AcpSpeech:
             return self._noise()
         if notice.named.get("sessionId") != (self.conversation or notice.named.get("sessionId")):
             return Spoken(self)  # Of a conversation beside ours, a subagent's. It says nothing about our turn.
-        if self.recites and not (self.stage is Stage.FENCING and kind in _STATES):
+        if self.recites and not (self.stage in _QUIET_SECONDS and kind in _STATES):
             # Long ago. But what holds now may be told as soon as the conversation is there.
             return Spoken(self)
         speech = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
@@ -252,7 +258,8 @@ class AcpSpeech:
                 return speech._hear_initialized(reply)
             case Stage.FENCING:
                 # Late, it says nothing any more: see `hurry`.
-                return speech._adjust() if self.stage is Stage.FENCING else speech._noise()
+                is_due = self.stage is Stage.FENCING
+                return Spoken(replace(speech, stage=Stage.QUIETING)) if is_due else speech._noise()
             case _:
                 return speech._hear_opened(reply)
 

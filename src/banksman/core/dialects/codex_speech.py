@@ -86,6 +86,10 @@ class CodexSpeech:
         """What was said in a conversation comes with the reply that resumes it, and is not said again."""
         return False
 
+    @property
+    def quiet_seconds(self) -> float:
+        return 0.0
+
     def is_aside(self, line: bytes) -> bool:
         return is_aside(line, self.conversation, "threadId")
 

@@ -87,6 +87,11 @@ class Speech(Protocol):
         """What it says now was said before: it repeats a conversation that it was to go on with."""
         ...
 
+    @property
+    def quiet_seconds(self) -> float:
+        """How long nothing must be heard until `hurry` is to be called; 0: that is not waited for."""
+        ...
+
     def is_aside(self, line: bytes) -> bool:
         """Whether a line is about another conversation than ours: it is no turn's."""
         ...
@@ -220,6 +225,10 @@ class Plain:
     @property
     def recites(self) -> bool:
         return False
+
+    @property
+    def quiet_seconds(self) -> float:
+        return 0.0
 
     def is_aside(self, line: bytes) -> bool:
         return False
