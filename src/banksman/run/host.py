@@ -144,7 +144,8 @@ class Host(Starter):
 
         Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
-        "deny" or "ask", say what needs no question; "deny" and "ask" hold whatever the agent's own settings are.
+        "deny" or "ask", say what needs no question; with Claude Code "deny" and "ask" hold whatever its own settings
+        are, with the others for what they ask about and what they have us do: see docs/agents.md.
 
         Names are unique in a store. Under the `name` of a session that is open here it is that session, opened anew:
         callbacks, rules and numbers hold at once (but for the ladder's and `frame_bytes_max`, which are a process's),
