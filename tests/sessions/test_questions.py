@@ -531,6 +531,8 @@ async def test_more_questions_than_anybody_could_answer_are_refused(tmp_path: Pa
     asks = [f"@@raw {request % number}" for number in range(QUESTIONS_MAX + 1) for _ in range(2)]
     async with opened(tmp_path) as case:
         turn = await case.reaches("\n".join([*asks, "@@hang"]))
+        # The agent has said it all; that all of it was read is another matter.
+        await case.wait_said(f"q-{QUESTIONS_MAX}")
         asked = bodies(await case.events(), kinds.QUESTION_ASKED)
         assert [body["request"] for body in asked] == [f"q-{n}" for n in range(QUESTIONS_MAX)]
         assert [question.id for question in case.session.questions()] == [body["question"] for body in asked]
