@@ -29,8 +29,8 @@ from banksman.core.event import Entry, entry
 from banksman.core.meaning import Replied, Requested, TurnOpened, TurnOver, Wants
 from banksman.core.past import Past
 from banksman.core.rules import Verdict
+from banksman.core.session_effects import Append, Effect
 from banksman.core.session_facts import (
-    Append,
     AppendFailed,
     Asked,
     AskMoved,
@@ -38,7 +38,6 @@ from banksman.core.session_facts import (
     CloseAsked,
     Committed,
     DrainAsked,
-    Effect,
     EvictAsked,
     Fact,
     HoldAsked,

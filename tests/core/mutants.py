@@ -53,7 +53,8 @@ from banksman.core.meaning import Replied, Thought, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
 from banksman.core.past import KEYS_MAX, Past
 from banksman.core.rules import Verdict
-from banksman.core.session_facts import BeIdle, Effect, Resolve, StartProcess, TellAnswer, Timer
+from banksman.core.session_effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
+from banksman.core.session_facts import Timer
 from banksman.core.state import Deferred, MayWrite, Process, ProcessPhase, Session, Stale, Stdin
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work

@@ -17,25 +17,19 @@ from banksman.core.meaning import Meaning, Requested, TurnOver
 from banksman.core.outcome import Kind, Outcome
 from banksman.core.rules import Verdict
 from banksman.core.session import step
+from banksman.core.session_effects import Append, CancelTimer, Effect, Resolve, StartProcess, StartTimer, WriteFrame
 from banksman.core.session_facts import (
-    Append,
     Asked,
-    CancelTimer,
     Committed,
-    Effect,
     Fact,
     FramesRead,
     FrameWritten,
     ProcessExited,
     ProcessGone,
     ProcessStarted,
-    Resolve,
-    StartProcess,
-    StartTimer,
     Subject,
     Timer,
     TimerFired,
-    WriteFrame,
 )
 from banksman.core.state import ProcessPhase, Session
 from banksman.core.turn import Ask

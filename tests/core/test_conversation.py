@@ -15,14 +15,8 @@ from banksman.core.arbiter import NORMAL
 from banksman.core.hearing import LARGE_PROMPT_CHARACTERS
 from banksman.core.meaning import TurnOpened, TurnOver
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import (
-    ConversationTaken,
-    Effect,
-    HoldConversation,
-    ProcessStarted,
-    StartProcess,
-    StopProcess,
-)
+from banksman.core.session_effects import Effect, HoldConversation, StartProcess, StopProcess
+from banksman.core.session_facts import ConversationTaken, ProcessStarted
 from banksman.core.state import Session
 from banksman.errors import AgentError, NotOwner
 

@@ -19,7 +19,8 @@ from banksman.core.meaning import Requested, Wants
 from banksman.core.past import OpenQuestion, Past
 from banksman.core.redaction import REDACTED
 from banksman.core.rules import Verdict
-from banksman.core.session_facts import AppendFailed, AskHuman, Begun, CloseQuestion, QuestionAnswered, TellAnswer
+from banksman.core.session_effects import AskHuman, CloseQuestion, TellAnswer
+from banksman.core.session_facts import AppendFailed, Begun, QuestionAnswered
 from banksman.errors import StoreError
 
 FULL = StoreError("the disk is full")

@@ -17,20 +17,22 @@ from banksman.core.meaning import Requested, RequestWithdrawn, Wants
 from banksman.core.outcome import By, Kind
 from banksman.core.questioning import CALLBACKS_MAX, QUESTIONS_MAX
 from banksman.core.rules import Rules, Verdict
-from banksman.core.session_facts import (
-    AppendFailed,
+from banksman.core.session_effects import (
     AskHuman,
     CallBack,
-    CallbackAnswered,
     CloseCallback,
     CloseQuestion,
     Effect,
     GiveReceipt,
+    StopProcess,
+    TellAnswer,
+)
+from banksman.core.session_facts import (
+    AppendFailed,
+    CallbackAnswered,
     InterruptAsked,
     QuestionAnswered,
     Reconfigured,
-    StopProcess,
-    TellAnswer,
     Timer,
 )
 from banksman.core.state import ProcessPhase, Session, Store

@@ -11,7 +11,8 @@ from banksman.core.arbiter import NORMAL
 from banksman.core.hearing import QUIET_TIMES_MAX
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import Append, InterruptAsked
+from banksman.core.session_effects import Append
+from banksman.core.session_facts import InterruptAsked
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 QUIET = replace(CONFIG, quiet_seconds=0.1)

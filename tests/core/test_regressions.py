@@ -13,14 +13,8 @@ from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.meaning import PromptSettled, Replied, Requested, ToolBegan, ToolEnded, TurnOver, Wants
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import (
-    Reconfigured,
-    SettingAsked,
-    SettingTaken,
-    StartProcess,
-    StopProcess,
-    Timer,
-)
+from banksman.core.session_effects import SettingTaken, StartProcess, StopProcess
+from banksman.core.session_facts import Reconfigured, SettingAsked, Timer
 from banksman.core.state import Session
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)

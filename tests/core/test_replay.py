@@ -20,15 +20,14 @@ from banksman.core.outcome import Kind
 from banksman.core.replay import replay
 from banksman.core.rules import Rules, Verdict
 from banksman.core.session import step
+from banksman.core.session_effects import Append, Resolve
 from banksman.core.session_facts import (
-    Append,
     AppendFailed,
     Asked,
     Committed,
     FramesRead,
     ProcessStarted,
     Reconfigured,
-    Resolve,
     SettingAsked,
     Timer,
     TimerFired,

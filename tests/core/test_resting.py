@@ -15,14 +15,11 @@ from banksman.core.config import Config
 from banksman.core.decision import DENIED
 from banksman.core.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
 from banksman.core.outcome import Kind
+from banksman.core.session_effects import AskToSave, BeIdle, BeReady, Effect, StartProcess, StopProcess
 from banksman.core.session_facts import (
-    AskToSave,
     AskWithdrawn,
-    BeIdle,
-    BeReady,
     CallbackAnswered,
     CloseAsked,
-    Effect,
     EvictAsked,
     FrameWritten,
     HoldAsked,
@@ -34,8 +31,6 @@ from banksman.core.session_facts import (
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
-    StartProcess,
-    StopProcess,
     Timer,
 )
 from banksman.core.state import ProcessPhase, Stale

@@ -23,8 +23,18 @@ from banksman.core.meaning import PromptTaken, Replied, Requested, TurnOpened, T
 from banksman.core.outcome import By, Kind
 from banksman.core.questioning import QUESTIONS_MAX
 from banksman.core.session import step
-from banksman.core.session_facts import (
+from banksman.core.session_effects import (
     Append,
+    Effect,
+    EndHold,
+    GiveReceipt,
+    Reject,
+    Resolve,
+    SettingTaken,
+    StartTimer,
+    StopProcess,
+)
+from banksman.core.session_facts import (
     AppendFailed,
     Asked,
     AskMoved,
@@ -33,13 +43,10 @@ from banksman.core.session_facts import (
     CloseAsked,
     Committed,
     ConversationTaken,
-    Effect,
-    EndHold,
     EvictAsked,
     Fact,
     FramesRead,
     FrameWritten,
-    GiveReceipt,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
@@ -49,12 +56,7 @@ from banksman.core.session_facts import (
     ProcessStarted,
     QuestionAnswered,
     Reconfigured,
-    Reject,
-    Resolve,
     SettingAsked,
-    SettingTaken,
-    StartTimer,
-    StopProcess,
     Timer,
     TimerFired,
     WriteFailed,

@@ -11,17 +11,14 @@ from banksman.core import event as kinds
 from banksman.core.arbiter import NORMAL
 from banksman.core.meaning import Replied
 from banksman.core.outcome import Kind
+from banksman.core.session_effects import Effect, SettingTaken, StartProcess, StopProcess
 from banksman.core.session_facts import (
     AppendFailed,
     CloseAsked,
     DrainAsked,
-    Effect,
     ProcessStarted,
     Reconfigured,
     SettingAsked,
-    SettingTaken,
-    StartProcess,
-    StopProcess,
     Timer,
 )
 from banksman.core.settings import CHANGES_MAX

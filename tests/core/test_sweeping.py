@@ -14,16 +14,8 @@ from banksman.core.arbiter import INTERACTIVE, NORMAL
 from banksman.core.facts import Survivor, Swept
 from banksman.core.meaning import Requested, Wants
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import (
-    CallBack,
-    EndTerminals,
-    InterruptAsked,
-    ProcessSwept,
-    StopProcess,
-    SweepTools,
-    TerminalsEnded,
-    Timer,
-)
+from banksman.core.session_effects import CallBack, EndTerminals, StopProcess, SweepTools
+from banksman.core.session_facts import InterruptAsked, ProcessSwept, TerminalsEnded, Timer
 from banksman.core.sweeping import SWEEP_SECONDS_MAX
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)

@@ -26,7 +26,8 @@ from banksman.core.meaning import (
     Wants,
 )
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import QuestionAnswered, StopProcess
+from banksman.core.session_effects import StopProcess
+from banksman.core.session_facts import QuestionAnswered
 
 LIMITS = {"bytes": 10.0, "progress": 20.0, "tool": 100.0, "human": 1000.0, "overall": None}
 CLOCKED = replace(TELLING, clocks=LIMITS)

@@ -10,7 +10,8 @@ from tests.real.helpers import alive, child
 from tests.sessions.test_workspace_terminals import TREE, said
 
 from banksman.core.meaning import Requested, Wants
-from banksman.core.session_facts import CallBack, CallbackAnswered, EndTerminals, TerminalsEnded
+from banksman.core.session_effects import CallBack, EndTerminals
+from banksman.core.session_facts import CallbackAnswered, TerminalsEnded
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.hooks import Hooks

@@ -15,7 +15,7 @@ from tests.sim.scene import TERSE, Scene
 
 from banksman.core import event as kinds
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import StartProcess
+from banksman.core.session_effects import StartProcess
 from banksman.errors import AgentError
 from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent, Output, Spawn
 from banksman.run.sessions.pool import START_SECONDS_MAX, Pool

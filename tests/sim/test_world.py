@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from banksman.core.ladder import Timings
-from banksman.core.session_facts import StartProcess
+from banksman.core.session_effects import StartProcess
 from banksman.errors import NotOwner, StoreError
 from banksman.run.child.launch import prepare
 from banksman.run.sessions.agent import AgentProcess, OnEvent, Output, RealAgent

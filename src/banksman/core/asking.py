@@ -9,14 +9,8 @@ from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.meaning import PromptRefused
 from banksman.core.outcome import By, Kind, Receipt
-from banksman.core.session_facts import (
-    Accept,
-    EndHold,
-    GiveReceipt,
-    QuestionAnswered,
-    Reject,
-    Timer,
-)
+from banksman.core.session_effects import Accept, EndHold, GiveReceipt, Reject
+from banksman.core.session_facts import QuestionAnswered, Timer
 from banksman.core.state import MaySteer, Mode, Naming, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Cause, Phase, Turn, queued
 from banksman.core.work import Work

@@ -8,10 +8,7 @@ from banksman.core import ending, resting
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.outcome import By, Kind
-from banksman.core.session_facts import (
-    EndHold,
-    Finish,
-)
+from banksman.core.session_effects import EndHold, Finish
 from banksman.core.state import Mode, ProcessPhase
 from banksman.core.turn import Cause, Move, Phase
 from banksman.core.work import Work

@@ -9,7 +9,8 @@ from banksman.core import event as kinds
 from banksman.core import turn as turns
 from banksman.core.meaning import TurnOver
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import GiveReceipt, Resolve, Timer
+from banksman.core.session_effects import GiveReceipt, Resolve
+from banksman.core.session_facts import Timer
 from banksman.core.state import Mode, OwnOver, ProcessPhase, Stale
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work

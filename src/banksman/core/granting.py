@@ -11,10 +11,8 @@ from banksman.core import arbiter, asking, clocks, closing, ending, hearing, res
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold, Queue, Waiting
 from banksman.core.meaning import TurnOver
-from banksman.core.session_facts import (
-    GrantHold,
-    Timer,
-)
+from banksman.core.session_effects import GrantHold
+from banksman.core.session_facts import Timer
 from banksman.core.state import MayWrite, Mode, ProcessPhase, Session, Stale, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
 from banksman.core.work import Work

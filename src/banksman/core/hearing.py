@@ -38,7 +38,8 @@ from banksman.core.meaning import (
     TurnOpened,
     TurnOver,
 )
-from banksman.core.session_facts import BeReady, FramesRead, HoldConversation, Timer
+from banksman.core.session_effects import BeReady, HoldConversation
+from banksman.core.session_facts import FramesRead, Timer
 from banksman.core.state import Naming, ProcessPhase, Stale, Store
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work

@@ -20,7 +20,7 @@ from banksman.core import event as kinds
 from banksman.core.decision import Decision
 from banksman.core.meaning import Requested, Wants
 from banksman.core.past import OpenQuestion, Past
-from banksman.core.session_facts import AskHuman, CloseQuestion, TellAnswer
+from banksman.core.session_effects import AskHuman, CloseQuestion, TellAnswer
 from banksman.core.state import Kept, Store
 from banksman.core.work import Work
 

@@ -8,13 +8,8 @@ from banksman.core import arbiter, asking, ending, granting, hearing, questionin
 from banksman.core import event as kinds
 from banksman.core.dialects.dialect import Plain
 from banksman.core.outcome import By, Kind
-from banksman.core.session_facts import (
-    HoldConversation,
-    ProcessExited,
-    ProcessGone,
-    ProcessStarted,
-    Timer,
-)
+from banksman.core.session_effects import HoldConversation
+from banksman.core.session_facts import ProcessExited, ProcessGone, ProcessStarted, Timer
 from banksman.core.state import Mode, Process, ProcessPhase
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work

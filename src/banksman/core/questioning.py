@@ -21,15 +21,8 @@ from banksman.core import keeping, rules
 from banksman.core.decision import Decision
 from banksman.core.meaning import Requested, Wants
 from banksman.core.rules import Verdict
-from banksman.core.session_facts import (
-    AskHuman,
-    CallBack,
-    CallbackAnswered,
-    CloseCallback,
-    CloseQuestion,
-    TellAnswer,
-    Timer,
-)
+from banksman.core.session_effects import AskHuman, CallBack, CloseCallback, CloseQuestion, TellAnswer
+from banksman.core.session_facts import CallbackAnswered, Timer
 from banksman.core.state import ProcessPhase, Question
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work

@@ -16,7 +16,8 @@ from __future__ import annotations
 from banksman.core import asking
 from banksman.core import event as kinds
 from banksman.core.outcome import Kind
-from banksman.core.session_facts import AskToSave, BeIdle, Timer
+from banksman.core.session_effects import AskToSave, BeIdle
+from banksman.core.session_facts import Timer
 from banksman.core.state import Mode, Process, ProcessPhase, Session, Stale, Store
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work

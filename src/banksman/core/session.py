@@ -32,6 +32,7 @@ from banksman.core import (
 from banksman.core.arbiter import Hold
 from banksman.core.outcome import By, Receipt
 from banksman.core.replay import replay
+from banksman.core.session_effects import Effect, EndHold, GiveReceipt, Reject, SettingTaken
 from banksman.core.session_facts import (
     AppendFailed,
     Asked,
@@ -44,13 +45,10 @@ from banksman.core.session_facts import (
     Committed,
     ConversationTaken,
     DrainAsked,
-    Effect,
-    EndHold,
     EvictAsked,
     Fact,
     FramesRead,
     FrameWritten,
-    GiveReceipt,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
@@ -62,9 +60,7 @@ from banksman.core.session_facts import (
     ProcessSwept,
     QuestionAnswered,
     Reconfigured,
-    Reject,
     SettingAsked,
-    SettingTaken,
     TerminalsEnded,
     TimerFired,
     WriteFailed,

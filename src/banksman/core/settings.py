@@ -13,7 +13,8 @@ from banksman.core import event as kinds
 from banksman.core import resting
 from banksman.core.dialects.dialect import Plain
 from banksman.core.meaning import Replied
-from banksman.core.session_facts import Reconfigured, SettingAsked, SettingTaken, Timer
+from banksman.core.session_effects import SettingTaken
+from banksman.core.session_facts import Reconfigured, SettingAsked, Timer
 from banksman.core.state import Change, Mode, ProcessPhase, Stale, Store
 from banksman.core.work import Work
 from banksman.errors import AgentError, BanksmanError, Closed, QueueFull

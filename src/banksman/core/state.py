@@ -14,7 +14,7 @@ from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import Speech
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
-from banksman.core.session_facts import Accept, Finish, GiveReceipt, Resolve, SettingTaken, TellAnswer
+from banksman.core.session_effects import Accept, Finish, GiveReceipt, Resolve, SettingTaken, TellAnswer
 from banksman.core.turn import Turn
 from banksman.errors import BanksmanError
 

@@ -9,10 +9,9 @@ from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.event import entry
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import (
+from banksman.core.session_effects import (
     Accept,
     Append,
-    AppendFailed,
     EndHold,
     Finish,
     GiveReceipt,
@@ -20,8 +19,8 @@ from banksman.core.session_facts import (
     Resolve,
     SettingTaken,
     TellAnswer,
-    Timer,
 )
+from banksman.core.session_facts import AppendFailed, Timer
 from banksman.core.state import MaySteer, MayWrite, Mode, OwnOver, Store
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work

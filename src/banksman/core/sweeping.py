@@ -11,7 +11,8 @@ A turn that came to its end by itself is not swept after: what it left running, 
 from __future__ import annotations
 
 from banksman.core import event as kinds
-from banksman.core.session_facts import EndTerminals, ProcessSwept, SweepTools, TerminalsEnded, Timer
+from banksman.core.session_effects import EndTerminals, SweepTools
+from banksman.core.session_facts import ProcessSwept, TerminalsEnded, Timer
 from banksman.core.state import ProcessPhase
 from banksman.core.turn import Turn
 from banksman.core.work import Work

@@ -6,10 +6,8 @@ from banksman.core import clocks, ending, hearing, questioning, resting, setting
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.dialects.dialect import Plain
-from banksman.core.session_facts import (
-    EndHold,
-    Timer,
-)
+from banksman.core.session_effects import EndHold
+from banksman.core.session_facts import Timer
 from banksman.core.state import Mode, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Phase, Turn
 from banksman.core.work import Work

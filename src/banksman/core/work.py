@@ -17,7 +17,7 @@ from banksman.core.changing import changed
 from banksman.core.dialects.dialect import Speech, Spoken
 from banksman.core.event import Entry, entry
 from banksman.core.meaning import Meaning, TurnOver
-from banksman.core.session_facts import (
+from banksman.core.session_effects import (
     Append,
     CancelTimer,
     Effect,
@@ -29,9 +29,9 @@ from banksman.core.session_facts import (
     StartTimer,
     StopProcess,
     TellAnswer,
-    Timer,
     WriteFrame,
 )
+from banksman.core.session_facts import Timer
 from banksman.core.state import Deferred, Mode, Process, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
 from banksman.errors import AgentError, BanksmanError, UsageError

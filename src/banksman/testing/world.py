@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from banksman.core.session_facts import StartProcess
+from banksman.core.session_effects import StartProcess
 from banksman.errors import AgentError
 from banksman.run.sessions.agent import OnEvent
 from banksman.testing.world_agent import Ack, Play, Stage, answer_to

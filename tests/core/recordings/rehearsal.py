@@ -29,15 +29,22 @@ from banksman.core.event import Event
 from banksman.core.framing import Framing, Mixed
 from banksman.core.outcome import Outcome
 from banksman.core.session import step
-from banksman.core.session_facts import (
+from banksman.core.session_effects import (
     Append,
-    Asked,
     CancelTimer,
+    Effect,
+    Finish,
+    Reject,
+    Resolve,
+    StartProcess,
+    StartTimer,
+    WriteFrame,
+)
+from banksman.core.session_facts import (
+    Asked,
     CloseAsked,
     Committed,
-    Effect,
     Fact,
-    Finish,
     FramesRead,
     FrameWritten,
     InterruptAsked,
@@ -45,13 +52,8 @@ from banksman.core.session_facts import (
     ProcessGone,
     ProcessStarted,
     QuestionAnswered,
-    Reject,
-    Resolve,
-    StartProcess,
-    StartTimer,
     Subject,
     TimerFired,
-    WriteFrame,
 )
 from banksman.core.state import Naming, ProcessPhase, Session
 from banksman.core.turn import Ask

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from banksman.core.facts import BytesRead, Exited, ProcessFact, Started, Stream, StreamEnded, Survivor, Swept
 from banksman.core.ladder import Timings
-from banksman.core.session_facts import StartProcess
+from banksman.core.session_effects import StartProcess
 from banksman.errors import AgentError, BanksmanError
 from banksman.run.child.launch import Launch
 from banksman.run.child.orphans import trace

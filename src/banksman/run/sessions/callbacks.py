@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from banksman.core.meaning import Requested, Wants
-from banksman.core.session_facts import CallBack, CallbackAnswered, EndTerminals, TerminalsEnded
+from banksman.core.session_effects import CallBack, EndTerminals
+from banksman.core.session_facts import CallbackAnswered, TerminalsEnded
 from banksman.errors import BanksmanError, UsageError
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.hooks import Hooks

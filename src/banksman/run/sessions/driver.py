@@ -27,34 +27,36 @@ from banksman.core.keeping import kept
 from banksman.core.meaning import Noise
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
-from banksman.core.session_facts import (
+from banksman.core.session_effects import (
     Append,
-    AppendFailed,
     BeIdle,
     BeReady,
     CancelTimer,
+    Effect,
+    Finish,
+    HoldConversation,
+    StartProcess,
+    StartTimer,
+    StopProcess,
+    SweepTools,
+    WriteFrame,
+)
+from banksman.core.session_facts import (
+    AppendFailed,
     Committed,
     ConversationTaken,
-    Effect,
     EvictAsked,
     Fact,
-    Finish,
     FramesRead,
     FrameWritten,
-    HoldConversation,
     ProcessExited,
     ProcessFailed,
     ProcessGone,
     ProcessStarted,
     ProcessSwept,
-    StartProcess,
-    StartTimer,
-    StopProcess,
     Subject,
-    SweepTools,
     TimerFired,
     WriteFailed,
-    WriteFrame,
 )
 from banksman.core.state import ProcessPhase, Session
 from banksman.core.turn import Turn

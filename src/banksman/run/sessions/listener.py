@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from banksman.core.outcome import Outcome
-from banksman.core.session_facts import (
+from banksman.core.session_effects import (
     Accept,
     AskHuman,
     AskToSave,

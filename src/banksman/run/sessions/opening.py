@@ -16,7 +16,7 @@ from typing import Any, cast
 from banksman.core import rules
 from banksman.core.dialects.dialect import Setup
 from banksman.core.event import storable
-from banksman.core.session_facts import StartProcess
+from banksman.core.session_effects import StartProcess
 from banksman.errors import UsageError
 from banksman.run.child import environment
 from banksman.run.child.launch import Launch, prepare

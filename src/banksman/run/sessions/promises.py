@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from banksman.core.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session_facts import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
+from banksman.core.session_effects import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
 from banksman.errors import BanksmanError, Refused
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.listener import Listener

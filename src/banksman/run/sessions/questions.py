@@ -25,7 +25,8 @@ from banksman.core.dialects.dialect import PLAIN
 from banksman.core.event import Event, storable
 from banksman.core.meaning import Requested, Wants
 from banksman.core.past import OpenQuestion
-from banksman.core.session_facts import AskHuman, QuestionAnswered, TellAnswer
+from banksman.core.session_effects import AskHuman, TellAnswer
+from banksman.core.session_facts import QuestionAnswered
 from banksman.core.state import Kept, Mode, Store
 from banksman.core.state import Question as Waiting
 from banksman.errors import BanksmanError, Closed, NotFound, UsageError

@@ -20,7 +20,7 @@ from banksman.core.config import Config
 from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, Project, entry
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
-from banksman.core.session_facts import StartProcess
+from banksman.core.session_effects import StartProcess
 from banksman.errors import BanksmanError, NameTaken, NotFound, NotOwner, UsageError
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.abandoned import is_waited_in
