@@ -20,7 +20,7 @@ BIN := .venv/bin
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test check check-deep bench explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test check check-deep bench prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,11 @@ check: venv ## format, lint, strict types, the layers' one-way rule
 
 bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, from one run
 	.venv-bench/bin/python -m bench
+
+# What `make test` leaves out of these for its ten minutes: the slower worlds of the core, more schedules of the driver.
+prove: venv ## every order of facts, in all the usual worlds of the core, and a longer look at the driver
+	BANKSMAN_EXPLORE=160 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) \
+		tests/core/test_session.py tests/sim/test_driver_explored.py tests/sim/test_pool.py
 
 # The same tests as `make test` runs, with more schedules each and larger worlds. Minutes to hours, as EXPLORE says.
 EXPLORE ?= 2000

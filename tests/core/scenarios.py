@@ -125,6 +125,17 @@ SCENARIOS = {
     )
 }
 
+# Two to eight seconds each, and together more than all others: `make prove` has them, and CI runs that.
+LATER = frozenset(
+    (
+        *("an own turn", "two own turns", "a close", "a drain", "a wordy agent", "a wordy agent, interrupted"),
+        *("a hold and others", "no acknowledgement", "no boundary", "a boundary twice", "collected"),
+        *("an interrupt and a withdrawal", "a nameless agent", "another schema", "steered, preempted"),
+        *("a few words more", "one crash after the other"),
+    )
+)
+assert SCENARIOS.keys() > LATER
+
 # Ten seconds to a minute and a half each, and up to a GB: for when there is time. Each of them comes to its end.
 LARGE = {
     each.name: each
