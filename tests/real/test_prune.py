@@ -59,12 +59,14 @@ if first == 0:
     os.setsid()
     if fork():
         os._exit(0)
-    while os.getppid() == first:
-        pass
     be_deaf()
-    parent = os.getppid()
-    while parent == os.getppid() and open(f'/proc/{parent}/comm').read() != 'banksman-keeper\\n':
-        parent = os.getppid()
+    is_adopted = False
+    while not is_adopted:
+        # Its parent may go between the two looks.
+        try:
+            is_adopted = open(f'/proc/{os.getppid()}/comm').read() == 'banksman-keeper\\n'
+        except (FileNotFoundError, ProcessLookupError):
+            pass
     say('tool', os.getpid())
     stay()
 os.waitpid(first, 0)
