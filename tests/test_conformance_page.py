@@ -36,7 +36,8 @@ def test_the_page_has_every_agent_in_every_step() -> None:
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_page_is_of_the_pinned_agent(agent: str) -> None:
-    tool = pytest.importorskip("tools.agents", reason="the pins are part of a checkout only")
+    from tools import agents as tool
+
     pinned = next(iter(json.loads(tool.PINS.read_text())[agent].values()))
     versions = {row[0].strip("`"): row[1] for row in rows("What they say of themselves")}
     assert versions[agent] == tool.Pin(agent, **pinned).version

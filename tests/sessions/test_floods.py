@@ -87,3 +87,13 @@ async def test_a_program_that_only_says_yes_holds_up_nobody_and_is_ended() -> No
         await flood.close()
         assert (await lost.outcome()).kind in (Outcome.WITHDRAWN, Outcome.FAILED)
         assert (await (await session.ask("@@say still here")).outcome()).text == "still here"
+
+
+async def test_the_last_line_of_many_is_heard_before_the_end() -> None:
+    """It has no newline, and so is known for a line only when the output has ended: then all else may wait already."""
+    async with asyncio.timeout(60), Host("memory:") as host:
+        session = await host.open("custom", command=["sh", "-c", "yes | head -n 12000; printf last"])
+        turn = await session.ask("hello")
+        assert (await turn.outcome()).kind is Outcome.FAILED
+        events = [event async for event in session.events(waits=False)]
+        assert [event.kind for event in events if event.data == b"last"] == [kinds.UPDATE]

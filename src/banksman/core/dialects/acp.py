@@ -10,19 +10,19 @@ and be chosen where the agent answers `initialize`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banksman.core.dialects import acp_reading, acp_updates
 from banksman.core.dialects.acp_speech import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Speech
+from banksman.core.dialects.in_words import InWords
 from banksman.core.dialects.quirks import Quirks
 
 # An agent that does what the protocol says.
 ORDINARY = Quirks()
 
 
-class Acp:
+class Acp(InWords):
     """The dialect, as one program speaks it. It has no state but what is known about that program."""
 
     __slots__ = ("quirks",)
@@ -57,29 +57,6 @@ class Acp:
     def transcript(self) -> acp_updates.Transcript:
         """The last message in the frames of a turn."""
         return acp_updates.Transcript()
-
-    def has_forgotten(self, stderr: str) -> bool:
-        """It says so on the wire: see `Forgot`."""
-        return False
-
-    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
-        """None: it is told its servers in words."""
-        return None
-
-    def argv(
-        self,
-        command: Sequence[str],
-        *,
-        resume: str | None = None,
-        forks: bool = False,
-        mcp_config: str | None = None,
-        model: str | None = None,
-        permission_mode: str | None = None,
-        system_prompt: str | None = None,
-        args: Sequence[str] = (),
-    ) -> list[str]:
-        """The command, then `args`. All that was wished for goes over the wire."""
-        return [*command, *args]
 
 
 class CloseAcp(Acp):

@@ -7,15 +7,15 @@ codex_updates.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banksman.core.dialects import codex_reading, codex_updates
 from banksman.core.dialects.codex_speech import CodexSpeech
 from banksman.core.dialects.dialect import Setup, Speech
+from banksman.core.dialects.in_words import InWords
 
 
-class Codex:
+class Codex(InWords):
     """The dialect. It has no state: one instance, `CODEX`, serves every session."""
 
     __slots__ = ()
@@ -46,29 +46,6 @@ class Codex:
     def transcript(self) -> codex_updates.Transcript:
         """What the agent says in the frames of a turn, the unfinished sentence included."""
         return codex_updates.Transcript()
-
-    def has_forgotten(self, stderr: str) -> bool:
-        """It says so in words, and stays: see `Forgot`."""
-        return False
-
-    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
-        """It is told its servers when its thread begins."""
-        return None
-
-    def argv(
-        self,
-        command: Sequence[str],
-        *,
-        resume: str | None = None,
-        forks: bool = False,
-        mcp_config: str | None = None,
-        model: str | None = None,
-        permission_mode: str | None = None,
-        system_prompt: str | None = None,
-        args: Sequence[str] = (),
-    ) -> list[str]:
-        """The command, then `args`. All that was wished for is said over the wire."""
-        return [*command, *args]
 
 
 CODEX = Codex()

@@ -369,7 +369,8 @@ class Driver:
                 self.pid = pid
                 self.tell(ProcessStarted(at, number, pid, born, self.epoch))
             case OutputEnded():
-                self._take(number, self._framing.end())
+                # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
+                self._on_lines(number, self._framing.end())
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
                     self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
             case WriteBroke(error=error):
