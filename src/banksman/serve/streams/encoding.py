@@ -20,8 +20,14 @@ class Form(enum.Enum):
     NDJSON = "application/x-ndjson"
 
 
-def encode(event: Event, *, raw: bool) -> bytes:
+def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
     """One event, as every reader sees it, whichever way it asks."""
+    # Our own kinds are stored as the JSON that they are shown as.
+    body: dict[str, Any] | msgspec.Raw = msgspec.Raw(event.data)
+    if event.is_frame:
+        body = event.body
+        if partial and (said := event.partial):
+            body["partial"] = said
     shown: dict[str, Any] = {
         "cursor": event.cursor,
         "session": event.session,
@@ -30,8 +36,7 @@ def encode(event: Event, *, raw: bool) -> bytes:
         "at": event.at,
         "turn": event.turn,
         "kind": event.kind,
-        # Our own kinds are stored as the JSON that they are shown as.
-        "body": event.body if event.is_frame else msgspec.Raw(event.data),
+        "body": body,
     }
     if raw and event.is_frame:
         try:

@@ -76,6 +76,9 @@ class Follower(Generic[Place]):
         self._kind = kind
         # What was said of retention, by session: it is said once.
         self._gaps: dict[str, int] = {}
+        self._loop = asyncio.get_running_loop()
+        # When something was sent last. A page may have nothing to show, and is no sign of life.
+        self._quiet_since = self._loop.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state: dict[str, Any] = scope["state"]
@@ -125,7 +128,7 @@ class Follower(Generic[Place]):
         key = (self._source.key, self._form, self._place)
         make = functools.partial(self._source.next, self._place, self._form)
         with self._streams.pages.at(key, make) as making:
-            while not await waking.wait(making):
+            while not await waking.wait(making, quiet_since=self._quiet_since):
                 head = self._source.shown(self._place)
                 await self._write(send, made(self._form, "stream.heartbeat", head=head))
             if not waking.is_over or making.done():
@@ -147,3 +150,4 @@ class Follower(Generic[Place]):
         if data:
             self._streams.counts.bytes += len(data)
             await send_slices(send, data)
+            self._quiet_since = self._loop.time()

@@ -19,14 +19,16 @@ from typing import Any, Generic, TypeVar
 # Kept for who comes a moment later: by age, for what retention takes must not be shown for long; and by size.
 PAGE_SECONDS_MAX = 2.0
 PAGES_BYTES_MAX = 8 << 20
+# What a page takes besides its data: those that show nothing to a reader are many where much is said.
+PAGE_BYTES = 1024
 
 Place = TypeVar("Place", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Place]):
-    """What is to be sent, and the place after it. `gaps`: what is no longer there, by session: the first and the last
-    seq."""
+    """What is to be sent, which may be nothing, and the place after it. `gaps`: what is no longer there, by session:
+    the first and the last seq."""
 
     data: bytes
     events: int
@@ -103,7 +105,7 @@ class Pages(Generic[Place]):
             return
         self._drop(key)
         self._made[key] = self._loop.time(), making
-        self._bytes += len(task.result().data)
+        self._bytes += PAGE_BYTES + len(task.result().data)
         while self._made and self._bytes > PAGES_BYTES_MAX:
             self._drop(next(iter(self._made)))
         if self._timer is None:
@@ -112,7 +114,7 @@ class Pages(Generic[Place]):
     def _drop(self, key: Hashable) -> None:
         found = self._made.pop(key, None)
         if found is not None:
-            self._bytes -= len(found[1].task.result().data)
+            self._bytes -= PAGE_BYTES + len(found[1].task.result().data)
 
     def _forget_old(self) -> None:
         """Of a session that is quiet nobody would else take the last page away."""

@@ -41,12 +41,12 @@ class Waking:
         lost, closing = self._ends  # Asked twice a page: no generator.
         return lost.done() or closing.done()
 
-    async def wait(self, task: asyncio.Task[Any]) -> bool:
-        """Until it is done, or one of the ends; False: neither, for so long. The task is not cancelled with who waits
-        for it."""
+    async def wait(self, task: asyncio.Task[Any], *, quiet_since: float | None = None) -> bool:
+        """Until it is done, or one of the ends; False: neither, and it is quiet for so long: since this wait began, or
+        longer. The task is not cancelled with who waits for it."""
         if task.done() or self.is_over:
             return True
-        self._since = self._loop.time()
+        self._since = self._loop.time() if quiet_since is None else quiet_since
         task.add_done_callback(self._wake)
         try:
             while not (task.done() or self.is_over):

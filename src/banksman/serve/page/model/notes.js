@@ -1,0 +1,139 @@
+// What happened beside the conversation, in words: processes, settings, what was lost. One short sentence each; events
+// that say nothing to a person have none.
+// @ts-check
+
+/** @typedef {{icon: string, tone: "soft"|"warn"|"bad", text: string, detail?: string}} Note */
+
+/** The rungs of the stop ladder, as a person would say them. */
+const RUNGS = new Map([
+  ["eof", "its input was ended"],
+  ["term", "it was told to end"],
+  ["kill", "it was killed"],
+  ["linger", "what it left was given time"],
+  ["rest", "what was left of its tree was told to end"],
+  ["keeper", "its keeper was killed with all it kept"],
+  ["drain", "its output was read to the end"],
+]);
+
+/**
+ * @param {{kind: string, body: Record<string, any>}} event
+ * @returns {Note|null}
+ */
+export function noteOf({ kind, body }) {
+  const tell = WORDS.get(kind);
+  return tell ? tell(body ?? {}) : null;
+}
+
+/** @type {Map<string, (body: Record<string, any>) => Note|null>} */
+const WORDS = new Map(
+  Object.entries({
+    "session.opened": ({ agent, cwd }) => soft("session", `Session opened with ${agent}${cwd ? ` in ${cwd}` : ""}.`),
+    "session.closed": () => soft("session", "Session closed."),
+    "session.left": ({ queued = [] }) =>
+      soft("session", `Its host has let go of it, ${count(queued.length, "ask")} still waiting for the next one.`),
+    "session.imported": () => soft("session", "What is above was said elsewhere, and brought here."),
+    "session.recovered": ({ unknown = [], queued = [], swept = [] }) => ({
+      icon: "warning",
+      tone: "warn",
+      text: `The host had died. ${count(unknown.length, "turn")} of unknown outcome, ${count(queued.length, "ask")} still waiting, ${count(swept.length, "process", "processes")} cleaned up.`,
+    }),
+    "session.context_lost": ({ error }) => ({
+      icon: "warning",
+      tone: "warn",
+      text: "The agent has lost the conversation: it begins anew.",
+      detail: error,
+    }),
+    "session.context_restored": ({ missing }) =>
+      missing
+        ? {
+            icon: "warning",
+            tone: "warn",
+            text: `Another host goes on with it. Of the conversation the agent does not know the last ${count(missing, "turn")}.`,
+          }
+        : soft("session", "Another host goes on with it, and the agent knows the conversation."),
+    "session.setting": ({ name, value }) =>
+      soft(
+        "setting",
+        value === null ? `The ${words(name)} is the agent's own.` : `The ${words(name)} is now ${value}.`,
+      ),
+    "session.store_returned": ({ retries }) => ({
+      icon: "warning",
+      tone: "warn",
+      text: `The store can be written again, after ${count(retries ?? 0, "try", "tries")}.`,
+    }),
+    "process.started": ({ process, pid }) => soft("process", `Process ${process} started (pid ${pid}).`),
+    "process.exited": ({ process, code, signal }) =>
+      soft("process", `Process ${process} ended, ${exit(code, signal)}.`),
+    "process.stopped": ({ process, ladder = [] }) =>
+      soft("process", `Process ${process} was stopped: ${ladder.map(rung).join(", then ") || "at once"}.`),
+    "process.swept": ({ swept = [], survivors = [] }) =>
+      survivors.length
+        ? {
+            icon: "warning",
+            tone: "warn",
+            text: `${count(survivors.length, "process", "processes")} could not be ended.`,
+            detail: commands(survivors),
+          }
+        : swept.length
+          ? soft(
+              "process",
+              `${count(swept.length, "process", "processes")} that were left behind were ended.`,
+              commands(swept),
+            )
+          : null,
+    "process.left": ({ left = [] }) =>
+      soft(
+        "process",
+        `${count(left.length, "process", "processes")} of the interrupted turn ${left.length === 1 ? "goes" : "go"} on.`,
+        commands(left),
+      ),
+    "process.retired": ({ process, reason }) =>
+      soft("process", `Process ${process} is let go${reason ? `: ${words(reason)}` : ""}.`),
+    "process.backed_off": ({ crashes, seconds }) => ({
+      icon: "warning",
+      tone: "warn",
+      text: `It crashed ${crashes === 1 ? "once" : `${crashes} times`}. The next start waits ${round(seconds)} s.`,
+    }),
+    "clock.warning": ({ clock, left }) => ({
+      icon: "clock",
+      tone: "warn",
+      text: `The clock “${words(clock)}” ends this turn in ${round(left)} s.`,
+    }),
+  }),
+);
+
+/** @param {string} icon @param {string} text @param {string} [detail] @returns {Note} */
+function soft(icon, text, detail) {
+  return detail ? { icon, tone: "soft", text, detail } : { icon, tone: "soft", text };
+}
+
+/** @param {number} number @param {string} one @param {string} [many] */
+function count(number, one, many = `${one}s`) {
+  return `${number} ${number === 1 ? one : many}`;
+}
+
+/** @param {any} name */
+function words(name) {
+  return String(name).replaceAll("_", " ");
+}
+
+/** @param {any} number */
+function round(number) {
+  return Number(number) >= 10 ? Math.round(Number(number)) : Math.round(Number(number) * 10) / 10;
+}
+
+/** @param {number|null|undefined} code @param {number|string|null|undefined} signal */
+function exit(code, signal) {
+  if (signal !== null && signal !== undefined) return `by signal ${signal}`;
+  return code === null || code === undefined ? "nobody saw how" : `code ${code}`;
+}
+
+/** @param {any} step */
+function rung(step) {
+  return RUNGS.get(step?.rung) ?? words(step?.rung ?? "stopped");
+}
+
+/** @param {any[]} processes */
+function commands(processes) {
+  return processes.map((one) => `${one.pid}  ${one.command ?? ""}${one.why ? `  (${one.why})` : ""}`).join("\n");
+}

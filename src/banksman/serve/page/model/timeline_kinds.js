@@ -1,0 +1,293 @@
+// What each kind of event says to the timeline: the table that model/timeline.js folds the log by. A kind that is not
+// in it says nothing. Each takes the timeline, the event, its body, and the time at which it is drawn.
+
+import { classOf, duration, exitText, promptText, textOf } from "./words.js";
+
+/** The phase that it is in; null: it is over, or a part of another turn. */
+export function openPhase(turn) {
+  const last = turn.segments.at(-1);
+  return last !== undefined && last.to === null ? last.phase : null;
+}
+
+/** The kinds that say something, and what they say. */
+export const TOLD = {
+  "turn.queued": (line, event, body, now) => {
+    const turn = line.turnOf(event, now, { isCut: false });
+    turn.prompt = promptText(body.prompt);
+    turn.priority = Number(body.priority) || 0;
+    turn.class = classOf(turn.priority);
+    turn.seq = event.seq;
+    // Collected: it waits with the one that it was put to, and begins with it.
+    if (body.into) line._shared.set(turn.id, { into: body.into, isSteered: false });
+    line.open(turn, event, now, "queued");
+  },
+
+  "turn.started": (line, event, body, now) => {
+    const isNew = !line._known.has(event.turn);
+    const turn = line.turnOf(event, now, { isCut: !body.origin });
+    if (body.origin) {
+      turn.origin = String(body.origin);
+      if (isNew) turn.prompt = `of the agent's own accord (${turn.origin})`;
+    }
+    turn.attempt = body.attempt ?? turn.attempt;
+    if (body.into) {
+      turn.into = body.into;
+      line._shared.set(turn.id, { into: body.into, isSteered: true });
+      line.close(turn, now);
+      line.mark(event, now, "steer", `added to the turn that runs: ${turn.prompt}`, { turn: turn.id, lane: "holder" });
+      return;
+    }
+    turn.into = null;
+    line._shared.delete(turn.id);
+    for (const id of Array.isArray(body.joined) ? body.joined : []) {
+      const joined = line._known.get(id);
+      if (joined === undefined) continue;
+      joined.into = turn.id;
+      line._shared.set(id, { into: turn.id, isSteered: false });
+      line.close(joined, now);
+    }
+    line.grant(turn, event, now);
+  },
+
+  "turn.interrupted": (line, event, body, now) => {
+    const turn = line.turnOf(event, now);
+    const cause = String(body.cause ?? "interrupt");
+    if (turn.segments.length === 0) line.open(turn, { ...event, at: line.from - line.offset }, line.from, "running");
+    line.open(turn, event, now, "interrupting", { cause, watchdog: body.clock ?? null });
+    const urgent = cause === "preempt" ? urgentBefore(line, turn) : null;
+    line.mark(event, now, MARK_OF[cause] ?? "interrupt", interruptText(turn, cause, body.clock, urgent), {
+      turn: turn.id,
+      from: urgent?.id ?? null,
+      lane: "holder",
+    });
+  },
+
+  "turn.requeued": (line, event, body, now) => {
+    const turn = line.turnOf(event, now);
+    turn.attempt = body.attempt ?? turn.attempt + 1;
+    turn.into = null;
+    line._shared.delete(turn.id);
+    line.open(turn, event, now, "queued");
+    line.mark(event, now, "requeue", `waits again, for attempt ${turn.attempt}: ${turn.prompt}`, {
+      turn: turn.id,
+      lane: "waiting",
+    });
+    for (const [id, shared] of [...line._shared]) {
+      // Those that were collected go back with it. Those that were added to it are told of one by one.
+      const other = line._known.get(id);
+      if (shared.into !== turn.id || shared.isSteered || other.into === null || other.outcome !== null) continue;
+      other.into = null;
+      other.attempt = turn.attempt;
+      line.open(other, event, now, "queued");
+    }
+  },
+
+  "turn.ended": (line, event, body, now) => {
+    const turn = line.turnOf(event, now);
+    if (turn.segments.length === 0) {
+      line.open(
+        turn,
+        { ...event, at: line.from - line.offset },
+        line.from,
+        body.by === "withdrawn" ? "queued" : "running",
+      );
+    }
+    turn.outcome = String(body.outcome ?? "unknown");
+    turn.by = body.by ?? null;
+    turn.error = body.error ?? null;
+    turn.cost = body.cost ?? null;
+    turn.endSeq = event.seq;
+    if (turn.outcome === "unknown") line.lose(turn, event, now);
+    else line.close(turn, now);
+    line._shared.delete(turn.id);
+    if (line._holder === turn) line._holder = null;
+  },
+
+  "queue.changed": (line, event, _body, now) => {
+    const turn = line._known.get(event.turn);
+    line.mark(event, now, "moved", `moved up in the queue: ${turn?.prompt ?? event.turn}`, {
+      turn: event.turn,
+      lane: "waiting",
+    });
+  },
+
+  "process.started": (line, event, body, now) => {
+    for (const other of line.processes) {
+      // There is one at a time: whoever has no end in the log was lost with its host.
+      if (other.to === null)
+        line.endProcess(other, Math.min(now, Math.max(other.from, line._before)), "nobody saw how", true);
+    }
+    line.processes.push({
+      number: body.process ?? line.processes.length + 1,
+      pid: body.pid ?? null,
+      from: now,
+      to: null,
+      exit: null,
+      isCut: false,
+      isLost: false,
+      seq: event.seq,
+      clock: event.at,
+      rungs: [],
+    });
+  },
+
+  "process.exited": (line, event, body, now) => {
+    line.endProcess(line.processOf(event, body.process, now), now, exitText(body.code, body.signal));
+  },
+
+  "process.stopped": (line, event, body, now) => {
+    const process = line.processOf(event, body.process, now);
+    for (const each of Array.isArray(body.ladder) ? body.ladder : []) {
+      const at = Number.isFinite(each?.at) ? each.at + line.offset : now;
+      const time = Math.max(process.from, Math.min(at, process.to ?? now));
+      process.rungs.push({ rung: String(each?.rung ?? "?"), at: time, clock: each?.at ?? event.at });
+      line.mark(event, time, "rung", `stop ladder of process ${process.pid ?? process.number}: ${each?.rung}`, {
+        lane: "process",
+        clock: each?.at ?? event.at,
+      });
+    }
+  },
+
+  "process.swept": (line, event, body, now) => {
+    const swept = (body.swept ?? []).map((each) => `${each.pid} ${each.command}`);
+    const left = (body.survivors ?? []).map((each) => `${each.pid} ${each.command} (${each.why})`);
+    const said = [
+      swept.length ? `ended what was left: ${swept.join(", ")}` : "",
+      left.length ? `could not be ended: ${left.join(", ")}` : "",
+      body.drained === false ? "its output was not read to the end" : "",
+    ];
+    line.mark(event, now, left.length ? "survivor" : "swept", said.filter(Boolean).join("; ") || "swept", {
+      lane: "process",
+    });
+  },
+
+  "process.left": (line, event, body, now) => {
+    const left = (body.left ?? []).map((each) => `${each.pid} ${each.command}`);
+    line.mark(event, now, "left", `left running, by policy: ${left.join(", ")}`, { lane: "process" });
+  },
+
+  "process.retired": (line, event, body, now) => {
+    line.mark(event, now, "retired", `the process is let go: ${body.reason ?? "no longer needed"}`, {
+      lane: "process",
+    });
+  },
+
+  "process.backed_off": (line, event, body, now) => {
+    line.mark(
+      event,
+      now,
+      "backed_off",
+      `crashed ${body.crashes} times: the next is tried in ${duration(body.seconds ?? 0)}`,
+      { lane: "process" },
+    );
+  },
+
+  "question.asked": (line, event, body, now) => {
+    const question = {
+      id: String(body.question ?? event.seq),
+      tool: textOf(body.tool) || textOf(body.wants) || "?",
+      wants: textOf(body.wants),
+      from: now,
+      to: null,
+      answer: null,
+      by: null,
+      seq: event.seq,
+      turn: event.turn,
+      clock: event.at,
+    };
+    line.questions.push(question);
+    line._asked.set(question.id, question);
+  },
+
+  "question.answered": (line, _event, body, now) => {
+    const question = line._asked.get(body.question);
+    if (question === undefined) return;
+    question.to = Math.max(question.from, now);
+    question.answer = body.answer ?? null;
+    question.by = body.by ?? null;
+  },
+
+  "question.kept": (line, event, body, now) => {
+    line.mark(event, now, "kept", `the question ${body.question} outlives its process`, {
+      turn: event.turn,
+      lane: "holder",
+    });
+  },
+
+  "session.opened": (line, event, body, now) => {
+    line.mark(event, now, "opened", `the session was opened${body.agent ? ` with ${body.agent}` : ""}`, {
+      lane: "all",
+    });
+  },
+  "session.imported": (line, event, _body, now) =>
+    line.mark(event, now, "imported", "what is before was said elsewhere", { lane: "all" }),
+
+  "session.recovered": (line, event, body, now) => {
+    for (const process of line.processes) {
+      if (process.to === null)
+        line.endProcess(process, Math.max(process.from, Math.min(now, line._before)), "lost with its host", true);
+    }
+    const swept = (body.swept ?? []).length;
+    const unknown = (body.unknown ?? []).length;
+    const said = [
+      unknown ? `${unknown} of unknown outcome` : "",
+      swept ? `${swept} leftover processes ended` : "",
+    ].filter(Boolean);
+    line.mark(event, now, "recovered", `recovered: its host had died${said.length ? ` (${said.join(", ")})` : ""}`, {
+      lane: "all",
+    });
+  },
+
+  "session.context_lost": (line, event, body, now) => {
+    line.mark(event, now, "context_lost", `the agent has forgotten the conversation: ${body.error ?? ""}`, {
+      lane: "all",
+    });
+  },
+  "session.store_returned": (line, event, _body, now) =>
+    line.mark(event, now, "store_returned", "the store can be written again", { lane: "all" }),
+  "session.setting": (line, event, body, now) =>
+    line.mark(event, now, "setting", `${body.name}: ${body.value ?? "as it was"}`, { lane: "process" }),
+  "session.closed": (line, event, _body, now) =>
+    line.mark(event, now, "closed", "the session was closed", { lane: "all" }),
+
+  "clock.warning": (line, event, body, now) => {
+    line.mark(
+      event,
+      now,
+      "warning",
+      `clock ${body.clock}: ${duration(body.left ?? 0)} left of ${duration(body.seconds ?? 0)}`,
+      {
+        turn: event.turn,
+        lane: "holder",
+      },
+    );
+  },
+};
+
+const MARK_OF = { preempt: "preempt", interrupt: "interrupt", clock: "clock", close: "close", replace: "replace" };
+
+/** Who it gave way to: of those that waited and are more urgent the one that is served next. */
+function urgentBefore(line, turn) {
+  let best = null;
+  for (const other of line._open) {
+    if (other === turn || openPhase(other) !== "queued" || other.priority <= turn.priority) continue;
+    if (best === null || other.priority > best.priority) best = other;
+  }
+  return best;
+}
+
+function interruptText(turn, cause, clock, urgent) {
+  const what = turn.prompt || turn.id;
+  switch (cause) {
+    case "preempt":
+      return `gives way${urgent ? ` to “${urgent.prompt || urgent.id}”` : ""}: ${what}`;
+    case "clock":
+      return `stopped by the clock ${clock ?? "?"}: ${what}`;
+    case "close":
+      return `stopped because the session is closed: ${what}`;
+    case "replace":
+      return `stopped because its process is replaced: ${what}`;
+    default:
+      return `interrupted: ${what}`;
+  }
+}

@@ -1,0 +1,271 @@
+// The page as a whole: which session is open, and what stands where.
+//
+// The address says which (`#/s/<id>`), so that a reload, a bookmark and the back button do what they should. Each
+// session that is opened gets a context and its views; when another is opened, all of it is ended and nothing of it is
+// left. The list of sessions, the connection and the theme live as long as the page.
+// @ts-check
+
+import { el, listen, replace } from "../dom.js";
+import { hosts } from "../model/hosts.js";
+import { SessionLog } from "../model/log.js";
+import { OwnEvents } from "../model/own.js";
+import { sessions } from "../model/sessions.js";
+import { effect, signal } from "../model/signal.js";
+import * as actions from "../net/actions.js";
+import { feed } from "../net/feed.js";
+import { mountComposer } from "./composer.js";
+import { mountHeader } from "./header.js";
+import { mountKeys } from "./keys.js";
+import { newSession } from "./opening.js";
+import { mountPanel } from "./panel.js";
+import { Pending } from "./pending.js";
+import { mountQuestions } from "./questions.js";
+import { mountSidebar } from "./sidebar.js";
+import { startTheme } from "./theme.js";
+import { mountTimeline } from "./timeline.js";
+import { mountTranscript } from "./transcript.js";
+import { mountWelcome } from "./welcome.js";
+
+const TOAST_MILLISECONDS = 5000;
+const TOASTS_MAX = 3;
+/** What is in sight already, and is only told to who listens. */
+const SPOKEN = new Set(["question", "note"]);
+
+/** @param {HTMLElement} parent */
+export function mountApp(parent) {
+  const app = new App(parent);
+  app.start();
+  return () => app.destroy();
+}
+
+class App {
+  /** @param {HTMLElement} parent */
+  constructor(parent) {
+    this.parent = parent;
+    /** @type {any} */
+    this.context = null;
+    /** @type {string|null|undefined} undefined: nothing was opened yet */
+    this.opened = undefined;
+    /** @type {(() => void)[]} of the page */
+    this.offs = [];
+    /** @type {(() => void)[]} of the session that is open */
+    this.closings = [];
+    this.toasts = el("div", { class: "toasts" });
+    this.polite = el("div", { class: "sr-only", role: "status", "aria-live": "polite" });
+    this.messages = el("section", { "aria-label": "Notices" }, this.toasts, this.polite);
+    this.main = el("main", { class: "main", id: "main" });
+    this.scrim = el("button", {
+      class: "scrim",
+      type: "button",
+      "aria-label": "Close what is open in front",
+      tabIndex: -1,
+      on: { click: () => this.drawer(null) },
+    });
+    this.root = el("div", { class: "app" });
+  }
+
+  start() {
+    const { root } = this;
+    const shared = {
+      sessions,
+      hosts,
+      feed,
+      actions,
+      say: (/** @type {string} */ text, /** @type {string} */ kind) => this.say(text, kind),
+      open: (/** @type {string} */ id) => this.open(id),
+      newSession: () => newSession(shared),
+      drawer: (/** @type {string|null} */ name) => this.drawer(name),
+      drawerName: signal(null),
+      theme: startTheme(),
+    };
+    this.shared = shared;
+    root.append(
+      el(
+        "a",
+        { class: "skip", href: "#main", on: { click: (/** @type {Event} */ event) => this.#skip(event) } },
+        "Go to the message",
+      ),
+    );
+    this.offs.push(mountSidebar(root, shared));
+    root.append(this.main, this.scrim);
+    this.panel = mountPanel(root, shared);
+    this.parent.append(root, this.messages);
+    this.offs.push(
+      listen(window, "hashchange", () => this.#route()),
+      listen(document, "keydown", (event) => event.key === "Escape" && this.drawer(null)),
+      effect([sessions.list], () => this.#listed()),
+      effect([sessions.questions, sessions.list], () => this.#title()),
+      shared.drawerName.subscribe((name) => {
+        if (name) root.dataset.drawer = name;
+        else delete root.dataset.drawer;
+      }),
+    );
+    this.#route();
+  }
+
+  destroy() {
+    this.#close();
+    for (const off of this.offs) off();
+    this.root.remove();
+    this.messages.remove();
+  }
+
+  /** @param {string} id */
+  open(id) {
+    this.drawer(null);
+    const place = `#/s/${encodeURIComponent(id)}`;
+    if (location.hash !== place) location.hash = place;
+    else this.#route();
+  }
+
+  /** @param {string|null} name */
+  drawer(name) {
+    const { drawerName } = /** @type {any} */ (this.shared);
+    const was = drawerName.value;
+    drawerName.value = was === name ? null : name;
+  }
+
+  /**
+   * Said to who listens, and shown for a moment.
+   * @param {string} text
+   * @param {string} [kind]
+   */
+  say(text, kind = "info") {
+    this.polite.textContent = text;
+    if (SPOKEN.has(kind)) return;
+    const toast = el("div", { class: "toast", dataset: { kind } }, text);
+    this.toasts.append(toast);
+    while (this.toasts.childElementCount > TOASTS_MAX) this.toasts.firstElementChild?.remove();
+    setTimeout(() => toast.remove(), TOAST_MILLISECONDS);
+  }
+
+  // -- which session -------------------------------------------------------------------------------------------------
+
+  #route() {
+    const found = /^#\/s\/([^/?]+)/.exec(location.hash);
+    let id = null;
+    try {
+      id = found ? decodeURIComponent(found[1]) : null;
+    } catch {
+      id = null;
+    }
+    this.drawer(null);
+    if (id !== this.opened || id === null) this.#show(id);
+  }
+
+  /** An address with a session's name leads to the session: its events carry the id, and nothing else. */
+  #resolve() {
+    const list = sessions.list.value;
+    if (this.opened === null || list.some(({ id }) => id === this.opened)) return;
+    const named = list.find(({ name }) => name === this.opened);
+    if (named) location.replace(`#/s/${encodeURIComponent(named.id)}`);
+  }
+
+  /** @param {string|null} id */
+  #show(id) {
+    this.#close();
+    this.opened = id;
+    const context = id === null ? this.#nowhere() : this.#contextOf(id);
+    this.context = context;
+    replace(this.main);
+    this.closings.push(mountHeader(this.main, context));
+    if (id === null) this.closings.push(mountWelcome(this.main, context));
+    else this.#mount(context);
+    this.closings.push(this.panel?.use(context) ?? (() => {}), mountKeys(document, context));
+    this.root.dataset.open = id === null ? "none" : "session";
+    this.#title();
+  }
+
+  /** Without a session. */
+  #nowhere() {
+    return {
+      ...this.shared,
+      session: signal(null),
+      id: null,
+      log: null,
+      own: null,
+      usage: signal(null),
+      jump: () => {},
+      toEnd: () => {},
+      toStart: () => {},
+      showPanel: () => {},
+    };
+  }
+
+  /** @param {string} id */
+  #contextOf(id) {
+    const log = new SessionLog(id);
+    const own = new OwnEvents(id);
+    const session = signal(sessions.list.value.find((one) => one.id === id) ?? null);
+    this.closings.push(
+      () => log.close(),
+      () => own.close(),
+    );
+    const context = {
+      ...this.shared,
+      session,
+      id,
+      log,
+      own,
+      usage: signal(null),
+      running: signal(null),
+      pending: new Pending(),
+      jump: () => {},
+      toEnd: () => {},
+      toStart: () => {},
+      showPanel: (/** @type {string} */ name) => this.panel?.show(name),
+      hidePanel: () => this.panel?.hide(),
+    };
+    // Why it cannot be read is shown where it would be.
+    log.open().catch(() => {});
+    return context;
+  }
+
+  /** @param {any} context */
+  #mount(context) {
+    const timeline = el("div", { class: "timeline-place" });
+    const view = el("div", { class: "view" });
+    const questions = el("div", { class: "questions-place" });
+    const composer = el("div");
+    const foot = el("div", { class: "foot" }, questions, composer);
+    this.main.append(timeline, view, foot);
+    this.closings.push(
+      mountTimeline(timeline, context),
+      mountTranscript(view, context),
+      mountQuestions(questions, context),
+      mountComposer(composer, context),
+    );
+  }
+
+  #close() {
+    for (const close of this.closings.splice(0).reverse()) close();
+    this.context = null;
+  }
+
+  #listed() {
+    this.root.dataset.some = String(sessions.list.value.length > 0);
+    this.#resolve();
+    if (!this.context || this.opened === null || this.opened === undefined) return;
+    const found = sessions.list.value.find((one) => one.id === this.opened) ?? null;
+    if (found) this.context.session.value = found;
+  }
+
+  #title() {
+    const count = sessions.questions.value;
+    const session = sessions.list.value.find((one) => one.id === this.opened);
+    const name = session ? `${session.name ?? session.id} · Banksman` : "Banksman";
+    document.title = count ? `(${count}) ${name}` : name;
+    // Where the page was installed; elsewhere the title has to do.
+    const badge = count ? navigator.setAppBadge?.(count) : navigator.clearAppBadge?.();
+    badge?.catch(() => {});
+  }
+
+  /** @param {Event} event */
+  #skip(event) {
+    event.preventDefault();
+    const target = /** @type {HTMLElement|null} */ (
+      this.main.querySelector("textarea") ?? this.main.querySelector("button")
+    );
+    target?.focus();
+  }
+}

@@ -1,0 +1,61 @@
+// The help overlay: which keys there are, from the one table that also acts on them.
+
+import { el } from "../dom.js";
+
+/** @type {[string, string[], string][]} group, keys, what they do */
+export const KEYS = [
+  ["Go to", ["/"], "find a session"],
+  ["Go to", ["j", "k"], "next and previous session"],
+  ["Go to", ["c"], "write a message"],
+  ["Go to", ["n"], "new session"],
+  ["Go to", ["g", "G"], "oldest and newest of the transcript"],
+  ["Look", ["t"], "timeline; then ← and → from turn to turn, Enter to read it, + and − to zoom"],
+  ["Look", ["w"], "why: what it is doing and what it waits for"],
+  ["Look", ["q"], "queue: who has the agent, and who waits"],
+  ["Act", ["i"], "interrupt what runs"],
+  ["Act", ["a", "d"], "allow, deny: the first question, or the one you are in"],
+  ["Act", ["1", "…", "9"], "the options of a question"],
+  ["Act", ["Enter"], "send the message; Shift+Enter is a new line"],
+  ["Here", ["?"], "these keys"],
+  ["Here", ["Esc"], "back: close, or leave the field"],
+];
+
+/** @returns {HTMLDialogElement} */
+export function helpDialog() {
+  const groups = [...new Set(KEYS.map(([group]) => group))];
+  const close = el("button", { type: "button", class: "pane-button", on: { click: () => dialog.close() } }, "Close");
+  const dialog = el(
+    "dialog",
+    { class: "help", "aria-labelledby": "help-title" },
+    el("div", { class: "pane-top" }, el("h2", { id: "help-title" }, "Keys and help"), close),
+    el("p", {}, "They work whenever you are not writing."),
+    groups.map((group) =>
+      el(
+        "section",
+        {},
+        el("h3", {}, group),
+        el(
+          "dl",
+          {},
+          KEYS.filter(([each]) => each === group).map(([, keys, words]) =>
+            el(
+              "div",
+              {},
+              el(
+                "dt",
+                {},
+                keys.map((key) => (key === "…" ? " … " : el("kbd", {}, key))),
+              ),
+              el("dd", {}, words),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+  // A click beside it closes it, as everywhere.
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
+  return dialog;
+}

@@ -1,0 +1,125 @@
+// Values as the views say them: times, amounts, states, endings. Pure, but for the clock that "3 min ago" needs.
+// @ts-check
+
+import { duration } from "../../model/words.js";
+
+/** What the server's glance at a session is called here. */
+export const STATES = new Map([
+  ["running", "running"],
+  ["asks", "waits for you"],
+  ["queued", "queued"],
+  ["idle", "idle"],
+  ["wedged", "wedged"],
+  ["not movable", "not movable"],
+  ["unreachable", "unreachable"],
+  ["gone", "gone"],
+  ["elsewhere", "elsewhere"],
+]);
+
+/**
+ * How long ago, in as few characters as will do.
+ * @param {number|null|undefined} at unix time
+ * @param {number} [now]
+ */
+export function age(at, now = Date.now() / 1000) {
+  if (!at) return "";
+  const seconds = Math.max(0, now - at);
+  if (seconds < 5) return "now";
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h`;
+  return `${Math.floor(seconds / 86400)} d`;
+}
+
+/** @param {number|null|undefined} dollars */
+export function money(dollars) {
+  if (dollars === null || dollars === undefined) return "";
+  if (dollars === 0) return "$0";
+  if (dollars < 0.01) return `$${dollars.toPrecision(1)}`;
+  return `$${dollars.toFixed(2)}`;
+}
+
+/** @param {number} number */
+export function amount(number) {
+  if (number < 1000) return String(number);
+  if (number < 1e6) return `${(number / 1000).toFixed(number < 1e4 ? 1 : 0)}k`;
+  return `${(number / 1e6).toFixed(1)}M`;
+}
+
+/** @param {number} bytes */
+export function size(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  return bytes < 1e6 ? `${Math.round(bytes / 1000)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+/**
+ * The time of day; with the day, if it was another one.
+ * @param {number} at unix time
+ */
+export function when(at) {
+  const date = new Date(at * 1000);
+  const time = `${String(date.getHours()).padStart(2, "0")}:${String(date.getMinutes()).padStart(2, "0")}`;
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? time : `${whenExactly(at).slice(0, 10)}, ${time}`;
+}
+
+/** @param {number} at */
+export function whenExactly(at) {
+  // By hand: the browser's own way takes longer than all else that an item needs.
+  const date = new Date(at * 1000);
+  const two = (/** @type {number} */ number) => String(number).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+const ENDINGS = new Map([
+  ["done", "Done"],
+  ["interrupted", "Interrupted"],
+  ["preempted", "Gave way to a more urgent ask"],
+  ["withdrawn", "Withdrawn before it began"],
+  ["failed", "Failed"],
+  ["refused", "Refused: nothing of it was sent"],
+  ["unknown", "Outcome unknown: the host died meanwhile"],
+]);
+const CAUSES = new Map([
+  ["preempt", "for a more urgent ask"],
+  ["close", "since the session was closed"],
+  ["drain", "since the server was going"],
+]);
+const STOPS = new Map([
+  ["max_tokens", "the model's limit of words was reached"],
+  ["max_turn_requests", "the limit of requests was reached"],
+  ["refusal", "the model refused"],
+  ["cancelled", "it was cancelled"],
+]);
+
+/**
+ * How a turn ended, in a few words.
+ * @param {Record<string, any>} item
+ */
+export function ending(item) {
+  const parts = [ENDINGS.get(item.outcome) ?? String(item.outcome)];
+  if (item.outcome === "interrupted" && item.by === "ladder") parts.push("its process had to be stopped");
+  if (item.outcome === "interrupted" && CAUSES.has(item.cause)) parts.push(String(CAUSES.get(item.cause)));
+  if (item.clock) parts.push(`the clock “${String(item.clock).replaceAll("_", " ")}” ran out`);
+  if (STOPS.has(item.stopReason)) parts.push(String(STOPS.get(item.stopReason)));
+  return parts.join(", ");
+}
+
+/**
+ * What an interrupt did, in words.
+ * @param {{stopped: boolean, by: string, queued: string[]}} receipt
+ */
+export function receiptText({ stopped, by, queued }) {
+  const how =
+    new Map([
+      ["boundary", "The agent stopped"],
+      ["ladder", "Stopped: the agent did not stop by itself, so its process was ended"],
+      ["exit", "Stopped: its process had ended by itself"],
+      ["withdrawn", "Withdrawn before it began"],
+      ["already_over", "It was over already"],
+    ]).get(by) ?? (stopped ? "Stopped" : "Not stopped");
+  const count = queued?.length ?? 0;
+  return `${how}; ${count ? `${count} still queued` : "nothing waits"}.`;
+}
+
+export { duration };

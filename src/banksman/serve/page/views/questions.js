@@ -1,0 +1,273 @@
+// What the agent asks: a card for each question that waits, right above the composer, answered by a click or a key.
+//
+// A question has one answer, by whoever came first. So a card is only gone when the log says that the question is over;
+// and where it was answered elsewhere, in another tab or by a rule, the card says so for a while before it goes. A key
+// answers the first card, or the one that has the focus; but not in the moment after another has gone, for nobody shall
+// answer what took the place of what they meant.
+
+import { el, isComposing, keyed, set } from "../dom.js";
+import { answeredText, choiceFor, choicesOf, entered, fieldsOf, fold, keysOf, titleOf } from "../model/questions.js";
+import { clockTime } from "../model/words.js";
+import { formOf } from "./questions/form.js";
+import { shownOf } from "./questions/shown.js";
+
+const READ_MILLISECONDS = 400;
+const GOING_MILLISECONDS = 6000;
+// More answers than anybody could be looking at.
+const KNOWN_MAX = 200;
+
+/** @type {Cards|null} the cards that keys answer */
+let current = null;
+
+/** A key that may answer a question. @returns {boolean} whether it did */
+export function answerByKey(key) {
+  return current?.press(key) ?? false;
+}
+
+/**
+ * @param {HTMLElement} parent
+ * @param {any} context
+ */
+export function mountQuestions(parent, context) {
+  const cards = new Cards(context);
+  parent.append(cards.section);
+  current = cards;
+  const off = context.own.events.subscribe((events) => cards.take(events));
+  return () => {
+    off();
+    cards.destroy();
+    if (current === cards) current = null;
+  };
+}
+
+/**
+ * The question, if a card can be made of it. Else what can be answered in any case, with all that came as it came: one
+ * that nobody can read must not take away the others, nor the way to say no to it.
+ */
+function readable(question) {
+  try {
+    titleOf(question);
+    choicesOf(question);
+    shownOf(question);
+    const fields = fieldsOf(question);
+    if (fields !== null) formOf(fields);
+    return question;
+  } catch (error) {
+    (globalThis.reportError ?? console.error)(error);
+    const { id, turn, seq, at, tool, ...rest } = question;
+    return { id, turn, seq, at, tool, wants: "permission", input: { asked: rest }, details: {} };
+  }
+}
+
+class Cards {
+  constructor(context) {
+    this.context = context;
+    this.section = el("section", { class: "questions", "aria-label": "Questions", hidden: true });
+    /** @type {Map<string, any>} what is shown, by its id: open, or over and on its way out */
+    this.shown = new Map();
+    this.timers = new Set();
+    // When a question last made way for the next one.
+    this.changedAt = -Infinity;
+  }
+
+  destroy() {
+    for (const timer of this.timers) clearTimeout(timer);
+    this.section.remove();
+  }
+
+  take(events) {
+    const { open, answered } = fold(events);
+    const known = new Set(open.map((each) => each.id));
+    const fresh = open.filter((each) => !this.shown.has(each.id)).map(readable);
+    for (const question of fresh)
+      this.shown.set(question.id, { question, state: "open", isOurs: false });
+    for (const [id, card] of this.shown) {
+      if (card.state !== "over" && !known.has(id)) this._end(card, answered.get(id) ?? null);
+    }
+    if (fresh.length) this._announce(fresh);
+    this.draw();
+  }
+
+  _announce(fresh) {
+    const words = fresh.map((each) => titleOf(each).replace(/[^?.!]$/u, "$&.")).join(" ");
+    const keys = fieldsOf(fresh[0]) === null ? " Press a to allow, d to deny." : "";
+    this.context.say(`A question waits: ${words}${keys}`, "question");
+  }
+
+  _end(card, answered) {
+    card.state = "over";
+    this.changedAt = performance.now();
+    card.answered = answered;
+    // Whose answer it was is not known before ours has come back: another's may have been first.
+    if (card.isOnItsWay) card.words = "Sent…";
+    else this._tellEnd(card, answered);
+  }
+
+  _tellEnd(card, answered) {
+    card.words =
+      answered === null ? "It is over." : card.isOurs ? "" : `Answered elsewhere: ${answeredText(answered)}.`;
+    if (card.words === "") return this._drop(card);
+    this.context.say(`${titleOf(card.question).replace(/[?.]?$/u, ":")} ${card.words}`, "note");
+    const timer = setTimeout(() => {
+      this.timers.delete(timer);
+      this._drop(card);
+      this.draw();
+    }, GOING_MILLISECONDS);
+    this.timers.add(timer);
+    return undefined;
+  }
+
+  _drop(card) {
+    this.shown.delete(card.question.id);
+    // Whoever answered by the keyboard goes on with the next question, or where they write.
+    if (!card.node?.contains(document.activeElement)) return;
+    const next = [...this.shown.values()].find((each) => each.state === "open" && each.node);
+    const target = next?.buttons[0] ?? document.querySelector('textarea[aria-label="Message"]');
+    target?.focus();
+  }
+
+  draw() {
+    const cards = [...this.shown.values()].slice(0, KNOWN_MAX);
+    this.section.hidden = cards.length === 0;
+    keyed(
+      this.section,
+      cards,
+      (card) => card.question.id,
+      (card) => this._make(card),
+      (node, card) => this._update(node, card, cards),
+    );
+  }
+
+  _make(card) {
+    const { question } = card;
+    const choices = choicesOf(question);
+    const fields = fieldsOf(question);
+    card.form = fields === null ? null : formOf(fields);
+    card.choices = choices;
+    card.message = el("input", {
+      type: "text",
+      class: "question-message",
+      "aria-label": "Why not, for the agent to read",
+      placeholder: "Why not, for the agent to read (optional)",
+    });
+    card.note = el("p", { class: "question-note", role: "status" });
+    card.buttons = choices.map((choice) => this._button(card, choice));
+    const title = el("h2", { id: `title-${question.id}` }, titleOf(question));
+    card.place = el("span", { class: "question-count" });
+    card.node = el(
+      "article",
+      { class: "question", dataset: { question: question.id }, "aria-labelledby": `title-${question.id}` },
+      el(
+        "div",
+        { class: "question-top" },
+        title,
+        card.place,
+        el(
+          "button",
+          {
+            type: "button",
+            class: "question-when",
+            title: "Show it in the transcript",
+            on: { click: () => this.context.jump(question.seq) },
+          },
+          clockTime(question.at),
+        ),
+      ),
+      el("div", { class: "question-body" }, shownOf(question), card.form?.node ?? null),
+      el("div", { class: "question-actions" }, card.buttons, card.form === null ? card.message : null),
+      card.note,
+    );
+    card.message.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !isComposing(event)) this._answer(card, choiceFor("d", choices));
+    });
+    card.form?.node.addEventListener("submit", () => this._answer(card, choices[0]));
+    return card.node;
+  }
+
+  _button(card, choice) {
+    const keys = keysOf(choice, card.choices);
+    return el(
+      "button",
+      {
+        type: "button",
+        class: `question-button${choice.allows ? " is-yes" : " is-no"}${choice.isLasting ? " is-lasting" : ""}`,
+        "aria-keyshortcuts": keys.join(" "),
+        on: { click: () => this._answer(card, choice) },
+      },
+      choice.label,
+      el("kbd", { "aria-hidden": "true" }, keys[0] ?? ""),
+    );
+  }
+
+  _update(node, card, cards) {
+    const isOver = card.state === "over";
+    const isSent = card.state === "sent";
+    for (const button of card.buttons) button.disabled = isOver || isSent;
+    card.message.disabled = isOver || isSent;
+    node.toggleAttribute("data-over", isOver);
+    const words = isOver ? card.words : isSent ? "Sent…" : (card.problem ?? "");
+    if (card.note.textContent !== words) card.note.textContent = words;
+    set(card.note, { class: `question-note${card.problem && !isOver ? " is-problem" : ""}` });
+    const open = cards.filter((each) => each.state !== "over");
+    card.place.textContent = open.length > 1 && !isOver ? `${open.indexOf(card) + 1} of ${open.length}` : "";
+  }
+
+  press(key) {
+    const open = [...this.shown.values()].filter((card) => card.state === "open");
+    const card = open.find((each) => each.node?.contains(document.activeElement)) ?? open[0];
+    const choice = card ? choiceFor(key, card.choices) : null;
+    if (!card || choice === null) return false;
+    // One that took another's place has to be seen before a key is meant for it.
+    const isRead = performance.now() - this.changedAt >= READ_MILLISECONDS;
+    if (isRead) this._answer(card, choice);
+    return true;
+  }
+
+  async _answer(card, choice) {
+    if (card.state !== "open" || choice === null) return;
+    let more = {};
+    if (card.form !== null && choice.allows) {
+      const values = card.form.read();
+      if (values === null) return;
+      more = entered(card.question, values);
+    }
+    const message = card.message.value.trim();
+    if (!choice.allows && message !== "" && card.form === null) more.message = message;
+    if (choice.remember) more.remember = true;
+    card.state = "sent";
+    card.problem = null;
+    card.isOurs = card.isOnItsWay = true;
+    this.changedAt = performance.now();
+    this.draw();
+    try {
+      const answered = await this.context.actions.answer(this.context.id, card.question.id, choice.decision, more);
+      card.isOnItsWay = false;
+      this._answered(card, choice, answered);
+    } catch (error) {
+      card.isOnItsWay = false;
+      if (card.state === "over") {
+        card.isOurs = false;
+        this._tellEnd(card, card.answered);
+        this.draw();
+        return;
+      }
+      card.state = "open";
+      card.isOurs = false;
+      card.problem = [error.detail ?? error.message, error.hint].filter(Boolean).join(": ");
+      this.draw();
+    }
+  }
+
+  _answered(card, choice, answered) {
+    if (answered && answered.first === false) {
+      // The log will say so too, and then the card says whose answer it was.
+      card.isOurs = false;
+      if (card.state === "over") this._tellEnd(card, card.answered ?? answered);
+      else this._end(card, answered);
+    } else {
+      if (card.state === "over") this._drop(card);
+      this.context.say(card.form === null ? `Answered: ${choice.label}.` : "Answered.", "done");
+    }
+    this.draw();
+  }
+}

@@ -1,0 +1,82 @@
+// What a question is about, in full: a command, a change to a file, or whatever else the tool is to be used with.
+//
+// Nothing is left out, because somebody decides by it: what is long can be scrolled. All of it is text.
+
+import { el } from "../../dom.js";
+import { diffLines } from "../../model/diff.js";
+import { isAskingTool, saidAbout } from "../../model/questions.js";
+import { objectOf, textOf } from "../../model/words.js";
+
+/** @returns {HTMLElement[]} */
+export function shownOf(question) {
+  const { input, details } = question;
+  const { nodes, names } = drawnOf(question);
+  const shown = saidAbout(question).map((words) => el("p", { class: "question-said" }, words));
+  shown.push(...nodes);
+  for (const each of Array.isArray(details.content) ? details.content : []) shown.push(...contentOf(objectOf(each)));
+  // Which member a tool reads is for the agent to choose: whatever was not drawn is there as it came.
+  const rest = Object.fromEntries(Object.entries(input).filter(([name]) => !names.has(name)));
+  if (Object.keys(rest).length > 0) shown.push(code(JSON.stringify(rest, null, 2)));
+  return shown;
+}
+
+/**
+ * What of the input can be drawn better than as JSON.
+ * @returns {{nodes: HTMLElement[], names: Set<string>}} and which members that was, wholly
+ */
+function drawnOf(question) {
+  const { input } = question;
+  const nodes = [];
+  const names = new Set();
+  const draw = (node, ...of) => {
+    nodes.push(node);
+    for (const name of of) names.add(name);
+  };
+  const isText = (name) => typeof input[name] === "string";
+  const words = Array.isArray(input.command) ? input.command : [input.command];
+  if (words.length > 0 && words.every((word) => typeof word === "string"))
+    draw(code(`$ ${words.join(" ")}`, "question-command"), "command");
+  // What is said about it has it already.
+  if (isText("command") && isText("description")) names.add("description");
+  const path = ["file_path", "path"].find(isText);
+  if (path) draw(el("p", { class: "question-path" }, input[path]), path);
+  if (isText("new_string") && (isText("old_string") || !("old_string" in input)))
+    draw(difference(input.old_string ?? "", input.new_string), "old_string", "new_string");
+  else if (isText("content")) draw(difference("", input.content), "content");
+  if (Array.isArray(input.edits) && input.edits.every(isPlainEdit))
+    for (const each of input.edits) draw(difference(each.old_string, each.new_string), "edits");
+  if (isAskingTool(question)) names.add("questions"); // They are the form.
+  return { nodes, names };
+}
+
+/** A change of one text to another, and nothing beside. */
+function isPlainEdit(edit) {
+  const texts = Object.entries(objectOf(edit)).filter(([, value]) => typeof value === "string");
+  return (
+    texts.length === Object.keys(objectOf(edit)).length &&
+    texts.map(([name]) => name).sort().join() === "new_string,old_string"
+  );
+}
+
+/** ACP's content of a tool call. */
+function contentOf(each) {
+  if (each.type === "diff")
+    return [el("p", { class: "question-path" }, textOf(each.path)), difference(each.oldText, each.newText)];
+  const { text } = objectOf(each.content);
+  return typeof text === "string" ? [code(text)] : [];
+}
+
+function code(text, name = "") {
+  return el("pre", { class: `question-code ${name}`, tabIndex: 0, "aria-label": "What it is used with" }, text);
+}
+
+function difference(before, after) {
+  const lines = diffLines(textOf(before), textOf(after));
+  return el(
+    "pre",
+    { class: "question-code question-diff", tabIndex: 0, "aria-label": "What it would change" },
+    lines.map(({ sign, text }) =>
+      el("span", { class: sign === "+" ? "is-new" : sign === "-" ? "is-old" : "" }, `${sign} ${text}\n`),
+    ),
+  );
+}

@@ -1,0 +1,269 @@
+// The queue panel: who has the agent, and who waits in the order in which they will be served.
+//
+// What is pressed here is shown at once and asked of the server; what the server then says is what is shown. So a
+// cancel that came too late, or a move that somebody else undid, corrects itself. An error is said with its hint, and
+// the row comes back.
+
+import { el, keyed, listen, set } from "../dom.js";
+import { effect } from "../model/signal.js";
+import { above, rowsOf } from "../model/queue.js";
+import { classOf, clockTime, duration, promptText } from "../model/words.js";
+
+// So long a wish is shown although the server's list does not have it yet.
+const WISH_MILLISECONDS = 3000;
+
+/**
+ * @param {HTMLElement} parent
+ * @param {any} context
+ */
+export function mountQueue(parent, context) {
+  const panel = new QueuePanel(context);
+  parent.append(panel.section);
+  panel.begin();
+  return () => panel.destroy();
+}
+
+class QueuePanel {
+  constructor(context) {
+    this.context = context;
+    this.session = null;
+    this.wishes = { cancelled: new Set(), moved: [] };
+    this.cancelledAt = 0;
+    this.busy = new Set();
+    this.ticker = 0;
+    this.holder = el("div", { class: "queue-holder" });
+    this.list = el("ol", { class: "queue-list", "aria-label": "Who waits, next first" });
+    this.heading = el("h3", {}, "Waits, next first");
+    this.count = el("p", { class: "pane-state" });
+    this.section = el(
+      "section",
+      { class: "pane queue", "aria-label": "Queue" },
+      el("div", { class: "pane-top" }, el("h2", { class: "sr-only" }, "Queue"), this.count),
+      el("h3", {}, "Has the agent"),
+      this.holder,
+      this.heading,
+      this.list,
+    );
+  }
+
+  begin() {
+    this.offs = [
+      effect([this.context.session], (session) => {
+        // The server has spoken: what was wished for is in it, or was not to be.
+        if (this.session !== session) this._settle(session);
+        this.session = session;
+        this.draw();
+      }),
+      this.context.own.events.subscribe(() => this.draw()),
+      listen(document, "visibilitychange", () => this.draw()),
+    ];
+    this.ticker = setInterval(() => this._tick(), 1000);
+  }
+
+  destroy() {
+    clearInterval(this.ticker);
+    this.offs.forEach((off) => off());
+    this.section.remove();
+  }
+
+  /** What the log says about a turn. Few are asked for, so it is looked up from the end. */
+  known(turn) {
+    const events = this.context.own.events.value;
+    const asked = events.findLast((event) => event.turn === turn && event.kind === "turn.queued");
+    const started = events.findLast((event) => event.turn === turn && event.kind === "turn.started");
+    const stopped = events.findLast((event) => event.turn === turn && event.kind === "turn.interrupted");
+    return {
+      ...(asked?.body ?? {}),
+      asked,
+      started,
+      stopped: stopped && started && stopped.seq > started.seq ? stopped : null,
+    };
+  }
+
+  _settle(session) {
+    const waiting = new Set((session?.queue ?? []).map((each) => each.turn));
+    for (const turn of this.wishes.cancelled) {
+      // What the server says may have been on its way already when this was pressed.
+      const isOld = !this.busy.has(turn) && performance.now() - this.cancelledAt > WISH_MILLISECONDS;
+      if (!waiting.has(turn) || isOld) this.wishes.cancelled.delete(turn);
+    }
+    this.wishes.moved = this.wishes.moved.filter(({ turn }) => this.busy.has(turn));
+  }
+
+  draw() {
+    const { session } = this;
+    const now = Date.now() / 1000;
+    this._drawHolder(session, now);
+    const rows = rowsOf(session, (turn) => this.known(turn), this.wishes, now);
+    this.count.textContent =
+      rows.length === 0 ? "Nobody waits." : rows.length === 1 ? "One waits." : `${rows.length} wait.`;
+    this.list.hidden = this.heading.hidden = rows.length === 0;
+    keyed(
+      this.list,
+      rows,
+      (row) => row.turn,
+      (row) => this._row(row),
+      (node, row) => this._update(node, row, rows, now),
+    );
+    this._tick();
+  }
+
+  _drawHolder(session, now) {
+    const turn = session?.holder ?? null;
+    const holders = turn === null ? [] : [{ turn, ...this.known(turn) }];
+    this.holder.classList.toggle("is-free", turn === null);
+    const empty =
+      turn === null ? [session?.hold ? `Nobody speaks; the hold ${session.hold} keeps it.` : "Nobody has it."] : [];
+    keyed(
+      this.holder,
+      [...holders, ...empty.map((words) => ({ turn: "", words }))],
+      (each) => each.turn || each.words,
+      (each) => (each.words ? el("p", { class: "pane-empty" }, each.words) : this._holderRow(each)),
+      (node, each) => {
+        if (!each.turn) return;
+        const parts = node.parts;
+        const shown =
+          promptText(each.prompt ?? "") || (each.started?.body?.origin ? "of the agent's own accord" : each.turn);
+        if (parts.prompt.textContent !== shown) parts.prompt.textContent = shown;
+        const kind = classOf(Number(each.priority) || 0);
+        set(node, { dataset: { class: kind } });
+        parts.kind.textContent = kind;
+        node.since = each.started?.at ?? now;
+        node.words = each.stopped ? "is being stopped, has it for" : "has it for";
+        parts.button.disabled = Boolean(each.stopped) || this.busy.has(each.turn);
+        parts.button.setAttribute("aria-label", `Interrupt ${called(shown)}`);
+      },
+    );
+  }
+
+  _holderRow({ turn }) {
+    const prompt = el("p", { class: "queue-prompt" });
+    const kind = el("span", { class: "queue-class" });
+    const since = el("span", { class: "queue-since" });
+    const button = el(
+      "button",
+      { type: "button", class: "pane-button is-strong", on: { click: () => this._interrupt(turn) } },
+      "Interrupt",
+    );
+    const node = el(
+      "div",
+      { class: "queue-row", dataset: { holder: turn } },
+      prompt,
+      el("div", { class: "queue-line" }, kind, since, button),
+    );
+    node.parts = { prompt, kind, since, button };
+    return node;
+  }
+
+  _row({ turn }) {
+    const prompt = el("p", { class: "queue-prompt" });
+    const kind = el("span", { class: "queue-class" });
+    const since = el("span", { class: "queue-since" });
+    const up = el(
+      "button",
+      { type: "button", class: "pane-button", on: { click: () => this._move(turn, false) } },
+      "↑ Up",
+    );
+    const top = el(
+      "button",
+      { type: "button", class: "pane-button", on: { click: () => this._move(turn, true) } },
+      "⤒ Top",
+    );
+    const cancel = el(
+      "button",
+      { type: "button", class: "pane-button", on: { click: () => this._cancel(turn) } },
+      "Cancel",
+    );
+    const node = el(
+      "li",
+      { class: "queue-row", dataset: { turn } },
+      prompt,
+      el("div", { class: "queue-line" }, kind, since, el("span", { class: "queue-actions" }, up, top, cancel)),
+    );
+    node.parts = { prompt, kind, since, up, top, cancel };
+    return node;
+  }
+
+  _update(node, row, rows, now) {
+    const { prompt, kind, up, top, cancel } = node.parts;
+    const words = row.prompt || row.turn;
+    if (prompt.textContent !== words) prompt.textContent = words;
+    kind.textContent = `${row.class}${row.attempt > 1 ? `, attempt ${row.attempt}` : ""}`;
+    set(node, { dataset: { class: row.class } });
+    node.since = row.at ?? now;
+    node.words = row.at === null ? "" : "waits for";
+    const isFirst = above(rows, row.turn) === undefined;
+    const name = called(words);
+    set(up, { disabled: isFirst, "aria-label": `Move up ${name}` });
+    set(top, { disabled: isFirst, "aria-label": `Move to the top ${name}`, title: "To the top of its class" });
+    set(cancel, { "aria-label": `Cancel ${name}` });
+  }
+
+  /** Since when, counting up; only while it can be seen. */
+  _tick() {
+    if (document.visibilityState !== "visible" || this.section.getClientRects().length === 0) return;
+    const now = Date.now() / 1000;
+    for (const node of this.section.querySelectorAll(".queue-row")) {
+      const words = node.words
+        ? `${node.words} ${duration(Math.max(0, Math.floor(now - node.since)) || now - node.since)}`
+        : "";
+      if (node.parts.since.textContent !== words)
+        set(node.parts.since, { textContent: words, title: `since ${clockTime(node.since)}` });
+    }
+  }
+
+  async _interrupt(turn) {
+    const receipt = await this._do(turn, () => this.context.actions.interrupt(this.context.id, turn));
+    if (receipt)
+      this.context.say(
+        receipt.stopped ? `Stopped, by ${String(receipt.by).replace("_", " ")}.` : "It was over already.",
+        "done",
+      );
+  }
+
+  async _cancel(turn) {
+    const row = this.list.querySelector(`[data-turn="${CSS.escape(turn)}"]`);
+    // Whoever cancels by the keyboard goes on with the next one.
+    const next = row?.contains(document.activeElement) ? (row.nextElementSibling ?? row.previousElementSibling) : null;
+    this.wishes.cancelled.add(turn);
+    this.cancelledAt = performance.now();
+    this.draw();
+    next?.parts?.cancel.focus();
+    const receipt = await this._do(turn, () => this.context.actions.cancel(this.context.id, turn));
+    if (receipt && receipt.by === "already_over") this.context.say("It was over already.", "done");
+    else if (receipt) this.context.say("Taken back.", "done");
+    else this.wishes.cancelled.delete(turn);
+    this.draw();
+  }
+
+  async _move(turn, toTop) {
+    const rows = rowsOf(this.session, (id) => this.known(id), this.wishes, 0);
+    const before = above(rows, turn);
+    if (before === undefined) return;
+    const wish = { turn, before: toTop ? null : before };
+    this.wishes.moved.push(wish);
+    this.draw();
+    const answer = await this._do(turn, () => this.context.actions.moveUp(this.context.id, turn, wish.before));
+    // The answer is the queue as it is now: newer than what the page had.
+    if (answer?.queue && this.session) this.session = { ...this.session, queue: answer.queue };
+    this.wishes.moved = this.wishes.moved.filter((each) => each !== wish);
+    this.draw();
+  }
+
+  async _do(turn, act) {
+    this.busy.add(turn);
+    try {
+      return await act();
+    } catch (error) {
+      this.context.say([error.detail ?? error.message, error.hint].filter(Boolean).join(": "), "error");
+      return null;
+    } finally {
+      this.busy.delete(turn);
+    }
+  }
+}
+
+/** What a button is about, in its name. */
+function called(prompt) {
+  return `“${prompt.trim().split("\n", 1)[0].slice(0, 60)}”`;
+}

@@ -1,0 +1,121 @@
+// What is shown where no session is open: what this is, what to do first, and what to type elsewhere.
+// @ts-check
+
+import { el, replace } from "../dom.js";
+import { effect } from "../model/signal.js";
+import { mark } from "./items/icons.js";
+import { copyButton } from "./items/parts.js";
+
+const COMMANDS = [
+  'banksman run claude "What does this project do?"',
+  "banksman open claude --name work",
+  "banksman top",
+];
+
+/**
+ * @param {HTMLElement} parent
+ * @param {any} context
+ */
+export function mountWelcome(parent, context) {
+  const place = el("div", { class: "welcome" });
+  parent.append(place);
+  let shown = "";
+  const { list, isKnown } = context.sessions;
+  return effect([list, isKnown, context.feed.connection], (all, known, connection) => {
+    // Before the list was read nobody knows whether this is the first visit.
+    const now = connection.state === "refused" ? "refused" : !known ? "nothing" : all.length ? "choose" : "first";
+    if (now === shown) return;
+    shown = now;
+    delete place.dataset.empty;
+    if (now === "first") place.dataset.empty = "";
+    replace(
+      place,
+      now === "nothing" ? null : now === "refused" ? refused() : now === "choose" ? choose(context) : first(context),
+    );
+  });
+}
+
+/** What the server itself says of it is in the header; here is what to do. */
+function refused() {
+  const words =
+    "Open the address that the server printed when it was started. It ends with #token=… and lets this browser in, " +
+    "once and for all. If it is lost, start the server again: it prints the same one.";
+  return el("div", { role: "alert" }, mark(), el("h1", null, "This browser is not let in"), el("p", null, words));
+}
+
+/** @param {any} context */
+function choose(context) {
+  return el(
+    "div",
+    null,
+    mark(),
+    el("h1", null, "Choose a session"),
+    el("p", null, "They are at the left; those that need you are on top."),
+    el("div", { class: "actions" }, open(context)),
+  );
+}
+
+/** @param {any} context */
+function first(context) {
+  const kit = { open: new Map(), say: context.say, textOf: () => "" };
+  return el(
+    "div",
+    null,
+    mark(),
+    el("h1", null, "No session is open yet"),
+    el(
+      "ol",
+      null,
+      el(
+        "li",
+        null,
+        el(
+          "p",
+          null,
+          "A session is one coding agent at work in one folder. Banksman keeps it, and what it says, whatever happens to this page or to the server.",
+        ),
+      ),
+      el(
+        "li",
+        null,
+        el(
+          "p",
+          null,
+          "Several people and programs may ask it at once: they take turns, by how urgent they are, and you see who waits and why.",
+        ),
+      ),
+      el(
+        "li",
+        null,
+        el(
+          "p",
+          null,
+          "You can stop it at any moment. What it has started is ended with it, and nothing is left behind.",
+        ),
+      ),
+    ),
+    el("div", { class: "actions" }, open(context)),
+    el("p", null, "Or from a terminal:"),
+    el(
+      "div",
+      { class: "try" },
+      COMMANDS.map((text) =>
+        el(
+          "div",
+          null,
+          el("code", { tabIndex: 0 }, text),
+          copyButton("Copy the command", () => text, kit),
+        ),
+      ),
+    ),
+  );
+}
+
+/** @param {any} context */
+function open(context) {
+  return el(
+    "button",
+    { class: "button primary", type: "button", on: { click: () => context.newSession() } },
+    "Open a session",
+  );
+}

@@ -1,0 +1,50 @@
+"""docs/tutorial.md says what happens: every command in it is typed, and what it prints is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tutorial import PAGE, Command, Picture, follow, steps
+
+TEXT = PAGE.read_text(encoding="utf-8")
+PICTURE_BYTES_MAX = 150_000
+
+
+def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
+    done = follow(tmp_path / "home")
+    assert done == [step.typed for step in steps(TEXT) if isinstance(step, Command)]
+
+
+def test_every_shell_block_is_one_that_is_run() -> None:
+    """A block of another name would be shown and never typed."""
+    assert TEXT.count("```") == 2 * (TEXT.count("```console\n") + TEXT.count("```console second\n"))
+
+
+def test_its_pictures_are_there() -> None:
+    named = {step.name for step in steps(TEXT) if isinstance(step, Picture)}
+    folder = PAGE.parent / "images"
+    assert named == {path.name for path in folder.glob("*")}, "`make screenshots` makes them"
+    for name in named:
+        data = (folder / name).read_bytes()
+        assert data.startswith(b"\x89PNG"), name
+        assert len(data) < PICTURE_BYTES_MAX, f"{name} is too large: {len(data)} bytes"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_shown"),
+    [
+        (["one"], "one\n", True),
+        (["one"], "one\ntwo\n", False),
+        (["one", "two"], "one\n", False),
+        (["o…e"], "one\n", True),
+        (["o…e"], "o\ne\n", False),
+        (["…", "two"], "one\none\ntwo\n", True),
+        (["…"], "", True),
+        ([], "", True),
+        ([], "one\n", False),
+        (["a.c"], "abc\n", False),
+    ],
+)
+def test_the_notation(shown: list[str], printed: str, is_shown: bool) -> None:
+    assert (Command(1, "x", shown).pattern.fullmatch(printed) is not None) is is_shown

@@ -1,0 +1,193 @@
+"""Follows docs/tutorial.md as a reader would: types each of its commands into a real shell, in a real terminal.
+
+The notation is small, and what the page shows is what is compared:
+
+- A fenced block of `console` is typed into the first terminal, one of `console second` into another. Both are one
+  shell each, from the beginning of the page to its end: a folder that was entered is still the folder later.
+- A line that begins with `$ ` is typed, with the lines after it that begin with `> `. What stands below it is what it
+  prints, line by line and nothing more.
+- `…` in a line stands for whatever varies there; a line that is only `…` stands for any number of lines.
+- Each ends with code 0, unless the page goes on with `$ echo $?`, and so shows another.
+- After a command that ends with `&` the shell goes on, so what is shown below it is waited for.
+- Between the blocks pictures are named; whoever walks along is told of each when its moment has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "tutorial.md"
+# Of one command. The first one may have to make an environment.
+SECONDS_MAX = 90.0
+# With the code of the command before it.
+PROMPT = re.compile(r"<<(\d+)>>")
+
+
+@dataclass
+class Command:
+    """`shown`: the lines below it. `terminal`: 1 or 2."""
+
+    terminal: int
+    typed: str
+    shown: list[str] = field(default_factory=list[str])
+    may_fail: bool = False
+
+    @property
+    def is_left_running(self) -> bool:
+        return self.typed.rstrip().endswith("&")
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        lines = (
+            r"(?:[^\n]*\n)*?" if line == "…" else "[^\n]*".join(map(re.escape, line.split("…"))) + "\n"
+            for line in self.shown
+        )
+        return re.compile("".join(lines))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`name`: of the file in docs/images."""
+
+    name: str
+
+
+def steps(text: str) -> Iterator[Command | Picture]:
+    """In the order of the page."""
+    found = re.compile(r"^```console( second)?\n(.*?)^```$|!\[[^]]*\]\(images/([^)]+)\)", re.M | re.S)
+    for match in found.finditer(text):
+        second, block, picture = match.groups()
+        if picture is not None:
+            yield Picture(picture)
+            continue
+        command: Command | None = None
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                if command is not None:
+                    command.may_fail = line == "$ echo $?"
+                    yield command
+                command = Command(2 if second else 1, line[2:])
+            elif line.startswith("> ") and command is not None and not command.shown:
+                command.typed += "\n" + line[2:]
+            else:
+                assert command is not None, f"a block begins with output: {line!r}"
+                command.shown.append(line)
+        if command is not None:
+            yield command
+
+
+class Terminal:
+    """A shell with a terminal of its own. What it says is kept from one command to the next."""
+
+    def __init__(self, env: dict[str, str], folder: Path) -> None:
+        self._own, other = os.openpty()
+        # `setsid -c`: the terminal is the shell's, so that jobs and Ctrl-C are what they are for a person.
+        self._shell = subprocess.Popen(
+            ["setsid", "-c", "bash", "--noprofile", "--norc", "--noediting", "-i"],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            cwd=folder,
+            env={**env, "PS1": "<<$?>>", "PS2": ""},
+        )
+        os.close(other)
+        self.said = ""
+        self._read_until(lambda: PROMPT.search(self.said) is not None, "its prompt")
+        self._type("stty -echo")
+        self._read_until(lambda: len(PROMPT.findall(self.said)) == 2, "its prompt")
+
+    def perform(self, command: Command) -> str:
+        """What was printed, which is what the page shows; an AssertionError if it is not."""
+        self.said = ""
+        self._type(command.typed)
+
+        def is_shown() -> bool:
+            if not PROMPT.search(self.said):
+                return False
+            is_match = command.pattern.fullmatch(self._printed) is not None
+            return is_match or not command.is_left_running
+
+        self._read_until(is_shown, "\n".join([f"$ {command.typed}", *command.shown]))
+        printed = self._printed
+        assert command.pattern.fullmatch(printed), "\n".join(
+            [f"the tutorial shows\n$ {command.typed}", *command.shown, "and it prints", printed]
+        )
+        (code,) = PROMPT.findall(self.said)
+        assert command.may_fail or code == "0", f"$ {command.typed}\nended with code {code}, and printed\n{printed}"
+        return printed
+
+    @property
+    def _printed(self) -> str:
+        plain = PROMPT.sub("", self.said.replace("\r\n", "\n"))
+        return plain if plain.endswith("\n") or not plain else plain + "\n"
+
+    def _type(self, text: str) -> None:
+        os.write(self._own, text.encode() + b"\n")
+
+    def _read_until(self, is_there: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not is_there():
+            left = deadline - time.monotonic()
+            assert left > 0, f"this did not come:\n{what}\nbut this:\n{self._printed}"
+            if select.select([self._own], [], [], left)[0]:
+                self.said += os.read(self._own, 1 << 16).decode(errors="replace")
+
+    def close(self) -> None:
+        """What is left running goes with its terminal, as it does when a window is closed."""
+        try:
+            self._type("kill -TERM $(jobs -p) 2> /dev/null; sleep 0.2; kill -TERM $(jobs -p) 2> /dev/null; wait; exit")
+            self._shell.wait(20)
+        except (OSError, subprocess.TimeoutExpired):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._shell.pid, signal.SIGKILL)
+            self._shell.wait()
+        finally:
+            os.close(self._own)
+
+
+def follow(home: Path, picture: Callable[[str, str], None] | None = None) -> list[str]:
+    """The whole page, in a home of its own; returns all commands. `picture` is told each name when its moment has
+    come, and the address that the server has printed last."""
+    home.mkdir(parents=True, exist_ok=True)
+    # How to reach a registry is the machine's affair; what is set for Banksman or by a test is nobody's here.
+    ours = ("BANKSMAN_", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "CI")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env = {
+        **inherited,
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        # Whoever reads the page has the usual port to themselves; tests do not.
+        "BANKSMAN_SERVE_PORT": "0",
+    }
+    terminals: dict[int, Terminal] = {}
+    done: list[str] = []
+    address = ""
+    try:
+        for step in steps(PAGE.read_text(encoding="utf-8")):
+            if isinstance(step, Picture):
+                if picture is not None:
+                    picture(step.name, address)
+                continue
+            if step.terminal not in terminals:
+                terminals[step.terminal] = Terminal(env, ROOT)
+            printed = terminals[step.terminal].perform(step)
+            done.append(step.typed)
+            for url in re.findall(r"http://\S+#token=\S+", printed):
+                address = url
+    finally:
+        for terminal in terminals.values():
+            terminal.close()
+    return done
