@@ -20,6 +20,8 @@ from tests.cli.acp_client import SECONDS_MAX, Editor, environment
 from tests.serve.kit import Served
 from tests.serve.test_talking import wait_for
 
+pytestmark = pytest.mark.thorough
+
 
 class Announced(NamedTuple):
     """What the state folder of an editor says of a server."""

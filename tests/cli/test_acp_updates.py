@@ -10,7 +10,7 @@ import pytest
 from banksman.cli.acp import permissions
 from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
 from banksman.cli.acp.updates import JOINED_CHARACTERS_MAX, Joined, Telling, Update, projector_of
-from banksman.cli.client import NoServer, Problem
+from banksman.cli.reaching.client import NoServer, Problem
 
 Event = dict[str, Any]
 

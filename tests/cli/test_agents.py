@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from banksman.cli import agents, main
+from banksman.cli import main
+from banksman.cli.verbs import agents
 from banksman.run.sessions.profile import CAPABILITIES
 
 BANKSMAN = [sys.executable, "-m", "banksman", "agents"]
@@ -119,7 +120,7 @@ def test_one_agent_is_told_with_all_that_is_known(machine: Machine) -> None:
     assert list(machine.told("opencode")) == ["opencode"]
     unknown = machine.run("clod")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr.startswith("banksman: there is no agent 'clod' (known are: claude, ")
+    assert unknown.stderr.startswith("banksman: there is no agent 'clod' (do you mean codex? known are: claude, ")
     custom = machine.run("custom").stdout
     assert "  command   the one that is given when a session is opened" in custom
     assert "install" not in custom

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from tests.cli.player import Player, answer
 
-from banksman.cli import client as clients
-from banksman.cli.client import Client, Lost, NoServer, NotLetIn, Problem, segment
-from banksman.cli.finding import find, state_folder
+from banksman.cli.reaching import client as clients
+from banksman.cli.reaching.client import Client, Lost, NoServer, NotLetIn, Problem, segment
+from banksman.cli.reaching.finding import Place, find, named
+from banksman.cli.reaching.owners import owner_of
 from banksman.errors import UsageError
+from banksman.folders import state_folder
 
 SECRET = "s3cret-of-this-machine"
 
@@ -35,26 +37,48 @@ def leave(**files: str) -> None:
         (folder / name.replace("_", ".")).write_text(text)
 
 
+def found(url: str | None = None) -> Place:
+    place = find(url)
+    assert place is not None
+    return place
+
+
+def announce(url: str) -> None:
+    """Of the addresses that a store may have, only this one is ours."""
+    leave(server_json=json.dumps({"url": url}))
+
+
 def client(player: Player) -> Client:
-    return Client(lambda: find(player.url))
+    return Client(lambda: named(player.url))
 
 
 def test_the_places_to_look_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find().url == "http://127.0.0.1:4380"
+    assert find() is None
     leave(server_json='{"url": "http://127.0.0.1:5000", "pid": 1, "started": 0}', token=f"{SECRET}\n")
-    assert (find().url, find().token) == ("http://127.0.0.1:5000", SECRET)
+    assert (found().url, found().token) == ("http://127.0.0.1:5000", SECRET)
     monkeypatch.setenv("BANKSMAN_URL", "http://localhost:6000")
-    assert find().url == "http://localhost:6000"
-    assert find("https://[::1]:7000/under/").url == "https://[::1]:7000/under"
-    assert (find("https://[::1]").port, find("http://h").port, find("http://h/a/").prefix) == (443, 80, "/a")
+    assert found().url == "http://localhost:6000"
+    assert found("https://[::1]:7000/under/").url == "https://[::1]:7000/under"
+    assert (found("https://[::1]").port, found("http://h").port, found("http://h/a/").prefix) == (443, 80, "/a")
     monkeypatch.setenv("BANKSMAN_TOKEN", "another")
-    assert find().token == "another"
+    assert found().token == "another"
+
+
+def test_a_socket_is_asked_before_the_url_and_needs_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "socket": str(path)}), token=f"{SECRET}\n")
+    assert (found().socket, found().token, found().is_local) == (str(path), None, True)
+    assert found().url == f"unix:{path}"
+    # By hand, too; and of the state folder of one who writes anything there, only a path.
+    assert found(f"unix:{path}") == found()
+    (state_folder() / "server.json").write_text('{"url": "http://127.0.0.1:5000", "socket": "a.sock"}')
+    assert found().url == "http://127.0.0.1:5000"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"url": 3}', '{"url": ""}', "\x00"])
 def test_a_file_that_says_nothing_is_as_none(text: str) -> None:
     leave(server_json=text)
-    assert find().url == "http://127.0.0.1:4380"
+    assert find() is None
 
 
 def test_a_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +88,11 @@ def test_a_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_token_of_this_machine_is_not_told_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     leave(server_json='{"url": "http://10.0.0.1:5000"}', token=SECRET)
-    assert find("http://10.0.0.2:5000").token is None
+    assert found("http://10.0.0.2:5000").token is None
     # But the one that our own server names is ours; and what was set for it is meant for it.
-    assert find().token == SECRET
+    assert found().token == SECRET
     monkeypatch.setenv("BANKSMAN_TOKEN", "theirs")
-    assert find("http://10.0.0.2:5000").token == "theirs"
+    assert found("http://10.0.0.2:5000").token == "theirs"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +110,7 @@ def test_the_token_of_this_machine_is_not_told_to_another(monkeypatch: pytest.Mo
 )
 def test_what_is_no_url_is_said_so(url: str) -> None:
     with pytest.raises(UsageError):
-        find(url)
+        found(url)
 
 
 def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
@@ -98,28 +122,29 @@ def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
         "http://h/#token=pass é",
     ):
         with pytest.raises(UsageError) as caught:
-            find(url)
+            found(url)
         assert "pass" not in str(caught.value).replace("password", "")
 
 
 def test_the_url_that_a_server_prints_is_taken_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     leave(token="of-the-file")
     printed = f"http://127.0.0.1:5000/#token={SECRET}"
-    assert (find(printed).url, find(printed).prefix, find(printed).token) == ("http://127.0.0.1:5000", "", SECRET)
-    assert find("http://127.0.0.1:5000/#token=").token == "of-the-file"
+    assert (found(printed).url, found(printed).prefix, found(printed).token) == ("http://127.0.0.1:5000", "", SECRET)
+    assert found("http://127.0.0.1:5000/#token=").token == "of-the-file"
     monkeypatch.setenv("BANKSMAN_TOKEN", "of-the-variable")
-    assert find(printed).token == "of-the-variable"
+    assert found(printed).token == "of-the-variable"
 
 
 def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANKSMAN_URL", "http://127.0.0.1:5000")
     for bad in (f"{SECRET}\r\nX: y", f"{SECRET}é", f"a {SECRET}"):
         monkeypatch.setenv("BANKSMAN_TOKEN", bad)
         with pytest.raises(UsageError) as caught:
-            find()
+            found()
         assert SECRET not in str(caught.value)
     monkeypatch.setenv("BANKSMAN_TOKEN", SECRET)
-    assert find().token == SECRET
-    assert SECRET not in repr(find())
+    assert found().token == SECRET
+    assert SECRET not in repr(found())
 
 
 @pytest.mark.parametrize(
@@ -178,10 +203,10 @@ def test_nobody_there_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(NoServer, match=rf"^no server at http://127.0.0.1:{port}: start one with banksman serve$"):
-        Client(lambda: find(f"http://127.0.0.1:{port}")).get("/v1/x")
+        Client(lambda: found(f"http://127.0.0.1:{port}")).get("/v1/x")
     # No name can be that long: it is not even looked up.
     with pytest.raises(NoServer, match=r"^no server at http://aaa"):
-        Client(lambda: find(f"http://{'a' * 64}.example")).get("/v1/x")
+        Client(lambda: found(f"http://{'a' * 64}.example")).get("/v1/x")
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n", b"\r\n\r\n", answer(200, b"<html>"), answer(200, b"{")])
@@ -246,7 +271,7 @@ def test_the_exit_codes_of_no_server_and_of_a_bad_url() -> None:
     assert json.loads(gone.stdout)["error"] == "NoServer"
     assert run("ps", "--url", "nonsense").returncode == 2
     assert run("log", "x", "--follow", BANKSMAN_URL=url).returncode == 3
-    bad = run("ps", BANKSMAN_TOKEN=f"{SECRET} x")
+    bad = run("ps", BANKSMAN_URL=url, BANKSMAN_TOKEN=f"{SECRET} x")
     assert (bad.returncode, SECRET in bad.stderr) == (2, False)
 
 
@@ -264,3 +289,90 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert (remote.returncode, "allow-remote" in remote.stderr) == (2, True)
     for failed in (misspelt, busy, remote):
         assert "Traceback" not in failed.stderr
+
+
+# -- a session that another process has -------------------------------------------------------------------------------
+def refusal(address: str) -> bytes:
+    ids = {"session": "s", "pid": 7, "address": address}
+    said = {"title": "NotOwner", "detail": "process 7 has it", "hint": "", "ids": ids}
+    return answer(409, said)
+
+
+def test_whoever_has_the_session_is_asked_from_then_on() -> None:
+    with (
+        Player(lambda _: answer(200, {"of": "the owner"})) as owner,
+        Player(lambda _: refusal(owner.url)) as base,
+    ):
+        announce(owner.url)
+        asking = client(base)
+        assert asking.post("/v1/sessions/s/interrupt") == {"of": "the owner"}
+        assert asking.get("/v1/sessions/s") == {"of": "the owner"}
+        assert len(base.requests) == 1
+        # One that is opened by its name is in nobody's path: each time anew.
+        for _ in range(2):
+            assert asking.post("/v1/sessions", {"name": "x"}) == {"of": "the owner"}
+        assert len(base.requests) == 3
+
+
+@pytest.mark.parametrize("address", ["http://10.0.0.1:1", "nonsense", "", "http://example.org", "file:///etc/passwd"])
+def test_an_owner_that_is_not_of_this_machine_is_not_gone_to(address: str) -> None:
+    with Player(lambda _: refusal(address)) as base, pytest.raises(Problem) as caught:
+        client(base).post("/v1/sessions/s/interrupt")
+    assert caught.value.title == "NotOwner"
+
+
+def test_a_server_elsewhere_sends_us_nowhere() -> None:
+    """What it names may be anything of ours, with our token."""
+    elsewhere = Place("http://example.org", is_secure=False, host="example.org", port=80, prefix="", token=None)
+    here = Place("http://localhost:1", is_secure=False, host="localhost", port=1, prefix="", token=None)
+    ids = {"address": "unix:/run/something.sock"}
+    assert owner_of("NotOwner", ids, elsewhere) is None
+    assert owner_of("Busy", ids, here) is None
+    owner = owner_of("NotOwner", ids, here)
+    assert owner is not None
+    assert owner.socket == "/run/something.sock"
+
+
+def test_an_owner_that_does_not_answer_is_named_and_how_to_end_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    announce(gone)
+    with Player(lambda _: refusal(gone)) as base, pytest.raises(Problem, match="does not answer") as caught:
+        client(base).post("/v1/sessions/s/interrupt")
+    assert "kill 7" in caught.value.hint
+    # It may have ended in that moment, and so whoever refused is asked again.
+    assert len(base.requests) == 1 + len(clients.RETRY_SECONDS)
+
+
+def test_an_owner_that_goes_leaves_what_it_accepted_to_the_next() -> None:
+    answers = iter([answer(202, {"turn": "t"})])
+    gone: list[bool] = []
+
+    def base_says(request: str) -> bytes:
+        if not gone:
+            return refusal(owner.url)
+        return answer(202, {"turn": "t"}) if request.startswith("POST") else answer(200, {"outcome": "done"})
+
+    with Player(base_says) as base:
+        with Player(lambda _: next(answers)) as owner:
+            announce(owner.url)
+            asking = client(base)
+            assert asking.post("/v1/sessions/s/turns", {"prompt": "hi"}, key="the-key") == {"turn": "t"}
+        gone.append(True)
+        assert asking.get("/v1/sessions/s/turns/t") == {"outcome": "done"}
+    again = base.requests[1]
+    assert again.startswith("POST /v1/sessions/s/turns ")
+    assert "Idempotency-Key: the-key" in again
+
+
+def test_a_server_that_is_there_and_says_nothing_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was stopped, say: the kernel takes the connection for it."""
+    monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(clients.Silent, match="is silent"):
+            Client(lambda: named(url)).get("/v1/sessions")
+        listener.settimeout(0.2)
+        listener.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            listener.accept()

@@ -65,7 +65,18 @@ def test_our_own_failure_is_125() -> None:
     assert run("--timeout", "x", "--", "true").returncode == 125
     assert run("--cwd", "/no/such/folder", "--", "true").returncode == 125
     assert run("--env", "novalue", "--", "true").returncode == 125
-    assert subprocess.run([*BANKSMAN, "nosuchverb"], capture_output=True, check=False).returncode == 125
+
+
+def test_what_is_no_verb_is_wrong_usage() -> None:
+    for words in ([], ["nosuchverb"]):
+        assert subprocess.run([*BANKSMAN, *words], capture_output=True, check=False).returncode == 2
+
+
+def test_help_that_cannot_be_written_is_said_in_a_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*BANKSMAN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == "banksman: cannot write to stdout: No space left on device\n"
 
 
 def test_a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127(tmp_path: pathlib.Path) -> None:
@@ -208,6 +219,21 @@ def test_help_teaches_and_loads_neither_asyncio_nor_argparse() -> None:
     assert "banksman exec --timeout 60 -- make test" in done.stdout
     assert done.stdout.endswith("set()\n")
     assert "example:" in run("--help").stdout
+
+
+def test_a_plain_command_is_run_without_what_it_does_not_need() -> None:
+    """Every import is a part of the start: `make bench` has the goal."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "banksman", "exec", "--", "true"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "asyncio" in loaded
+    # asyncio asks for `ssl`, and does without it; what it would bring along tells.
+    assert not {"_ssl", "json", "tempfile", "msgspec", "banksman.run.child.portable"} & loaded
 
 
 def test_closed_stdin_is_no_stdin() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.cli.player import SSE, Player, Silence, answer
 
-from banksman.cli import stream
-from banksman.cli.client import Client, NoServer, NotLetIn, Problem
-from banksman.cli.finding import find
-from banksman.cli.stream import Follower, StreamBroken
+from banksman.cli.reaching import stream
+from banksman.cli.reaching.client import Client, NoServer, NotLetIn, Problem
+from banksman.cli.reaching.finding import named
+from banksman.cli.reaching.stream import Follower, StreamBroken
 
 
 def stored(seq: int) -> bytes:
@@ -45,7 +45,7 @@ def from_place(request: str, last: int) -> bytes:
 def follower(player: Player, **options: Any) -> Follower:
     pauses: list[float] = []
     options.setdefault("pause", pauses.append)
-    return Follower(Client(lambda: find(player.url)), "s", **options)
+    return Follower(Client(lambda: named(player.url)), "s", **options)
 
 
 def seqs(follower: Follower, count: int) -> list[int]:
@@ -92,6 +92,27 @@ def test_it_comes_back_when_the_server_says_that_it_goes() -> None:
         assert seqs(follower(player, pause=pauses.append), 3) == [1, 2, 3]
     # As long as it was asked to, but for what keeps clients from coming back all at once.
     assert [1.5 <= pause <= 2.0 for pause in pauses] == [True]
+
+
+def test_a_loss_is_told_once_and_so_is_the_return() -> None:
+    told: list[str] = []
+
+    def on_lost(error: Exception) -> None:
+        told.append(type(error).__name__)
+
+    # Lost twice in a row, without a sign of life in between.
+    answers = iter([SSE + stored(1), SSE, None])
+    with Player(lambda request: next(answers, SSE + from_place(request, 3))) as player:
+        found = follower(
+            player,
+            query={"partial": 1},
+            on_lost=on_lost,
+            on_back=lambda: told.append("back"),
+        )
+        assert seqs(found, 3) == [1, 2, 3]
+        assert len(player.requests) == 4
+        assert all("partial=1" in request.partition("\r\n")[0] for request in player.requests)
+    assert told == ["Lost", "back"]
 
 
 def test_what_was_given_is_not_given_again() -> None:

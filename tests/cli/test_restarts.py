@@ -112,18 +112,56 @@ def test_an_ask_whose_server_dies_learns_what_became_of_it(served: Served) -> No
             asking.kill()
 
 
+# As the verb is, but for its patience.
+IMPATIENT = """
+import sys
+from banksman.cli import main
+from banksman.cli.reaching import stream
+stream.GONE_SECONDS_MAX = 1.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_ask_whose_server_does_not_come_back_says_so_and_ends(served: Served, form: str) -> None:
+    from banksman.testing import fake_agent
+
+    run(served, "open", "claude", "--name", "left", "--", *fake_agent.command())
+    words = ["ask", "left", "@@say begun\n@@hang", "--format", form]
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(served),
+    ) as asking:
+        try:
+            assert asking.stdout is not None
+            assert any("begun" in line for line in asking.stdout)
+            served.kill()
+            _, told = asking.communicate(timeout=SECONDS_MAX)
+        finally:
+            asking.kill()
+    assert asking.returncode == 3
+    assert told.count("banksman: the connection is lost, and is tried again") == 1
+    served.start()
+
+
 def test_the_token_and_the_address_are_found_and_are_for_nobody_else(served: Served) -> None:
     state = served.folder / "state" / "banksman"
     token = (state / "token").read_text().strip()
     for name in ("token", "server.json"):
         assert (state / name).stat().st_mode & 0o777 == 0o600
-    assert run(served, "ps").returncode == 0
+    assert run(served, "ps", "--url", served.url).returncode == 0
     (state / "token").write_text("x" * len(token))
-    refused = run(served, "ps")
+    refused = run(served, "ps", "--url", served.url)
     assert refused.returncode == 3
     assert "xxx" not in refused.stderr + refused.stdout
+    # Its own user needs none: the socket is asked.
+    assert run(served, "ps").returncode == 0
     served.stop()
-    gone = run(served, "ps", "--json")
+    gone = run(served, "ps", "--json", "--url", served.url)
     assert gone.returncode == 3
     assert "start one with banksman serve" in gone.stderr
     assert json.loads(gone.stdout)["error"] == "NoServer"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banksman.cli.sse import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
+from banksman.cli.reaching.sse import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
 
 # Each: what is sent, what is heard, and the id to come back to.
 CORPUS: list[tuple[str, bytes, list[Message], str]] = [

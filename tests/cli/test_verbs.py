@@ -211,13 +211,15 @@ def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
     command = served.post("/v1/commands", {"argv": ["sleep", "61"]})
     shown = run(served, "ps").stdout.splitlines()
     row = next(line for line in shown if session in line).split()
-    assert row[1:3] == ["busy", "claude"]
-    assert row[4:7] == [holder, "1", "0"]
+    assert row[:7] == ["running", "busy", session, "claude", holder, "1", "0"]
     assert any(line.startswith(f"{command['id']} ") and line.endswith("sleep 61") for line in shown)
     assert {session, command["id"]} <= set(run(served, "ps", "--format", "quiet").stdout.split())
     told = run(served, "why", "busy").stdout
-    assert f"holder    {holder}" in told
-    assert waiting in told
+    assert f"holder    {holder}\n          @@hang\n" in told
+    assert "state     running\n" in told
+    assert f"{waiting}, priority " in told
+    assert ": later\n" in told
+    assert '"@@hang"' in next(line for line in told.splitlines() if line.startswith("last out  "))
     assert "python" in told
     assert objects(run(served, "why", "busy", "--json").stdout)[0]["holder"] == holder
     served.post(f"/v1/commands/{command['id']}/stop", {})
@@ -344,12 +346,8 @@ def test_refusals_and_strangers(served: Served) -> None:
     assert refused.returncode == 4
     assert objects(refused.stdout)[0]["status"] == 404
     for token in ("wrong", ""):
-        out = run(
-            served,
-            "ps",
-            env=environment(served, BANKSMAN_TOKEN=token, XDG_STATE_HOME="/nowhere/at/all"),
-        )
-        assert out.returncode == 3
+        variables = environment(served, BANKSMAN_TOKEN=token, XDG_STATE_HOME="/nowhere/at/all")
+        assert run(served, "ps", "--url", served.url, env=variables).returncode == 3
     out = run(served, "ps", "--url", served.url, env=environment(served, BANKSMAN_TOKEN="wrong"))
     assert (out.returncode, "BANKSMAN_TOKEN" in out.stderr) == (3, True)
     assert TOKEN not in out.stderr

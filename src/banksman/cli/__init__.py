@@ -1,41 +1,57 @@
-"""The command line: one file per group of verbs, loaded only when its verb is called."""
+"""The command line. A verb is a file, and is loaded only when it is called: `--help` and `exec` start at once."""
 
 from __future__ import annotations
 
 import sys
 
-HELP = """\
-usage: banksman [--version] [--help] VERB …
-
-Runs commands and coding agents as subprocesses, and ends them: the whole tree, every time.
-
-verbs:
-  acp        be an ACP agent for an editor, with supervised sessions behind it
-  exec       run a command; when it is over, nothing of it is left
-  agents     which agents are known, what each can do, and which are here
-  serve      serve sessions and commands over HTTP
-
-verbs that ask a server:
-  open       open a session with an agent
-  ask        ask the agent something, and watch it answer
-  interrupt  stop a turn
-  answer     answer a question of the agent's
-  close      close a session
-  ps         what there is
-  why        what a session is doing, and what it waits for
-  log        what was said in a session, and is being said
-  drain      let the server finish what runs, and exit
-
-`banksman VERB --help` says more. Example:
-  banksman exec --timeout 60 -- make test
-"""
+# Exit codes that every verb shares; `banksman VERB --help` says which ones it has.
+OK, NOT_DONE, USAGE, NO_SERVER, REFUSED, NOT_SAID = 0, 1, 2, 3, 4, 5
 OWN_FAILURE, INTERRUPTED = 125, 130
+
+# By what one wants to do: the verb, and what it is for.
+GROUPS: dict[str, dict[str, str]] = {
+    "run something": {
+        "run": "ask an agent one thing, watch it answer, and leave nothing running",
+        "exec": "run a command; when it is over, nothing of it is left",
+    },
+    "talk with an agent": {
+        "open": "open a session with an agent",
+        "ask": "ask the agent something, and watch it answer",
+        "attach": "watch a session live, talk in it, and answer what the agent asks",
+        "answer": "answer a question of the agent's",
+        "interrupt": "stop a turn",
+        "close": "close a session",
+    },
+    "look": {
+        "ps": "what there is",
+        "top": "the same, live",
+        "why": "what a session is doing, and what it waits for",
+        "log": "what was said in a session, and is being said",
+        "agents": "which agents are known, what each can do, and which are here",
+        "hosts": "the hosts that share a store, and their room",
+    },
+    "serve": {
+        "serve": "serve sessions and commands over HTTP, with a page",
+        "host": "take sessions of a store that many machines share",
+        "acp": "be an ACP agent for an editor, with supervised sessions behind it",
+        "drain": "let the server, or a host, finish what runs, and exit",
+    },
+    "set up": {
+        "doctor": "whether all is well on this machine, and how to put right what is not",
+        "config": "what is set, where it came from, and a file to set it in",
+        "completion": "let the shell complete verbs, flags, agents and sessions",
+    },
+}
+VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
-        return _verb(words)
+        code = _verb(words)
+        if argv is None and words[:1] == ["exec"]:
+            _leave(code)
+        return code
     except KeyboardInterrupt:
         # Before a verb listens to signals, or after: there is nothing to end. Whoever asks twice gets no traceback.
         import signal  # noqa: PLC0415
@@ -44,36 +60,95 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def help_text() -> str:
+    width = max(map(len, VERBS))
+    groups = (
+        "\n".join([f"{title}:", *(f"  {verb:<{width}}  {what}" for verb, what in group.items())])
+        for title, group in GROUPS.items()
+    )
+    listing = "\n\n".join(groups)
+    return f"""\
+usage: banksman [--version] [--help] VERB …
+
+Runs commands and coding agents as subprocesses, and ends them: the whole tree, every time.
+
+{listing}
+
+`banksman VERB --help` says more.
+
+examples:
+  banksman run claude "Why is CI red?"
+  banksman exec --timeout 60 -- make test
+"""
+
+
 def _verb(words: list[str]) -> int:
     match words:
-        case [] | ["-h" | "--help" | "help", *_]:
-            print(HELP, end="")
-            return 0 if words else OWN_FAILURE
+        case [] | ["-h" | "--help" | "help"]:
+            return _print(help_text(), OK if words else USAGE)
+        case ["-h" | "--help" | "help", verb, *_] if verb in VERBS:
+            return _call(verb, ["--help"])
         case ["--version", *_]:
             from banksman import __version__  # noqa: PLC0415
 
-            print(f"banksman {__version__}")
-            return 0
-        case ["acp", *rest]:
-            from banksman.cli.acp.main import acp  # noqa: PLC0415
-
-            return acp(rest)
-        case ["exec", *rest]:
-            from banksman.cli.exec import run  # noqa: PLC0415
-
-            return run(rest)
-        case ["serve", *rest]:
-            from banksman.cli.serve import serve  # noqa: PLC0415
-
-            return serve(rest)
-        case ["agents", *rest]:
-            from banksman.cli.agents import agents  # noqa: PLC0415
-
-            return agents(rest)
-        case [("ps" | "why" | "log" | "ask" | "interrupt" | "answer" | "open" | "close" | "drain") as verb, *rest]:
-            from banksman.cli.verbs import run_verb  # noqa: PLC0415
-
-            return run_verb(verb, rest)
+            return _print(f"banksman {__version__}\n", OK)
+        case [verb, *rest] if verb in VERBS:
+            return _call(verb, rest)
         case _:
-            print(f"banksman: there is no verb {words[0]!r}; see banksman --help", file=sys.stderr)
-            return OWN_FAILURE
+            return _unknown(words[0])
+
+
+def _leave(code: int) -> None:
+    """At once. What was run is over and told; to take the interpreter apart, object by object, would be a good part of
+    the time that a short command takes. Returns where that cannot be done: then it ends as programs do."""
+    import atexit  # noqa: PLC0415
+    import os  # noqa: PLC0415
+
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return  # There is none, or it takes nothing: the interpreter knows what to say of that.
+    # The helpers are told to leave, and files that nobody keeps are removed.
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    os._exit(code)
+
+
+def _print(text: str, code: int) -> int:
+    try:
+        print(text, end="", flush=True)
+    except OSError as exc:
+        print(f"banksman: cannot write to stdout: {exc.strerror}", file=sys.stderr)
+        from banksman.cli.saying.terminal import close_stdout  # noqa: PLC0415
+
+        close_stdout()
+        return NOT_SAID
+    return code
+
+
+def _fill_standard_fds() -> None:
+    """Whoever starts us may have closed them (`>&-`). Then the next three fds that are opened would be these: a loop's,
+    a store's, a socket's, into which somebody would write an error. What Python knows of them stays: there is none."""
+    import os  # noqa: PLC0415
+
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _call(verb: str, words: list[str]) -> int:
+    from importlib import import_module  # noqa: PLC0415
+
+    # These two give their own away, to a command and to an editor, and look themselves at what there is.
+    if verb not in ("exec", "acp"):
+        _fill_standard_fds()
+    return int(import_module(f"banksman.cli.verbs.{verb}").main(words))
+
+
+def _unknown(word: str) -> int:
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    near = get_close_matches(word, VERBS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see banksman --help"
+    print(f"banksman: there is no verb {word!r}; {hint}", file=sys.stderr)
+    return USAGE

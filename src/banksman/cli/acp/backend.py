@@ -15,11 +15,13 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from banksman import config
 from banksman.cli.acp.own_server import START_SECONDS_MAX, OwnServer
-from banksman.cli.client import Client, ClientError, Lost, NoServer, segment
-from banksman.cli.finding import Place, find, state_folder
-from banksman.cli.terminal import say_aside
+from banksman.cli.reaching.client import Client, ClientError, Lost, NoServer, segment
+from banksman.cli.reaching.finding import Place, announced, named
+from banksman.cli.saying.terminal import say_aside
 from banksman.errors import BanksmanError
+from banksman.folders import state_folder
 
 # While there is no server, it is looked for this often; what waits for it fails after so long.
 AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
@@ -45,7 +47,7 @@ class Backend:
     """Asks on behalf of one editor. Any thread may use it, but the main one: there our own server runs."""
 
     def __init__(self, url: str | None, own: OwnServer) -> None:
-        self._url = url or os.environ.get("BANKSMAN_URL") or None
+        self._url: str | None = config.load(flags={"url": url or None}).value("url")
         self._own = own
         # Whoever holds it looks for a server, or waits for our own; the others want the same, and wait for that. No
         # other lock is taken before it.
@@ -82,7 +84,7 @@ class Backend:
 
     def _place(self) -> Place:
         if self._url is not None:
-            return find(self._url)
+            return named(self._url)
         with self._looking:
             if self._known is None:
                 self._known = self._look()
@@ -92,12 +94,12 @@ class Backend:
         own = self._own.place
         if own is not None and _answers(own):
             return own
-        found = find()
-        if _answers(found):
+        found = announced()
+        if found is not None and _answers(found):
             return found
         with _one_at_a_time():
-            found = find()
-            return found if _answers(found) else self._own.start()
+            found = announced()
+            return found if found is not None and _answers(found) else self._own.start()
 
 
 def _answers(place: Place) -> bool:

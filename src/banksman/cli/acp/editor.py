@@ -19,7 +19,7 @@ from banksman.cli.acp.questions import Answer
 from banksman.cli.acp.talk import Talk
 from banksman.cli.acp.updates import Update
 from banksman.cli.acp.wire import LINE_BYTES_MAX, Outbox
-from banksman.cli.terminal import say_aside
+from banksman.cli.saying.terminal import say_aside
 from banksman.core.jsonrpc import (
     INVALID_REQUEST,
     JSONRPC,

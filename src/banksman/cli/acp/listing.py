@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from banksman.cli.acp.outcomes import bad_params
-from banksman.cli.client import Client, Problem, segment
-from banksman.cli.stream import seq_of
+from banksman.cli.reaching.client import Client, Problem, segment
+from banksman.cli.reaching.stream import seq_of
 
 # Each costs two small requests.
 PAGE_SESSIONS_MAX = 50

@@ -7,69 +7,67 @@ lets what runs finish for a moment and stops it then; one elsewhere goes on, and
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import queue
 import signal
-import sys
 import threading
 from types import FrameType
-from typing import NoReturn
 
-from banksman.cli import INTERRUPTED
+from banksman.cli import INTERRUPTED, OK, USAGE
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor import Editor
 from banksman.cli.acp.methods import Usual
 from banksman.cli.acp.own_server import OwnServer, Wish
 from banksman.cli.acp.wire import Outbox, lines, take_stdio
-from banksman.cli.terminal import as_line, say_aside
-from banksman.cli.verb import OK, USAGE, split_command
+from banksman.cli.parsing import Parser, split_command
+from banksman.cli.saying.terminal import as_line, say_aside
+from banksman.errors import UsageError
 
 # What is still to be written when we leave may take so long, if the editor reads.
 FLUSH_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-_EPILOG = """\
+_NOTES = """\
 An editor (Zed, JetBrains, acpx …) starts it and speaks ACP with it on stdin and stdout; nobody else needs to. The
-server: --url, BANKSMAN_URL, the one that was started here, or http://127.0.0.1:4380; if there is none, one inside.
+server: --url, BANKSMAN_URL, url of the settings, or the one that was started here; if there is none, one inside.
 docs/editors.md has the settings of editors.
 
 exit codes: 0 the editor has gone or TERM was sent, 2 wrong usage, 130 Ctrl-C. Whatever else goes wrong is told to the
 editor, as the answer to what it asked for.
-
-example:
-  banksman acp --agent claude
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        say_aside(f"{self.prog}: {as_line(message)}")
-        sys.exit(USAGE)
-
-
-def acp(words: list[str]) -> int:
-    parser = _Parser(
-        prog="banksman acp",
-        usage="banksman acp [--agent AGENT] [--url URL] [-- COMMAND …]",
-        description="Be an ACP agent for an editor, with supervised sessions behind it. COMMAND replaces the agent's.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def parser() -> Parser:
+    flags = Parser(
+        "acp",
+        "[--agent AGENT] [--url URL] [-- COMMAND …]",
+        "Be an ACP agent for an editor, with supervised sessions behind it. COMMAND replaces the agent's.",
+        "banksman acp --agent claude",
+        notes=_NOTES,
     )
-    parser.add_argument("--agent", default="claude", metavar="AGENT", help="one that the server knows (claude)")
-    parser.add_argument("--url", metavar="URL", help="the server to ask")
+    flags.add_argument("--agent", default="claude", metavar="AGENT", help="one that the server knows (claude)")
+    flags.add_argument("--url", metavar="URL", help="the server to ask")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
     before, command = split_command(words)
-    arguments = parser.parse_args(before)
+    arguments = flags.parse_args(before)
     if command == []:
-        parser.error("there is no command after --")
+        flags.error("there is no command after --")
     try:
         stdin, stdout = take_stdio()
     except OSError as exc:
-        parser.error(f"stdin and stdout are where the editor is, and one is missing: {exc.strerror}")
-    return _Stage(arguments.url, Usual(arguments.agent, command)).run(stdin, stdout)
+        flags.error(f"stdin and stdout are where the editor is, and one is missing: {exc.strerror}")
+    try:
+        stage = _Stage(arguments.url, Usual(arguments.agent, command))
+    except UsageError as exc:
+        # The settings are wrong. An editor shows what is on stderr, if anything.
+        say_aside(f"banksman acp: {as_line(exc)}")
+        return USAGE
+    return stage.run(stdin, stdout)
 
 
 class _Stage:

@@ -16,7 +16,7 @@ from banksman.cli.acp.listing import list_sessions
 from banksman.cli.acp.outcomes import bad_params
 from banksman.cli.acp.talk import Listener, Prompt, Talk
 from banksman.cli.acp.talks import Talks
-from banksman.cli.client import segment
+from banksman.cli.reaching.client import segment
 from banksman.core.jsonrpc import Call, Notice
 
 PROTOCOL_VERSION = 1

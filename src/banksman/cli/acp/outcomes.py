@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from banksman.cli.client import Problem
+from banksman.cli.reaching.client import Problem
 from banksman.core.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from banksman.errors import BanksmanError, UsageError
 

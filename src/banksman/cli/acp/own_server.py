@@ -17,9 +17,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from banksman.cli.client import Client, ClientError, NoServer
-from banksman.cli.finding import Place, find, state_folder
+from banksman.cli.reaching.client import Client, ClientError, NoServer
+from banksman.cli.reaching.finding import Place, named
 from banksman.errors import UsageError
+from banksman.folders import state_folder
 
 # A store with much in it is read when it is opened.
 START_SECONDS_MAX = 60.0
@@ -111,7 +112,7 @@ class OwnServer:
         async def serving(_: Any, url: str) -> None:
             loop = asyncio.get_running_loop()
             self._install(loop)
-            place = find(url if settings.token is None else f"{url}/#token={settings.token}")
+            place = named(url if settings.token is None else f"{url}/#token={settings.token}")
             with self._changed:
                 self._phase, self._place = _Phase.SERVING, place
                 self._changed.notify_all()

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from banksman.cli.acp import permissions
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
-from banksman.cli.client import ClientError, NoServer, segment
-from banksman.cli.terminal import say_aside
+from banksman.cli.reaching.client import ClientError, NoServer, segment
+from banksman.cli.saying.terminal import say_aside
 from banksman.core.jsonrpc import Reply
 from banksman.errors import BanksmanError
 

@@ -23,9 +23,9 @@ from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
 from banksman.cli.acp.outcomes import Refusal, bug, ending, refusal_of
 from banksman.cli.acp.questions import Asker, Questions
 from banksman.cli.acp.updates import Joined, Telling, Update, projector_of
-from banksman.cli.client import ClientError, NoServer, segment
-from banksman.cli.stream import Event, Follower, seq_of
-from banksman.cli.terminal import say_aside
+from banksman.cli.reaching.client import ClientError, NoServer, segment
+from banksman.cli.reaching.stream import Event, Follower, seq_of
+from banksman.cli.saying.terminal import say_aside
 from banksman.core.jsonrpc import Id
 from banksman.errors import BanksmanError
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Protocol, cast
 
-from banksman.cli.stream import Event
+from banksman.cli.reaching.stream import Event
 from banksman.run.sessions.profile import DIALECTS, Quirks
 
 Update = dict[str, Any]

@@ -1,0 +1,1 @@
+"""What a shell may complete: verbs and flags from the parsers as they are, and names as they are at that moment."""

@@ -1,0 +1,134 @@
+"""A store on NATS: whether its servers are there, new enough and enough, and whether what they acknowledge is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from banksman.cli.doctoring.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctoring.places import specs
+from banksman.store import address as addresses
+from banksman.store.address import Address
+
+if TYPE_CHECKING:
+    from banksman.store.cluster.health import Health, Server
+
+# An event that is smaller goes as it is, with what a message has besides; see store/cluster.
+PAYLOAD_BYTES_MIN = 1 << 20
+SEE = "docs/cluster.md has a configuration"
+ALWAYS = "jetstream { sync_interval: always } in the configuration of each server, and restart one after the other"
+
+# The streams that the first host makes together, and what to do where somebody has deleted one of them.
+MADE_AT_ONCE = {
+    "-events": "what was said is gone with it: stop all hosts, and restore it before one of them makes an empty one",
+    "-records": "who has which session is gone with it: stop all hosts, and restore it before one makes an empty one",
+    "-hosts": "restart one host: it makes it anew, and nothing is lost",
+}
+
+
+def checks(which: Which) -> list[Check]:
+    def cluster() -> Iterator[Finding]:
+        for spec in specs(which.store):
+            if spec is not None and addresses.is_address(spec):
+                yield from _of(addresses.parse(spec), which.monitors)
+
+    return [cluster]
+
+
+def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
+    try:
+        from banksman.store.cluster import health  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "nats":
+            raise
+        yield wrong("cluster", f"{address} needs the package nats-py", "pip install 'banksman[cluster]'")
+        return
+    found = asyncio.run(health.look(address, monitors=monitors))
+    yield from _servers(found)
+    if found.entered:
+        yield wrong("cluster", f"{address}: {found.entered}", found.hint or SEE)
+    else:
+        yield from _size(address, found)
+        yield from _streams(address, found)
+    yield from _syncing(found)
+
+
+def _servers(found: Health) -> Iterator[Finding]:
+    for server in found.servers:
+        if server.fault:
+            fix = "is nats-server running there, and is its port open to us?"
+            yield wrong("cluster", f"{server.place} does not answer: {server.fault}", fix)
+            continue
+        yield _server(server)
+
+
+def _server(server: Server) -> Finding:
+    version = ".".join(map(str, server.version))
+    seen = f"{server.place} is {server.name}, nats-server {version}"
+    if not server.is_recent:
+        return wrong("cluster", seen, "upgrade it to 2.12 or newer: several records change as one only since then")
+    if not server.has_jetstream:
+        return wrong("cluster", f"{seen}, without JetStream", f"turn it on: {SEE}")
+    if server.payload_bytes_max < PAYLOAD_BYTES_MIN:
+        seen += f", takes messages of {server.payload_bytes_max} bytes at most"
+        return wrong("cluster", seen, f"max_payload: {PAYLOAD_BYTES_MIN}, the usual, or more")
+    return ok("cluster", seen)
+
+
+def _size(address: Address, found: Health) -> Iterator[Finding]:
+    size = found.cluster_size
+    if size > 1 and len(address.servers) < size:
+        seen = f"{address} names {len(address.servers)} of {size} servers"
+        yield note("cluster", seen, "name all, HOST:PORT,HOST:PORT: who starts while one is down needs another")
+    if size == 2:
+        yield wrong("cluster", "of two servers both must be up", "run three: then one of them may be down")
+
+
+def _streams(address: Address, found: Health) -> Iterator[Finding]:
+    for stream in found.streams:
+        seen = f"stream {stream.name}, {stream.replicas} {'replicas' if stream.replicas > 1 else 'replica'}"
+        if not stream.leader:
+            fix = "more than half of its servers must be up; what is acknowledged is kept meanwhile"
+            yield wrong("cluster", f"{seen}: it has no leader, so it takes nothing", fix)
+        elif stream.late:
+            yield wrong("cluster", f"{seen}: {', '.join(stream.late)} lags or is gone", "start it, or let it catch up")
+        elif stream.replicas == 1:
+            yield _alone(stream.name, found.cluster_size)
+        else:
+            yield ok("cluster", seen)
+        if stream.lease is not None and stream.lease != address.lease:
+            seen = f"hosts of {address} are dead after {stream.lease:g} s, and the URL says lease={address.lease:g}"
+            yield wrong("cluster", seen, f"say lease={stream.lease:g}: else two hosts may have one session at a time")
+    if found.missing and not found.streams:
+        yield ok("cluster", f"{address} has no sessions yet: the first host that comes makes its streams")
+    elif found.streams:
+        yield from _gone(found)
+
+
+def _gone(found: Health) -> Iterator[Finding]:
+    for name in found.missing:
+        for kind, fix in MADE_AT_ONCE.items():
+            if name.endswith(kind):
+                yield wrong("cluster", f"stream {name} is gone, and others are there", fix)
+
+
+def _alone(name: str, cluster_size: int) -> Finding:
+    seen = f"stream {name} has no replica: one node's death stops everything"
+    if cluster_size >= 3:
+        return wrong("cluster", seen, f"nats stream edit {name} --replicas 3")
+    return note("cluster", seen, f"run three servers; {SEE}")
+
+
+def _syncing(found: Health) -> Iterator[Finding]:
+    unknown = [each.place for each in found.syncing if each.seconds is None]
+    for each in found.syncing:
+        if each.seconds == 0:
+            yield ok("sync", f"{each.place} syncs before it acknowledges")
+        elif each.seconds is not None:
+            seen = f"{each.place} syncs every {each.seconds:g} s: a power cut takes what was acknowledged since then"
+            yield wrong("sync", seen, ALWAYS)
+    if unknown:
+        seen = f"when {', '.join(unknown)} syncs is not known: no client is told, and no monitoring port answers"
+        fix = f"--monitor http://HOST:8222 names one; or look for {ALWAYS.partition(' in ')[0]} yourself"
+        yield note("sync", seen, fix)

@@ -1,0 +1,65 @@
+"""What a check found: a verdict, what was seen, and how to put it right."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from banksman.errors import BanksmanError
+
+
+class Verdict(enum.Enum):
+    """NOTE: worth knowing, and nothing to be put right. WRONG: something does not work, or is not safe."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`name`: what was looked at. `fix`: what to do; empty where there is nothing to do."""
+
+    name: str
+    verdict: Verdict
+    seen: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.fix or self.verdict is not Verdict.WRONG, f"what is wrong can be put right: {self.name}"
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """What is to be looked at, where it is not what the settings say. `store`: this one alone. `monitors`: where the
+    servers of a cluster tell how they are."""
+
+    store: str | None = None
+    monitors: tuple[str, ...] = ()
+
+
+def ok(name: str, seen: str) -> Finding:
+    return Finding(name, Verdict.OK, seen)
+
+
+def note(name: str, seen: str, fix: str = "") -> Finding:
+    return Finding(name, Verdict.NOTE, seen, fix)
+
+
+def wrong(name: str, seen: str, fix: str) -> Finding:
+    return Finding(name, Verdict.WRONG, seen, fix)
+
+
+def made(check: Check) -> Iterator[Finding]:
+    """What it found; and where it could not be made, that."""
+    name = check.__name__.strip("_").replace("_", " ")
+    try:
+        yield from check()
+    except BanksmanError as exc:
+        yield wrong(name, exc.args[0], exc.hint or "see what it says")
+    except (OSError, ValueError) as exc:
+        yield wrong(name, f"cannot be looked at: {exc}", "let this user look at it")

@@ -1,0 +1,1 @@
+"""A command in the foreground of a terminal."""

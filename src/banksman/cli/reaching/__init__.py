@@ -1,0 +1,1 @@
+"""The way to a server: where it is, one request and its answer, a stream that outlives its connections."""

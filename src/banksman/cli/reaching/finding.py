@@ -1,0 +1,178 @@
+"""Where the server is, and the token that it asks for.
+
+The place: `--url`, else `BANKSMAN_URL`, else `url` of the settings file, else what a running server has left in the
+state folder: its socket, by which its own user is let in as such, or its URL. Else there is none.
+
+The token: `BANKSMAN_TOKEN`, else what the URL ends with if it is the one that a server prints (`/#token=…`), else the
+file in the state folder. It has no flag, because everybody can read those, and it never gets into a message, because
+those are copied about. What is in the file is the key to the server of this machine: it is told to that one only, and
+not to whatever a URL names. A socket needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from banksman import config, sockets
+from banksman.errors import UsageError
+from banksman.folders import state_folder
+
+# What begins the address of one that is asked by a socket.
+UNIX = "unix:"
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+# A token is a word; the file of one holds nothing that would take longer to read.
+_FILE_BYTES_MAX = 64 << 10
+# On this machine one that is there answers at once.
+_LOOK_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server's address, taken apart. `prefix`: what is before `/v1`, for one behind a proxy. `socket`: the path of
+    the socket by which it is asked; None: by host and port."""
+
+    url: str
+    is_secure: bool
+    host: str
+    port: int
+    prefix: str
+    token: str | None = field(repr=False)
+    socket: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return self.socket is not None or self.host in _LOCAL
+
+
+def find(url: str | None = None) -> Place | None:
+    """The server to talk to, as it is known at this moment; whether it is there is another matter. None: there is none.
+    Raises `UsageError` if what was given cannot be one."""
+    given: str | None = config.load(flags={"url": url or None}).value("url")
+    return announced() if given is None else named(given)
+
+
+def named(url: str) -> Place:
+    """The server that somebody has named. `UsageError`: this can be none."""
+    address, token = _without_token(url)
+    if address.startswith(UNIX):
+        return at_socket(address.removeprefix(UNIX))
+    place = _parsed(address)
+    said = _said_by_server()
+    return _with_token(place, token, is_ours=place.is_local or address == said.get("url"))
+
+
+def announced() -> Place | None:
+    """The one that was started here by this user, and has said so. It may be gone since."""
+    said = _said_by_server()
+    path, url = said.get("socket"), said.get("url")
+    if isinstance(path, str) and os.path.isabs(path):
+        return at_socket(path)
+    if not isinstance(url, str) or not url:
+        return None
+    address, token = _without_token(url)
+    return _with_token(_parsed(address), token, is_ours=True)
+
+
+def announced_at(url: str) -> Place | None:
+    """The same, if this is where it says that it is."""
+    return announced() if url and url == _said_by_server().get("url") else None
+
+
+def at_socket(path: str) -> Place:
+    if not path or "\0" in path:
+        raise UsageError("this is no path of a socket", hint=f"{UNIX}/PATH")
+    path = os.path.abspath(path)
+    return Place(f"{UNIX}{path}", is_secure=False, host="localhost", port=0, prefix="", token=None, socket=path)
+
+
+def is_there(place: Place) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        if place.socket is not None:
+            sockets.connect(place.socket, _LOOK_SECONDS_MAX).close()
+        else:
+            socket.create_connection((place.host, place.port), _LOOK_SECONDS_MAX).close()
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def _said_by_server() -> dict[str, Any]:
+    try:
+        with (state_folder() / "server.json").open("rb") as file:
+            said: Any = json.loads(file.read(_FILE_BYTES_MAX))
+    except (OSError, ValueError):
+        return {}  # None has been started here, or there is no home; or it is just being written.
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+
+
+def _with_token(place: Place, token: str, *, is_ours: bool) -> Place:
+    return Place(
+        url=place.url,
+        is_secure=place.is_secure,
+        host=place.host,
+        port=place.port,
+        prefix=place.prefix,
+        token=_token(token, is_ours=is_ours),
+    )
+
+
+def _without_token(url: str) -> tuple[str, str]:
+    """What a server prints, taken apart. It is cut off before anything else looks at it, so that nothing repeats it."""
+    address, _, token = url.partition("#token=")
+    return address, token
+
+
+def _parsed(url: str) -> Place:
+    hint = "it looks like http://127.0.0.1:4380, or unix:PATH for a socket"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise UsageError("the server's URL cannot be read", hint=hint) from None
+    if "@" in parts.netloc:
+        # Not repeated: what stands there is a secret.
+        raise UsageError("a URL with a user or a password in it is not taken", hint="put the token in BANKSMAN_TOKEN")
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError(f"{url!r} is not the URL of a server", hint=hint)
+    if parts.fragment or parts.query:
+        # Not repeated: whoever wrote it may have put a secret there.
+        raise UsageError("the server's URL has a ? or a # in it", hint="leave away what comes after the port")
+    is_secure = parts.scheme == "https"
+    return Place(
+        url=f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}",
+        is_secure=is_secure,
+        host=host,
+        port=port or (443 if is_secure else 80),
+        prefix=parts.path.rstrip("/"),
+        token=None,
+    )
+
+
+def _token(in_url: str, *, is_ours: bool) -> str | None:
+    token, place = os.environ.get("BANKSMAN_TOKEN", "").strip(), "BANKSMAN_TOKEN"
+    if not token:
+        token, place = in_url.strip(), "the server's URL"
+    if not token and is_ours:
+        try:
+            path = state_folder() / "token"
+        except UsageError:
+            return None
+        try:
+            with path.open("rb") as file:
+                token, place = file.read(_FILE_BYTES_MAX).decode("ascii", "replace").strip(), str(path)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise UsageError(f"the token in {path} cannot be read: {exc.strerror}") from exc
+    if not token:
+        return None
+    # Checked here, because whoever makes a header of it would repeat it when he complains.
+    if not all("!" <= character <= "~" for character in token):
+        raise UsageError(f"what is in {place} is no token", hint="a token is one word of visible ASCII")
+    return token

@@ -1,0 +1,118 @@
+"""Which server a verb asks. It is decided once, with the first request, and holds until the verb ends.
+
+A server that was named (`--url`, `BANKSMAN_URL`, `url` of the settings) is the one, whether it is there or not. Else it
+is the one that this user has running. Else it is a host inside of the verb (embedded.py), on the store that was named
+or the user's own: the same application, asked in the same way. On a store that many machines share it takes no session,
+and asks those that do.
+
+A store that was named for this call (`--store`, `BANKSMAN_STORE`) is meant: a running server that has another is left
+alone. A verb that has begun with a server stays with it: one that is started anew is waited for, and never replaced by
+a host inside, which could not wait for anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from banksman import config
+from banksman.cli.reaching.client import Client, ClientError, NoServer
+from banksman.cli.reaching.embedded import Embedded
+from banksman.cli.reaching.finding import Place, announced, is_there, named
+from banksman.errors import UsageError
+from banksman.folders import state_folder
+from banksman.store.address import is_address, parse
+
+# As `Host` takes them after a path.
+_STORE_SETTINGS = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
+# What a server says that was told no store.
+_USUAL = "the state folder"
+
+
+class Way:
+    """Of one verb. Any thread may ask where; the one that began the verb ends it."""
+
+    def __init__(self, *, url: str | None, store: str | None, in_memory: bool = False, needs_server: str = "") -> None:
+        """`in_memory`: a store that ends with the verb makes sense. `needs_server`: why a host inside will not do."""
+        self._flags = {"url": url or None, "store": store or None}
+        self._in_memory = in_memory
+        self._needs_server = needs_server
+        # Whoever holds it decides, which may take as long as a host takes to start; the others want to know the same.
+        self._deciding = threading.Lock()
+        self._decided: Callable[[], Place] | None = None
+        self._embedded: Embedded | None = None
+
+    def place(self) -> Place:
+        """The server, as it is known at this moment. Raises `NoServer` and whatever keeps a host from starting."""
+        with self._deciding:
+            if self._decided is None:
+                self._decided = self._decide()
+        return self._decided()
+
+    @property
+    def is_embedded(self) -> bool:
+        """Nobody but us will be there when this verb has ended."""
+        return self._embedded is not None
+
+    def end(self, *, at_once: bool) -> None:
+        """What runs inside may finish, if it need not be `at_once`. May be called again, after an interruption too."""
+        if self._embedded is not None:
+            self._embedded.end(at_once=at_once)
+
+    def _decide(self) -> Callable[[], Place]:
+        found = config.load(flags=self._flags)
+        url, store = found["url"], found["store"]
+        if self._flags["url"] is not None and self._flags["store"] is not None:
+            raise UsageError("a server has its own store", hint="either --url or --store")
+        # A flag is heard before a variable, also where the two are not of the same name.
+        if url.is_set and self._flags["store"] is None:
+            return lambda: named(url.value)
+        wanted: str | None = store.value if store.origin in (store.key.flag, store.key.variable) else None
+        running = announced()
+        if running is not None and is_there(running) and (wanted is None or _has_store(running, wanted)):
+            return _Running(running)
+        # Of a store that many share, the one inside only asks: those who do the work are there when it has ended.
+        if self._needs_server and not is_address(wanted or found.value("serve.store") or ""):
+            hint = "banksman serve starts one; --url names one elsewhere"
+            raise NoServer(f"there is no server here, and {self._needs_server}", hint=hint)
+        embedded = self._embedded = Embedded(wanted, in_memory=self._in_memory)
+        inside = embedded.start()
+        return lambda: inside
+
+
+class _Running:
+    """The server of this user, wherever it is by now; if it says nothing, where it was."""
+
+    def __init__(self, place: Place) -> None:
+        self._last = place
+
+    def __call__(self) -> Place:
+        # Put there whole, by whichever thread: all of them read the same file.
+        self._last = announced() or self._last
+        return self._last
+
+
+def _has_store(place: Place, wanted: str) -> bool:
+    try:
+        told: Any = Client(lambda: place).get("/v1/server")
+        return _file_of(str(told["store"])) == _file_of(wanted)
+    except (ClientError, KeyError, TypeError):
+        return False
+
+
+def _file_of(store: str) -> str:
+    """Two that name the same file are the same store; what is no file is only itself. Of one that many share a server
+    tells where it is, and not how it is let in."""
+    if is_address(store):
+        return str(parse(store))
+    if store != _USUAL and not store.startswith("sqlite:"):
+        return store
+    path = "" if store == _USUAL else _STORE_SETTINGS.split(store.removeprefix("sqlite:"))[0]
+    if not path:
+        return os.path.realpath(state_folder() / "store.db")
+    # One that a server was given as a relative path is in a folder that we do not know. It is another one then: a
+    # session that the server has is found to be in its hands all the same.
+    return os.path.realpath(os.path.expanduser(path))

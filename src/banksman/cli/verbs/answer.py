@@ -1,0 +1,66 @@
+"""`banksman answer`: a word to a turn that waits for one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from banksman.cli import NOT_DONE, OK
+from banksman.cli.reaching.client import segment
+from banksman.cli.saying.terminal import as_line, say, say_json
+from banksman.cli.verb import ServerParser, client_of, perform
+from banksman.errors import UsageError
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "answer",
+        "SESSION [QUESTION] allow|deny [--message TEXT]",
+        "Answer a question of the agent's. It may be left out if exactly one is open.",
+        'banksman answer fix-ci deny --message "not in this folder"',
+    )
+    flags.add_argument("words", nargs="+", metavar="SESSION [QUESTION] DECISION", help="allow, deny, or an option's id")
+    flags.add_argument("--message", metavar="TEXT", help="said to the agent with the answer")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    arguments = flags.read(words)
+    match arguments.words:
+        case [session, decision]:
+            arguments.session, arguments.question, arguments.decision = session, None, decision
+        case [session, question, decision]:
+            arguments.session, arguments.question, arguments.decision = session, question, decision
+        case _:
+            flags.error("a session and a decision are needed, with a question between them at most")
+    return perform(_answer, arguments)
+
+
+def _answer(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    path = f"/v1/sessions/{segment(arguments.session)}/questions"
+    question: str = arguments.question or _only_one(client.get(path)["questions"])
+    body = {"decision": arguments.decision}
+    if arguments.message is not None:
+        body["message"] = arguments.message
+    given = client.post(f"{path}/{segment(question)}", body)
+    match arguments.format:
+        case "json":
+            say_json(given)
+        case "quiet":
+            pass
+        case _:
+            by = "" if given["first"] else f", already, by {given['by']}"
+            say(as_line(f"{given['question']}: {given['answer']}{by}"))
+    # A question has one answer. If somebody else's came first, ours did not do what it was for.
+    return OK if given["first"] or given["answer"] == arguments.decision else NOT_DONE
+
+
+def _only_one(questions: list[dict[str, Any]]) -> str:
+    if len(questions) == 1:
+        return str(questions[0]["id"])
+    if not questions:
+        raise UsageError("no question is open in this session")
+    names = ", ".join(f"{each['id']} ({each['tool'] or each['wants']})" for each in questions)
+    raise UsageError(f"{len(questions)} questions are open: {names}", hint="say which")

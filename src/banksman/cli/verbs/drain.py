@@ -1,0 +1,47 @@
+"""`banksman drain`: how a server ends, or a host of a store that many share."""
+
+from __future__ import annotations
+
+import argparse
+from urllib.parse import quote
+
+from banksman.cli import OK
+from banksman.cli.saying.terminal import as_line, say, say_json
+from banksman.cli.verb import ServerParser, client_of, perform
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "drain",
+        "[HOST] [--timeout SECONDS]",
+        "Tell the server to take nothing new, finish what runs, and exit. Or tell a host, by its name or id, to let\n"
+        "its sessions go on elsewhere, and exit: before an upgrade, say. banksman hosts shows who is there, and what\n"
+        "is left on it.",
+        "banksman drain build-1 --timeout 60",
+    )
+    flags.add_argument("host", nargs="?", metavar="HOST", help="a host of a shared store (the server itself)")
+    flags.add_argument("--timeout", type=float, metavar="SECONDS", help="then end what still runs")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    return perform(_drain, parser().read(words))
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    body = {} if arguments.timeout is None else {"timeout": arguments.timeout}
+    if arguments.host is None:
+        client = client_of(arguments, needs_server="a host inside of a verb ends with its verb")
+        told = client.post("/v1/drain", body)
+        done = "the server takes nothing new, finishes what runs, and exits"
+    else:
+        told = client_of(arguments).post(f"/v1/hosts/{quote(arguments.host, safe='')}/drain", body)
+        done = f"{as_line(arguments.host)} takes nothing new, its sessions go on elsewhere, and it exits"
+    match arguments.format:
+        case "json":
+            say_json(told)
+        case "quiet":
+            pass
+        case _:
+            say(done)
+    return OK

@@ -1,0 +1,67 @@
+"""`banksman hosts`: who shares the store. Looking changes nothing.
+
+A verb of its own, and no flag of `ps`: that one lists what is going on, and this one says where it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from banksman.cli import OK
+from banksman.cli.looking import Shown
+from banksman.cli.saying.terminal import as_line, say, say_json, table
+from banksman.cli.verb import ServerParser, client_of, perform
+from banksman.cli.watching.screen import seconds_in_words
+
+
+def parser() -> ServerParser:
+    return ServerParser(
+        "hosts",
+        "",
+        "List the hosts that share the store, what they have, and how much room is left. A host whose lease has ended\n"
+        "is not among them: its sessions are being taken over. One without room is a front end: it asks the others.",
+        "banksman hosts --store nats://10.0.0.1",
+    )
+
+
+def main(words: list[str]) -> int:
+    return perform(_hosts, parser().read(words))
+
+
+def _hosts(arguments: argparse.Namespace) -> int:
+    hosts: list[Shown] = client_of(arguments).get("/v1/hosts")["hosts"]
+    match arguments.format:
+        case "json":
+            say_json({"hosts": hosts})
+        case "quiet":
+            for host in hosts:
+                say(as_line(host["id"]))
+        case _ if not hosts:
+            say("the store is of this machine alone; --store nats://… names one that many share")
+        case _:
+            head = ("NAME", "HOST", "STATE", "USED", "ROOM", "LABELS", "AGENTS", "VERSION", "UP")
+            table(head, [_row(host) for host in hosts])
+    return OK
+
+
+def _row(host: Shown) -> tuple[object, ...]:
+    return (
+        as_line(host["name"]),
+        as_line(host["id"]),
+        _state(host),
+        host["used"],
+        host["room"],
+        as_line(" ".join(host["labels"]) or "-"),
+        as_line(" ".join(host["agents"]) or "-"),
+        as_line(host["version"]),
+        seconds_in_words(max(0.0, time.time() - host["since"])),
+    )
+
+
+def _state(host: Shown) -> str:
+    if host.get("silent"):
+        return "silent"
+    if host["draining"]:
+        return "draining"
+    return "front" if not host["room"] else "full" if host["used"] >= host["room"] else "up"

@@ -1,0 +1,213 @@
+"""Keys: the terminal in a mode in which each is heard at once, and what its bytes mean.
+
+The mode is left however we leave. Ctrl-C and Ctrl-Z stay signals: they are for the terminal's whole foreground group,
+and work when we are too busy to read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import termios
+from types import TracebackType
+from typing import Self
+
+# A sequence that does not end within this is none.
+_SEQUENCE_BYTES_MAX = 32
+# What is pasted beyond this is thrown away.
+PASTE_BYTES_MAX = 1 << 20
+_PASTE_BEGIN, _PASTE_END = b"\x1b[200~", b"\x1b[201~"
+_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~]|[^\[O\x1b])")
+_NAMES = {
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1b[C": "right",
+    b"\x1b[D": "left",
+    b"\x1b[H": "home",
+    b"\x1b[F": "end",
+    b"\x1bOA": "up",
+    b"\x1bOB": "down",
+    b"\x1bOC": "right",
+    b"\x1bOD": "left",
+    b"\x1bOH": "home",
+    b"\x1bOF": "end",
+    b"\x1b[1~": "home",
+    b"\x1b[4~": "end",
+    b"\x1b[3~": "delete",
+    b"\x1b[1;5C": "word-right",
+    b"\x1b[1;5D": "word-left",
+    b"\x1bb": "word-left",
+    b"\x1bf": "word-right",
+    b"\x1b\r": "newline",
+}
+_CONTROLS = {
+    0x01: "home",
+    0x02: "left",
+    0x04: "end-of-input",
+    0x05: "end",
+    0x06: "right",
+    0x08: "backspace",
+    0x09: "tab",
+    0x0A: "newline",
+    0x0B: "erase-right",
+    0x0C: "redraw",
+    0x0D: "enter",
+    0x0E: "down",
+    0x10: "up",
+    0x15: "erase-line",
+    0x17: "erase-word",
+    0x7F: "backspace",
+}
+
+
+class Key(str):
+    """One that is not a letter, by its name. A letter is plain text, and is one character long."""
+
+    __slots__ = ()
+
+
+class Pasted(str):
+    """What was pasted, as it was: nothing in it is a key."""
+
+    __slots__ = ()
+
+
+class Decoder:
+    """Bytes in, split anywhere; letters, keys and pastes out. What means nothing to us is left out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._pasted: bytearray | None = None
+        self._tail = b""
+        # Letters may be split as well. A byte that belongs to none is shown as such.
+        self._letters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def is_waiting(self) -> bool:
+        """An Escape was read, which may be the key, or the beginning of one."""
+        return self._rest == b"\x1b"
+
+    def flush(self) -> list[str]:
+        """Nothing came after an Escape: it is the key."""
+        if not self.is_waiting:
+            return []
+        self._rest = b""
+        return [Key("escape")]
+
+    def feed(self, data: bytes) -> list[str]:
+        found: list[str] = []
+        data = self._rest + data
+        self._rest = b""
+        while data:
+            if self._pasted is not None:
+                data = self._paste(data, found)
+            elif data[:1] == b"\x1b":
+                size = self._sequence(data, found)
+                if size == 0:
+                    self._rest = data
+                    return found
+                data = data[size:]
+            elif data[0] in _CONTROLS:
+                found.append(Key(_CONTROLS[data[0]]))
+                data = data[1:]
+            else:
+                size = next((at for at, byte in enumerate(data) if byte < 0x20 or byte == 0x7F), len(data))
+                # A control that is no key of ours is skipped.
+                found += self._letters.decode(data[:size])
+                data = data[size or 1 :]
+        return found
+
+    def _sequence(self, data: bytes, found: list[str]) -> int:
+        """How many bytes it has; 0: it is not whole yet."""
+        matched = _SEQUENCE.match(data)
+        if matched is None:
+            if data[:2] == b"\x1b\x1b":
+                found.append(Key("escape"))
+                return 1
+            return 0 if len(data) < _SEQUENCE_BYTES_MAX else 1
+        if matched[0] == _PASTE_BEGIN:
+            self._pasted = bytearray()
+        elif matched[0] in _NAMES:
+            found.append(Key(_NAMES[matched[0]]))
+        return matched.end()
+
+    def _paste(self, data: bytes, found: list[str]) -> bytes:
+        assert self._pasted is not None
+        # Its end may be split too: as many bytes as that could be are looked at again with the next ones.
+        window = self._tail + data
+        end = window.find(_PASTE_END)
+        sure = window[:end] if end >= 0 else window[: 1 - len(_PASTE_END)]
+        self._pasted += sure[: max(0, PASTE_BYTES_MAX - len(self._pasted))]
+        if end < 0:
+            self._tail = window[len(sure) :]
+            return b""
+        found.append(Pasted(bytes(self._pasted).decode(errors="replace")))
+        self._pasted, self._tail = None, b""
+        return window[end + len(_PASTE_END) :]
+
+
+class Keyboard:
+    """The terminal of this process, each key heard at once while it is entered. Raises OSError if there is none."""
+
+    def __init__(self) -> None:
+        # Not stdin, which may be where the prompt came from.
+        self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        self._before: list[object] | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """We are in its foreground: to set it from the background would stop us."""
+        try:
+            return os.tcgetpgrp(self.fd) == os.getpgrp()
+        except OSError:
+            return False
+
+    def enter(self) -> None:
+        """What was typed before is thrown away: it was meant for something else."""
+        if self._before is not None:
+            return
+        self._before = termios.tcgetattr(self.fd)
+        wanted = termios.tcgetattr(self.fd)
+        # Enter and Ctrl-J are two keys; Ctrl-S does not stop the screen; Ctrl-\ would leave the terminal as it is.
+        wanted[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON)
+        wanted[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)
+        wanted[3] |= termios.ISIG
+        controls = list(wanted[6])
+        controls[termios.VMIN], controls[termios.VTIME] = 1, 0
+        controls[termios.VQUIT] = b"\x00"
+        wanted[6] = controls
+        termios.tcsetattr(self.fd, termios.TCSAFLUSH, wanted)
+
+    def leave(self) -> None:
+        if self._before is None:
+            return
+        before, self._before = self._before, None
+        # The terminal may be gone, and then there is nothing to restore.
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcsetattr(self.fd, termios.TCSADRAIN, before)  # pyright: ignore[reportArgumentType]
+
+    def close(self) -> None:
+        self.leave()
+        os.close(self.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_keyboard() -> Keyboard | None:
+    """None: this process has no terminal, or none that it may use now."""
+    try:
+        keyboard = Keyboard()
+    except OSError:
+        return None
+    if not keyboard.is_ours:
+        keyboard.close()
+        return None
+    return keyboard

@@ -1,0 +1,283 @@
+"""Every key there is, once, as data: its name, what it takes, what holds if nobody says anything, what it is for.
+
+The file that `banksman config init` writes, the names of the variables, the checks and the help are made from this.
+That the keys of `[serve]` are those of a server is held by a test.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+
+class Kind(enum.Enum):
+    """What a key takes; the value says it to whoever has given something else."""
+
+    TEXT = "text"
+    WHOLE = "a whole number"
+    NUMBER = "a number"
+    FLAG = "true or false"
+    WORDS = "a list of texts"
+    PROGRAMS = "a list of programs: each a text, or a list of the words that a command begins with"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """`name`: as the file has it, with its table before a dot. `default` None: nothing is set, and `usual` says what
+    holds then. `choices`: no other text will do. `is_secret`: it is told that it is set, and never what to.
+    `is_in_file`: False for what does not belong into a file. `example`: for the file, where the default shows nothing.
+    """
+
+    name: str
+    kind: Kind
+    what: str
+    default: Any = None
+    usual: str = ""
+    choices: tuple[str, ...] = ()
+    example: Any = None
+    is_secret: bool = False
+    is_in_file: bool = True
+
+    @property
+    def table(self) -> str:
+        """The table that it is in; empty: in none."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def short(self) -> str:
+        """Its name within its table."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def variable(self) -> str:
+        return f"BANKSMAN_{self.name.replace('.', '_').upper()}"
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.short.replace('_', '-')}"
+
+    @property
+    def expected(self) -> str:
+        return f"one of: {', '.join(self.choices)}" if self.choices else self.kind.value
+
+
+# Said over each table in the file that `config init` writes.
+TABLES = {
+    "serve": "The server: `banksman serve`, and `banksman host`.",
+    "run": "`banksman run`.",
+}
+
+_TOP = (
+    Key(
+        name="url",
+        kind=Kind.TEXT,
+        what="The server that verbs ask.",
+        usual="the one that was started here; without one, a host inside of the verb",
+        example="http://127.0.0.1:4380",
+    ),
+    Key(
+        name="store",
+        kind=Kind.TEXT,
+        what='Where sessions are: "sqlite:PATH", "memory:" or "nats://HOST". A server\'s too, unless [serve] says.',
+        usual="store.db in the state folder",
+        example="sqlite:/var/lib/banksman/log.db",
+    ),
+    Key(
+        name="format",
+        kind=Kind.TEXT,
+        what="How verbs say what they found.",
+        default="text",
+        choices=("text", "json", "quiet"),
+    ),
+    Key(
+        name="agent",
+        kind=Kind.TEXT,
+        what="The agent where none is named. `banksman agents` lists them.",
+        default="claude",
+    ),
+    Key(
+        name="token",
+        kind=Kind.TEXT,
+        what="What a server elsewhere lets us in for.",
+        usual="the server's own, from the state folder",
+        is_secret=True,
+        is_in_file=False,
+    ),
+)
+
+_SERVE = (
+    Key(name="serve.bind", kind=Kind.TEXT, what="The address to listen on.", default="127.0.0.1"),
+    Key(name="serve.port", kind=Kind.WHOLE, what="The port; 0: any that is free.", default=4380),
+    Key(
+        name="serve.allow_remote",
+        kind=Kind.FLAG,
+        what="Allow an address that other machines can reach. Put TLS in front of it.",
+        default=False,
+    ),
+    Key(
+        name="serve.hosts",
+        kind=Kind.WORDS,
+        what="Names, besides the loopback's, under which a proxy shows this server.",
+        default=[],
+        example=["banksman.example.org"],
+    ),
+    Key(
+        name="serve.store",
+        kind=Kind.TEXT,
+        what="Where the server keeps sessions, if elsewhere than `store` says.",
+        usual="as `store`",
+        example="sqlite:/var/lib/banksman/log.db",
+    ),
+    Key(
+        name="serve.keep_bytes",
+        kind=Kind.WHOLE,
+        what="How many bytes of a session's events are kept.",
+        usual="all",
+        example=1 << 30,
+    ),
+    Key(
+        name="serve.keep_seconds",
+        kind=Kind.WHOLE,
+        what="For how long they are kept.",
+        usual="for ever",
+        example=30 * 24 * 3600,
+    ),
+    Key(
+        name="serve.token",
+        kind=Kind.TEXT,
+        what="The token itself, 8 characters or more. A file of its own is the better place.",
+        usual="the one in token_file",
+        example="…",
+        is_secret=True,
+    ),
+    Key(
+        name="serve.token_file",
+        kind=Kind.TEXT,
+        what="Where the token is; made at the first start, for this user only.",
+        usual="token in the state folder",
+        example="/etc/banksman/token",
+    ),
+    Key(
+        name="serve.programs",
+        kind=Kind.PROGRAMS,
+        what="What callers may start: a program by name or path, or the beginning of a command.",
+        usual="anything",
+        example=["claude", ["python3", "-m", "agent"]],
+    ),
+    Key(
+        name="serve.env",
+        kind=Kind.WORDS,
+        what="The variables that callers may set while `programs` is set.",
+        default=[],
+        example=["LANG"],
+    ),
+    Key(
+        name="serve.roots",
+        kind=Kind.WORDS,
+        what="The folders that callers may start something in.",
+        usual="any",
+        example=["/srv/work"],
+    ),
+    Key(
+        name="serve.user_helper",
+        kind=Kind.WORDS,
+        what="The words by which a command of another user is started.",
+        usual="none",
+        example=["sudo", "-n"],
+    ),
+    Key(
+        name="serve.processes_max",
+        kind=Kind.WHOLE,
+        what="How many agents' processes there may be at once.",
+        usual="as many as are needed",
+        example=8,
+    ),
+    Key(
+        name="serve.secrets",
+        kind=Kind.WORDS,
+        what="What is never written to the store nor to the log lines.",
+        default=[],
+        example=["…"],
+        is_secret=True,
+    ),
+    Key(
+        name="serve.name",
+        kind=Kind.TEXT,
+        what="What this host is called among those that share a store (nats://…).",
+        usual="the name of the machine",
+        example="build-1",
+    ),
+    Key(
+        name="serve.labels",
+        kind=Kind.WORDS,
+        what="What this host has that a session may need.",
+        default=[],
+        example=["gpu", "repo=x"],
+    ),
+    Key(
+        name="serve.room",
+        kind=Kind.WHOLE,
+        what="How many sessions of a shared store this host takes.",
+        usual="64 for `banksman host`; none for a server, which only asks the others",
+        example=16,
+    ),
+    Key(
+        name="serve.mirror_transcripts",
+        kind=Kind.FLAG,
+        what="Keep agents' transcripts, secrets in them too, in a shared store, for who takes their sessions over.",
+        default=True,
+    ),
+    Key(name="serve.body_bytes_max", kind=Kind.WHOLE, what="The largest request.", default=32 << 20),
+    Key(name="serve.streams_max", kind=Kind.WHOLE, what="Event streams of one client.", default=1024),
+    Key(
+        name="serve.heartbeat_seconds",
+        kind=Kind.NUMBER,
+        what="A stream says something at least this often.",
+        default=15.0,
+    ),
+    Key(
+        name="serve.stall_seconds",
+        kind=Kind.NUMBER,
+        what="A client that takes nothing for so long is cut off.",
+        default=30.0,
+    ),
+    Key(
+        name="serve.drain_seconds",
+        kind=Kind.NUMBER,
+        what="How long what runs may take to finish when the server is told to go.",
+        default=60.0,
+    ),
+    Key(
+        name="serve.log_format",
+        kind=Kind.TEXT,
+        what="How log lines are written.",
+        default="text",
+        choices=("text", "json"),
+    ),
+    Key(
+        name="serve.log_level",
+        kind=Kind.TEXT,
+        what="What is worth a log line.",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+    ),
+)
+
+_RUN = (
+    Key(
+        name="run.priority",
+        kind=Kind.TEXT,
+        what="How urgent it is: interactive, normal, background, or a number.",
+        default="normal",
+    ),
+    Key(
+        name="run.on_question",
+        kind=Kind.TEXT,
+        what="What becomes of a question of the agent's. ask: whoever is there is asked; fail: the turn is stopped.",
+        default="ask",
+        choices=("ask", "allow", "deny", "fail"),
+    ),
+)
+
+KEYS: dict[str, Key] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}

@@ -1,0 +1,339 @@
+"""What is set: four layers and one precedence, errors that name the place, and no secret that is ever shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from banksman import config
+from banksman.config.keys import KEYS, TABLES, Kind
+from banksman.config.writing import as_toml, template
+from banksman.errors import UsageError
+from banksman.serve.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nobody's settings: neither the developer's file nor the developer's variables."""
+    for name in [name for name in os.environ if name.startswith("BANKSMAN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "banksman").mkdir()
+    return tmp_path
+
+
+def written(home: Path, text: str) -> Path:
+    path = home / "banksman" / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def run(*words: str, verb: str = "config", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "banksman", verb, *words],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, **env},
+    )
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+def test_the_keys_of_a_server_are_those_of_the_list() -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
+    keys = {key.short: key for key in KEYS.values() if key.table == "serve"}
+    assert fields.keys() == keys.keys()
+    for name, field in fields.items():
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        assert keys[name].default == default, name
+        assert keys[name].is_secret == (name in ("token", "secrets")), name
+
+
+def test_every_key_says_what_it_is_for_and_what_holds_without_it() -> None:
+    for name, key in KEYS.items():
+        assert key.what.endswith("."), name
+        assert (key.default is None) == bool(key.usual), f"{name}: a default, or words for what holds without one"
+        assert key.table in ("", *TABLES), name
+
+
+# -- the layers ------------------------------------------------------------------------------------------------------
+def test_a_flag_comes_before_a_variable_before_the_file_before_the_default(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def port(**flags: Any) -> tuple[int, str]:
+        found = config.load(flags={f"serve.{name}": value for name, value in flags.items()})["serve.port"]
+        return found.value, found.origin
+
+    assert port() == (4380, "default")
+    path = written(home, "[serve]\nport = 1\n")
+    assert port() == (1, str(path))
+    monkeypatch.setenv("BANKSMAN_SERVE_PORT", "2")
+    assert port() == (2, "BANKSMAN_SERVE_PORT")
+    assert port(port=3) == (3, "--port")
+    # A flag that was not given says nothing, and neither does an empty variable.
+    assert port(port=None) == (2, "BANKSMAN_SERVE_PORT")
+    monkeypatch.setenv("BANKSMAN_SERVE_PORT", "")
+    assert port() == (1, str(path))
+
+
+def test_the_file_is_the_flags_the_variables_or_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = home / "one.toml", home / "two.toml"
+    one.write_text('agent = "one"\n')
+    two.write_text('agent = "two"\n')
+    written(home, 'agent = "users"\n')
+    assert config.load().value("agent") == "users"
+    monkeypatch.setenv("BANKSMAN_CONFIG", str(one))
+    assert config.load().value("agent") == "one"
+    assert config.load(path=two).value("agent") == "two"
+    monkeypatch.setenv("BANKSMAN_CONFIG", str(home / "none.toml"))
+    with pytest.raises(UsageError, match=r"there is no file .*none\.toml .*BANKSMAN_CONFIG"):
+        config.load()
+
+
+def test_a_server_keeps_its_sessions_where_the_user_does_unless_it_is_told(home: Path) -> None:
+    path = written(home, 'store = "memory:"\n')
+    found = config.load()["serve.store"]
+    assert (found.value, found.origin) == ("memory:", str(path))
+    written(home, 'store = "memory:"\n[serve]\nstore = "sqlite:/x"\n')
+    assert config.load().value("serve.store") == "sqlite:/x"
+    assert config.load().value("store") == "memory:"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        *(("serve.allow_remote", word, True) for word in ("1", "true", "Yes", "on")),
+        *(("serve.allow_remote", word, False) for word in ("0", "false", "no", "OFF")),
+        ("serve.hosts", "a.example, b.example", ["a.example", "b.example"]),
+        ("serve.hosts", '["a.example"]', ["a.example"]),
+        ("serve.programs", '["claude", ["python3", "-m", "agent"]]', ["claude", ["python3", "-m", "agent"]]),
+        ("serve.heartbeat_seconds", "2", 2.0),
+        ("serve.keep_bytes", "1000", 1000),
+        ("store", "memory:", "memory:"),
+    ],
+)
+def test_a_variable_is_read_as_its_key_takes_it(
+    name: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS[name].variable, text)
+    found = config.load().value(name)
+    assert (found, type(found)) == (value, type(value))
+
+
+# -- what is wrong ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ('sotre = "memory:"', 1, "there is no key 'sotre' (do you mean 'store'?)"),
+        ("[serve]\n\nprot = 1", 3, "there is no key 'serve.prot' (do you mean 'port'?)"),
+        ('[run]\n# priority\nprioritty = "x"', 3, "there is no key 'run.prioritty' (do you mean 'priority'?)"),
+        ("[serv]\nport = 1", 1, "there is no table [serv] (do you mean [serve]?)"),
+        ("port = 1", 1, "there is no key 'port' (do you mean 'port' in [serve]?)"),
+        ('[serve]\nagent = "x"', 2, "(do you mean 'agent' before the first table?)"),
+        ("store = 1", 1, "store cannot be 1 (text)"),
+        ('[serve]\nport = "80"', 2, "serve.port cannot be '80' (a whole number)"),
+        ('format = "xml"', 1, "format cannot be 'xml' (one of: text, json, quiet)"),
+        ("[serve]\nhosts = [1]", 2, "serve.hosts cannot be [1] (a list of texts)"),
+        ("[serve]\nstall_seconds = inf", 2, "serve.stall_seconds cannot be inf (a number)"),
+        ("run = 1", 1, "run cannot be 1 (a table: [run])"),
+        ('token = "hunter2hunter2"', 1, "token is not taken from a file (put it into BANKSMAN_TOKEN"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_with_its_place(home: Path, text: str, line: int, told: str) -> None:
+    path = written(home, f"{text}\n")
+    with pytest.raises(UsageError) as caught:
+        config.load()
+    assert str(caught.value).startswith(f"{path}, line {line}: ")
+    assert told in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("BANKSMAN_SERVE_PORT", "eighty"),
+        ("BANKSMAN_SERVE_ALLOW_REMOTE", "perhaps"),
+        ("BANKSMAN_SERVE_DRAIN_SECONDS", "nan"),
+        ("BANKSMAN_SERVE_PROGRAMS", "[1"),
+        ("BANKSMAN_FORMAT", "xml"),
+    ],
+)
+def test_what_is_wrong_in_a_variable_is_told_with_its_name(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match=f"^{name}: "):
+        config.load()
+
+
+def test_a_variable_that_is_not_known_is_no_error_and_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANKSMAN_SERVE_PROT", "1")
+    config.load()
+    assert config.strays() == [config.Stray("BANKSMAN_SERVE_PROT", "BANKSMAN_SERVE_PORT")]
+    done = run("show", "serve.port")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "banksman: BANKSMAN_SERVE_PROT means nothing here; do you mean BANKSMAN_SERVE_PORT?\n",
+    )
+
+
+def test_a_secret_is_never_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(home, '[serve]\ntoken = "hunter2hunter2"\nsecrets = ["hunter2-other"]\n')
+    monkeypatch.setenv("BANKSMAN_TOKEN", "hunter2-mine")
+    monkeypatch.setenv("BANKSMAN_URL", "http://127.0.0.1:1/#token=hunter2-printed")
+    for words in (["show"], ["show", "--json"], ["show", "--format", "quiet"], ["show", "token"]):
+        done = run(*words)
+        assert done.returncode == 0
+        assert "hunter2" not in done.stdout + done.stderr
+    shown = json.loads(run("show", "--json").stdout)["settings"]
+    assert {shown[name]["value"] for name in ("token", "serve.token", "serve.secrets")} == {"set"}
+    assert shown["token"]["origin"] == "BANKSMAN_TOKEN"
+    assert "hunter2" not in repr(list(config.load()))
+    # Not even where it is wrong.
+    written(home, "[serve]\ntoken = 12345678\n")
+    done = run("show")
+    assert done.returncode == 2
+    assert "12345678" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("http://me:hunter2@host:1/?token=hunter2", "http://…@host:1/"),
+        ("http://host:1/p?hunter2", "http://host:1/p"),
+        ("http://host:1/#token=hunter2@x", "http://host:1/"),
+        # Where the password ends is not certain in these.
+        ("http://me:hunter/2@host", "http://…"),
+        ("http://me:hunter#2@host", "http://…"),
+        ("me:hunter2@host", "…@host"),
+        ("unix:/a@b/x.sock", "unix:/a@b/x.sock"),
+        ("http://host:1/p", "http://host:1/p"),
+    ],
+)
+def test_what_may_be_secret_in_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch, value: str, shown: str) -> None:
+    monkeypatch.setenv("BANKSMAN_URL", value)
+    assert config.load()["url"].shown == shown
+
+
+def test_what_may_be_secret_in_a_store_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANKSMAN_STORE", "nats://me:hunter2@host/x")
+    assert [config.load()[name].shown for name in ("store", "serve.store")] == ["nats://…@host/x"] * 2
+    monkeypatch.setenv("BANKSMAN_STORE", "sqlite:/a@b#c?level=full")
+    assert config.load()["store"].shown == "sqlite:/a@b#c?level=full"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_what_is_no_file_is_an_error_and_is_not_waited_for(home: Path, kind: str) -> None:
+    path = home / "banksman" / "config.toml"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    done = run("show")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"banksman: {path} is no file (a file of settings is one that can be read again)\n",
+    )
+
+
+def test_acp_with_settings_that_are_wrong_says_so_in_one_line(home: Path) -> None:
+    path = written(home, "[serve]\nprot = 1\n")
+    done = run(verb="acp")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"banksman acp: {path}, line 2: there is no key 'serve.prot' (do you mean 'port'?)\n"
+
+
+# -- the file that is written ----------------------------------------------------------------------------------------
+def test_the_file_to_begin_with_changes_nothing_and_each_line_of_it_is_right() -> None:
+    text = template()
+    assert all(not values for values in tomllib.loads(text).values())
+    # With every # before a key taken away, each value is one that its key takes.
+    lines = [line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in text.splitlines()]
+    data = tomllib.loads("\n".join(lines))
+    flat = {name: value for name, value in data.items() if name not in TABLES}
+    for table in TABLES:
+        flat |= {f"{table}.{name}": value for name, value in data[table].items()}
+    assert flat.keys() == {key.name for key in KEYS.values() if key.is_in_file}
+    for name, value in flat.items():
+        key = KEYS[name]
+        assert value == (key.default if key.example is None else key.example), name
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "value", ["a", 'with "quotes" and \\', "ümläut\x7f\n\x00", 1, 1.5, True, ["a", ["b", "c"]], []]
+)
+def test_a_value_as_toml_is_read_as_what_it_was(value: object) -> None:
+    assert tomllib.loads(f"x = {as_toml(value)}") == {"x": value}
+
+
+def test_init_writes_for_its_user_only_and_takes_nothing_away(home: Path) -> None:
+    path = home / "new" / "deep" / "config.toml"
+    done = run("init", "--config", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.read_text() == template()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("# mine\n")
+    done = run("init", "--config", str(path))
+    assert done.returncode == 2
+    assert "--force" in done.stderr
+    assert path.read_text() == "# mine\n"
+    assert run("init", "--force", "--config", str(path)).returncode == 0
+    assert path.read_text() == template()
+    assert os.listdir(path.parent) == ["config.toml"], "nothing is left beside it"
+    done = run("init", "--config", str(path / "below"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_init_and_path_work_with_a_file_that_is_wrong(home: Path) -> None:
+    path = written(home, "not toml")
+    assert run("show").returncode == 2
+    assert run("path").stdout == f"{path}\n"
+    assert run("init", "--force").returncode == 0
+    assert run("show").returncode == 0
+
+
+# -- as it is shown --------------------------------------------------------------------------------------------------
+def test_show_says_key_value_and_where_it_came_from(home: Path) -> None:
+    path = written(home, '[serve]\nport = 5000\nprograms = ["claude", ["a", "b"]]\n')
+    done = run("show", BANKSMAN_AGENT="codex")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert rows.keys() == {"KEY", *KEYS}
+    assert rows["serve.port"].split() == ["serve.port", "5000", str(path)]
+    assert '["claude", ["a", "b"]]' in rows["serve.programs"]
+    assert rows["agent"].split() == ["agent", '"codex"', "BANKSMAN_AGENT"]
+    assert "(store.db in the state folder)" in rows["store"]
+    assert run("show", "agent", "--format", "quiet").stdout == "claude\n"
+    done = run("show", "serve.prot")
+    assert (done.returncode, done.stderr) == (2, "banksman: there is no key 'serve.prot' (do you mean 'serve.port'?)\n")
+
+
+def test_the_format_that_is_set_is_that_of_every_verb(home: Path) -> None:
+    written(home, 'format = "json"\n')
+    assert json.loads(run("path").stdout)["file"].endswith("config.toml")
+    # A flag comes first.
+    assert run("path", "--format", "text").stdout.startswith("/")
+    done = run(verb="agents")
+    assert "agents" in json.loads(done.stdout)
+    # A verb that cannot know how to speak says so.
+    written(home, 'fromat = "json"\n')
+    done = run(verb="agents")
+    assert done.returncode == 2
+    assert "do you mean 'format'?" in done.stderr
+
+
+def test_kinds_are_all_in_use() -> None:
+    assert {key.kind for key in KEYS.values()} == set(Kind)

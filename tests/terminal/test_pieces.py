@@ -1,0 +1,392 @@
+"""What the terminal's verbs are made of, by themselves: widths, keys, the line, questions, the table, what is told."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banksman.cli.reaching.client import Client
+from banksman.cli.reaching.finding import named
+from banksman.cli.saying.style import PLAIN
+from banksman.cli.saying.terminal import as_line
+from banksman.cli.saying.widths import cut, padded, rows, width, wrapped
+from banksman.cli.saying.wording import prompt_of, tokens_of
+from banksman.cli.watching import keys as keyboard
+from banksman.cli.watching import overview
+from banksman.cli.watching.asking import question_of
+from banksman.cli.watching.editor import HISTORY_MAX, LINE_CHARACTERS_MAX, Editor
+from banksman.cli.watching.keys import Decoder, Key, Pasted
+from banksman.cli.watching.loop import Loop, Typed
+from banksman.cli.watching.screen import Look, Status, duration_in_words, seconds_in_words
+from banksman.cli.watching.stops import Stops
+from banksman.cli.watching.survey import ORDER, Row
+from banksman.cli.watching.telling import Teller
+from banksman.cli.watching.turn import TurnWatch, Wishes
+
+LETTERS = st.text(st.sampled_from("ab é日本🙂e\u0301한 "), max_size=60)
+COLUMNS = st.integers(1, 40)
+
+
+# -- widths ----------------------------------------------------------------------------------------------------------
+def test_letters_have_their_width() -> None:
+    assert [width(text) for text in ("abc", "日本", "🙂", "e\u0301", "한")] == [3, 4, 2, 1, 2]
+
+
+@given(LETTERS, COLUMNS)
+def test_what_is_cut_fits_and_says_so(text: str, columns: int) -> None:
+    short = cut(text, columns)
+    assert width(short) <= columns
+    assert short == text if width(text) <= columns else short.endswith("…")
+    assert width(padded(short, columns)) == columns
+
+
+@given(LETTERS, st.integers(2, 40))
+def test_rows_are_all_of_it_and_fit(text: str, columns: int) -> None:
+    found = list(rows(text, columns))
+    assert "".join(found) == text
+    assert all(width(row) <= columns for row in found)
+
+
+@given(LETTERS, st.integers(4, 40))
+def test_what_is_wrapped_fits_and_loses_no_letter(text: str, columns: int) -> None:
+    found = wrapped(text, columns, indent="  ")
+    assert all(width(row) <= columns for row in found)
+    assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def test_words_are_kept_whole_and_units_with_their_number() -> None:
+    assert wrapped("one two three", 9) == ["one two", "three"]
+    assert wrapped("it took 44 s", 11) == ["it took", "44 s"]
+    assert wrapped("  indented", 40) == ["  indented"]
+    assert wrapped("abcdefghij", 4, indent="  ") == ["abcd", "efgh", "ij"]
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+TYPED = b"a\xc3\xa9\x1b[A\x1bOB\x7f\x03\x1b[200~x\x1b[Ay\n\x1b[201~\x1b[1;5C\x1b[99~\r\xe6\x97\xa5\x15"
+KEYS = ["a", "é", Key("up"), Key("down"), Key("backspace"), Pasted("x\x1b[Ay\n"), Key("word-right"), Key("enter"), "日"]
+
+
+@given(st.lists(st.integers(0, len(TYPED)), max_size=6))
+def test_keys_are_the_same_wherever_the_bytes_are_split(places: list[int]) -> None:
+    decoder = Decoder()
+    found: list[str] = []
+    before = 0
+    for place in [*sorted(places), len(TYPED)]:
+        found += decoder.feed(TYPED[before:place])
+        before = place
+    expected = [*KEYS, Key("erase-line")]
+    assert found == expected
+    assert [type(key) for key in found] == [type(key) for key in expected]
+
+
+@given(st.binary(max_size=200), st.integers(1, 7))
+def test_any_bytes_are_some_keys(data: bytes, size: int) -> None:
+    decoder = Decoder()
+    for place in range(0, len(data), size):
+        for key in decoder.feed(data[place : place + size]):
+            assert isinstance(key, Key | Pasted) or (len(key) == 1 and key >= " ")
+    decoder.flush()
+
+
+def test_an_escape_is_a_key_when_nothing_follows() -> None:
+    decoder = Decoder()
+    assert decoder.feed(b"\x1b") == []
+    assert decoder.is_waiting
+    assert decoder.flush() == [Key("escape")]
+    assert decoder.feed(b"\x1b") + decoder.feed(b"[A") == [Key("up")]
+
+
+def test_a_paste_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyboard, "PASTE_BYTES_MAX", 10)
+    decoder = Decoder()
+    found = decoder.feed(b"\x1b[200~" + b"x" * 50) + decoder.feed(b"x" * 50 + b"\x1b[201~a")
+    assert found == [Pasted("x" * 10), "a"]
+
+
+# -- the line --------------------------------------------------------------------------------------------------------
+NAMES = ("left", "right", "home", "end", "backspace", "delete", "erase-line", "erase-right", "erase-word", "up", "down")
+STROKES = st.one_of(
+    st.sampled_from("ab 日é"), st.sampled_from([Key(name) for name in (*NAMES, "newline", "enter", "word-left", "tab")])
+)
+
+
+@given(st.lists(STROKES, max_size=80), COLUMNS)
+def test_whatever_is_typed_the_row_fits_and_the_cursor_is_in_it(strokes: list[str], columns: int) -> None:
+    editor = Editor()
+    for stroke in strokes:
+        editor.take(stroke)
+        assert 0 <= editor.cursor <= len(editor.text)
+        row, cursor = editor.row(columns, "> ")
+        assert width(row) <= max(columns, 2)
+        assert cursor < max(columns, 2)
+
+
+def typed(editor: Editor, *strokes: str) -> Editor:
+    for stroke in strokes:
+        for key in [stroke] if isinstance(stroke, Key | Pasted) else stroke:
+            editor.take(key)
+    return editor
+
+
+def test_the_usual_keys_do_the_usual() -> None:
+    assert typed(Editor(), "abc", Key("left"), Key("backspace"), "X").text == "aXc"
+    assert typed(Editor(), "ab", Key("home"), Key("delete"), Key("end"), "!").text == "b!"
+    assert typed(Editor(), "one two  ", Key("erase-word")).text == "one "
+    assert typed(Editor(), "one two", Key("word-left"), Key("erase-right")).text == "one "
+    assert typed(Editor(), "one two", Key("word-left"), Key("erase-line")).text == "two"
+    # A letter with a mark on it is one letter.
+    assert typed(Editor(), "ae\u0301", Key("backspace")).text == "a"
+    assert typed(Editor(), Pasted("a\r\nb\rc")).text == "a\nb\nc"
+
+
+def test_what_was_entered_can_be_had_again() -> None:
+    editor = typed(Editor(), "one", Key("enter"), "two", Key("enter"), "now")
+    assert typed(editor, Key("up")).text == "two"
+    assert typed(editor, Key("up"), Key("up"), Key("up")).text == "one"
+    assert typed(editor, Key("down"), Key("down"), Key("down")).text == "now"
+    for number in range(HISTORY_MAX + 10):
+        typed(editor, Key("erase-line"), str(number), Key("enter"))
+    assert typed(editor, *[Key("up")] * (HISTORY_MAX + 50)).text == "10"
+
+
+def test_a_line_has_a_bound_and_is_given_back_only_to_an_empty_one() -> None:
+    editor = typed(Editor(), Pasted("x" * (LINE_CHARACTERS_MAX + 5)), "y")
+    assert len(editor.text) == LINE_CHARACTERS_MAX
+    editor.put_back("other")
+    assert editor.text.startswith("xxx")
+    editor.clear()
+    editor.put_back("other")
+    assert editor.text == "other"
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+def test_a_question_has_letters_and_numbers() -> None:
+    asked = question_of({"question": "q-1", "wants": "permission", "tool": "Bash", "input": {"command": "ls"}}, "t")
+    assert asked.line() == "Bash: ls — allow? [a]llow / [d]eny / [i]nterrupt"
+    chosen = [asked.chosen(key) for key in ("a", "D", "1", "3")]
+    assert [choice and choice.name for choice in chosen] == ["allow", "deny", "allow", "interrupt"]
+    assert [asked.chosen(key) for key in ("x", "0", "4", Key("enter"), Pasted("a b"), "²")] == [None] * 6
+
+
+def test_the_agents_own_options_are_offered() -> None:
+    options = [
+        {"optionId": "once", "name": "Allow once", "kind": "allow_once"},
+        {"optionId": "ever", "name": "Always", "kind": "allow_always"},
+        {"optionId": "no", "name": "Reject", "kind": "reject_once"},
+        {"name": "no id"},
+        "none",
+    ]
+    asked = question_of(
+        {"id": "q", "tool": "edit", "input": {}, "details": {"options": options, "title": "Edit x"}}, None
+    )
+    assert asked.line() == "Edit x — allow? [A]llow once / [2] Always / [d] Reject / [i]nterrupt"
+    assert [choice.body for key in "a2d" if (choice := asked.chosen(key))] == [
+        {"decision": "once"},
+        {"decision": "ever"},
+        {"decision": "no"},
+    ]
+
+
+def test_a_form_cannot_be_filled_in_by_a_key() -> None:
+    asked = question_of({"question": "q", "wants": "elicitation", "details": {"message": "Which one?"}}, "t")
+    assert "Which one?" in asked.line()
+    assert asked.chosen("a") is None
+    assert asked.chosen("d") is not None
+
+
+# -- the table of sessions -------------------------------------------------------------------------------------------
+def row(state: str, **more: Any) -> Row:
+    usual: dict[str, Any] = {"name": state, "agent": "claude", "at": 90.0, "created": 1.0, "cost": 0.5}
+    every: dict[str, Any] = {"id": f"s-{state}", "state": state, "queue": 1, "questions": 1, **usual, **more}
+    return Row(**every)
+
+
+def test_who_needs_somebody_is_first() -> None:
+    assert [each.state for each in sorted(map(row, reversed(ORDER)), key=lambda each: each.rank)] == list(ORDER)
+    assert row("a-new-one").rank > row("gone").rank
+
+
+def test_columns_go_in_the_order_that_is_said() -> None:
+    more = {"processes": 3, "memory_bytes": 5 << 20, "name": "日本" * 20, "host": "build-1"}
+    one = row("running", prompt="do it " * 40, since=10.0, **more)
+    shown: list[set[str]] = []
+    for columns in range(160, 9, -1):
+        head, line = overview.lines([one], columns, 100.0, style=PLAIN, selected=None)
+        assert width(head) == columns
+        assert width(line) == columns
+        heads = set(head.replace("…", " ").split())
+        if not shown or heads != shown[-1]:
+            shown.append(heads)
+    gone = [before - after for before, after in itertools.pairwise(shown)]
+    names = {"processes": "PIDS", "memory": "MEMORY", "prompt": "DOES"}
+    expected = [names.get(name, name.upper()) for name in overview.DROPPED]
+    assert [word for each in gone for word in each if word in expected][: len(expected)] == expected
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+class Noted:
+    """A screen that only remembers."""
+
+    is_roomy = is_watched = True
+
+    def __init__(self) -> None:
+        self.out = ""
+        self.lines: list[str] = []
+
+    def text(self, piece: str) -> None:
+        self.out += piece
+
+    def end_text(self) -> None:
+        self.out += "" if not self.out or self.out.endswith("\n") else "\n"
+
+    def line(self, text: str, look: Look = Look.DIM) -> None:
+        self.lines.append(text)
+
+    def busy(self, what: str | None) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+
+def chunk(text: str, kind: str = "agent_message_chunk", **more: Any) -> dict[str, Any]:
+    return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, **more}
+
+
+def update(*, at: float = 0.0, partial: Any = (), updates: Any = ()) -> dict[str, Any]:
+    return {"kind": "update", "turn": "t", "at": at, "body": {"partial": list(partial), "updates": list(updates)}}
+
+
+def told(agent: str, *events: dict[str, Any]) -> Noted:
+    screen = Noted()
+    teller = Teller(screen, agent)
+    for event in events:
+        teller.tell(event)
+    teller.end(9.0)
+    return screen
+
+
+def test_pieces_are_told_as_they_come_and_the_whole_only_adds_what_they_did_not_say() -> None:
+    pieces = [update(partial=[chunk(piece)]) for piece in ("he", "llo")]
+    assert told("claude", *pieces).out == "hello\n"
+    assert told("claude", *pieces, update(updates=[chunk("hello there", messageId="m")])).out == "hello there\n"
+    assert told("claude", *pieces, update(updates=[chunk("other", messageId="m")])).out == "hello\nother\n"
+    twice = [*pieces, update(updates=[chunk("hello", messageId="m")])] * 2
+    assert told("claude", *twice).out == "hello\nhello\n"
+
+
+def test_an_agent_that_speaks_in_pieces_goes_on_where_it_was() -> None:
+    said = [update(updates=[chunk(piece)]) for piece in ("he", "llo")]
+    tool = update(updates=[{"sessionUpdate": "tool_call", "toolCallId": "c", "title": "ls", "status": "completed"}])
+    assert told("gemini", *said, tool, *said).out == "hello\nhello\n"
+    named = [update(updates=[chunk(text, messageId=id)]) for text, id in (("a", 1), ("b", 1), ("c", 2))]
+    assert told("gemini", *named).out == "ab\nc\n"
+
+
+def test_a_tool_is_one_line() -> None:
+    call = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "Bash: ls", "status": "in_progress"}
+    begun = update(at=1.0, updates=[call])
+
+    def ended(status: str) -> dict[str, Any]:
+        done = {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": status}
+        return update(at=2.5, updates=[done])
+
+    assert told("claude", begun, ended("in_progress"), ended("completed")).lines == ["✓ Bash: ls, 1.5 s"]
+    assert told("claude", begun, ended("failed")).lines == ["✗ Bash: ls, failed, 1.5 s"]
+    assert told("claude", begun).lines == ["- Bash: ls, not finished, 8.0 s"]
+    assert told("claude", ended("completed")).lines == []
+
+
+def test_what_is_going_on_fits_any_width() -> None:
+    status = Status("Ctrl-C interrupts")
+    status.busy("Bash: make test")
+    assert "Ctrl-C interrupts" in status.row(80)
+    for columns in range(80):
+        assert width(status.row(columns)) <= columns
+
+
+def test_times_and_tokens_in_words() -> None:
+    assert [seconds_in_words(each) for each in (0.4, 59, 61, 3661, 200_000)] == [
+        "0 s",
+        "59 s",
+        "1 min 01 s",
+        "1 h 01 min",
+        "2 d 7 h",
+    ]
+    assert duration_in_words(1.26) == "1.3 s"
+    assert tokens_of({"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 2}) == "15 tokens in, 2 out"
+    assert tokens_of({"inputTokens": 7, "outputTokens": 1}) == "7 tokens in, 1 out"
+    assert tokens_of(None) == tokens_of({"x": 1}) == tokens_of([1]) == ""
+    assert prompt_of([{"type": "text", "text": "look"}, {"type": "image", "data": "…"}, "none"]) == "look [image]"
+    assert as_line(prompt_of("a\x1bb")) == "a\\x1bb"
+
+
+# -- the loop --------------------------------------------------------------------------------------------------------
+class Pipe(keyboard.Keyboard):
+    """A keyboard that somebody types on by writing to `typing`."""
+
+    def __init__(self) -> None:
+        self.fd, self.typing = os.pipe()
+
+    def enter(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+
+def test_a_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Really not: nobody listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        place = named(f"http://127.0.0.1:{gone.getsockname()[1]}")
+    client = Client(lambda: place)
+    pipe = Pipe()
+    with Loop() as loop:
+        session = {"id": "s", "name": None, "agent": "claude"}
+        watch = TurnWatch(loop, Stops(loop, client), client, session, Wishes(form="text"))
+        watch._keyboard = pipe  # pyright: ignore[reportPrivateUsage]
+        watch._questions = [question_of({"id": "q", "tool": "Bash"}, "t")]  # pyright: ignore[reportPrivateUsage]
+        watch._put()  # pyright: ignore[reportPrivateUsage]
+        watch._take(Typed("a"))  # pyright: ignore[reportPrivateUsage]
+        (done,) = loop.things(10)
+        watch._take(done)  # pyright: ignore[reportPrivateUsage]
+        told = capsys.readouterr().err
+        assert "it could not be answered" in told
+        assert told.count("Bash — allow?") == 2
+        # It counts again; and one that was answered meanwhile does not.
+        watch._take(Typed("a"))  # pyright: ignore[reportPrivateUsage]
+        watch._answered({"question": "q", "answer": "allow", "by": "me"})  # pyright: ignore[reportPrivateUsage]
+        (done,) = loop.things(10)
+        watch._take(done)  # pyright: ignore[reportPrivateUsage]
+        assert "allow?" not in capsys.readouterr().err
+        loop.stop_listening()
+    os.close(pipe.fd)
+    os.close(pipe.typing)
+
+
+def test_who_types_is_heard_while_events_never_end() -> None:
+    pipe = Pipe()
+    with Loop() as loop:
+        loop.listen(pipe)
+        loop.follow(lambda: itertools.repeat({}))
+        os.write(pipe.typing, b"q")
+        seen: list[object] = []
+        for _ in range(10):
+            # The screen is slower than they come: there is always something to be shown.
+            while not loop._posted:  # pyright: ignore[reportPrivateUsage]
+                time.sleep(0.001)
+            seen += loop.things(None)
+        assert any(isinstance(thing, Typed) for thing in seen)
+    for thread in threading.enumerate():
+        if thread.name == "banksman-follow":
+            thread.join(10)
+    os.close(pipe.fd)
+    os.close(pipe.typing)
