@@ -16,7 +16,7 @@ from bench.measure import GOAL
 
 NAMES = (
     *("spawn", "capture", "close", "many", "sweep", "cli", "events", "interrupt", "sessions", "log", "history"),
-    *("server", "latency"),
+    *("server", "latency", "cluster"),
 )
 # None takes a third of this. One that does is broken, and what it left running ends with it.
 SECONDS_MAX = 180.0

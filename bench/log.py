@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import UPDATE, Entry
+from banksman.core.event import UPDATE, Entry, Project
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
@@ -126,7 +126,7 @@ async def replay(log: Log) -> tuple[float, float]:
     """Raw events a second through `read`, and with their projection to ACP updates."""
     await append_all(log, "s", EVENTS, CHUNK)
     rates: list[float] = []
-    for project in (None, CLAUDE.project):
+    for project in (None, Project(CLAUDE.project)):
         best = 0.0
         for _ in range(ROUNDS):
             began = time.perf_counter()

@@ -77,6 +77,9 @@ __all__ = [
 class LogConformance(WritingConformance, ReadingConformance, OrderConformance, SessionsConformance):
     """Subclass it as `Test…` and say how a log is opened."""
 
+    # Of what is done at random, against a list: a log for each.
+    examples = 60
+
     # Closing.
 
     async def test_close_commits_and_answers_what_was_appended(self) -> None:
@@ -168,7 +171,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
         run_state_machine_as_test(
             OfThisEngine,
             settings=settings(
-                max_examples=60,
+                max_examples=self.examples,
                 stateful_step_count=15,
                 deadline=None,
                 suppress_health_check=[HealthCheck.too_slow],

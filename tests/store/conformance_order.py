@@ -125,6 +125,17 @@ class OrderConformance(Opens):
             await wait
             assert data(await reader) == [b"a", b"b"]
 
+    async def test_who_wants_none_is_told_the_end_in_one_page(self) -> None:
+        """To follow from now on: however much there is, nothing of it is looked through."""
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            for _ in range(30):
+                await writer.commit(b"x")
+            end = (await log.read_many(None, 1, sessions=())).position
+            assert (await log.read_many(end)).events in ([], ())
+            await writer.commit(b"y")
+            assert [one.event.data for one in await everything_placed(log, end)] == [b"y"]
+
     async def test_the_frames_of_each_session_are_shown_in_its_own_way(self) -> None:
         async with self.opened() as log:
             for name in ("one", "two", "plain"):
@@ -134,7 +145,7 @@ class OrderConformance(Opens):
                 def project(data: bytes) -> list[dict[str, Any]]:
                     return [{"by": session, "data": data}]
 
-                return None if session == "plain" else project
+                return None if session == "plain" else Project(project)
 
             page = await log.read_many(None, project_of=project_of)
             assert {one.event.session: one.event.body["updates"] for one in page.events} == {

@@ -10,7 +10,7 @@ import pytest
 from tests.store.kit import AT, Answers, Opens, Refusal, Writer, data, everything, follow, known, lines
 
 from banksman.core.event import UPDATE, Event, entry
-from banksman.errors import NotOwner, UsageError
+from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import READ_EVENTS_MAX, Head
 
 # More than any engine may keep when it was told to keep so few.
@@ -136,6 +136,19 @@ class ReadingConformance(Opens):
             await (await Writer.claim(log)).commit(b"a", b"b")
             await log.wait_past("s", 0)
             await log.wait_past("s", 1)
+
+    async def test_who_knew_the_session_is_told_that_it_is_not_there_and_waits_for_nothing(self) -> None:
+        """Else one that was deleted right before the wait would be taken for one that is yet to come."""
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit(b"a")
+            await log.wait_past("s", 0, is_known=True)
+            writer.release()
+            await log.delete("s")
+            for session in ("s", "never claimed"):
+                async with asyncio.timeout(5):
+                    with pytest.raises(StoreError, match="deleted"):
+                        await log.wait_past(session, 1, is_known=True)
 
     @pytest.mark.parametrize("moment", ["before the claim", "before the append", "after the append", "at the answer"])
     async def test_no_commit_falls_between_reading_and_waiting(self, moment: str) -> None:

@@ -38,6 +38,12 @@ def known(log: Log, session: str = "s") -> Known:
     return found
 
 
+def is_free(log: Log, epoch: int, session: str = "s") -> bool:
+    """Whether it is known here that it was let go of, under this epoch: an older one may have been before."""
+    found = log.find(session)
+    return found is not None and found.owner is None and found.epoch >= epoch
+
+
 class Opens:
     """What the parts of the suite share: how a log is opened."""
 

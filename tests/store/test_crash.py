@@ -15,6 +15,9 @@ import msgspec
 import pytest
 from tests.store import killing
 from tests.store.crash_child import APPENDS, Campaign, Report
+from tests.thorough import IS_THOROUGH
+
+pytestmark = pytest.mark.thorough
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The calls of a level are dealt out to so many tests, so that several workers can share them.
@@ -42,7 +45,7 @@ def can_be_traced() -> None:
         pytest.skip(f"NOT TESTED: {done.stdout}")
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("share", range(SHARES if IS_THOROUGH else 1))
 @pytest.mark.parametrize("level", ["normal", "full"])
 def test_killed_at_every_call_it_loses_nothing(tmp_path: Path, level: str, share: int) -> None:
     report = campaign(tmp_path, "calls", level=level, first=1 + share, step=SHARES)

@@ -18,6 +18,10 @@ the disk): a writer that is told so begins anew from what was committed before, 
 that is refused, since another session has the name, fails nothing behind it: on that rests only what its writer makes
 of the answer. A writer waits for the answer to an advance before it asks for another.
 
+What is asked without waiting (`head`, `find`, `sessions`, `owned`) is answered from what this handle knows: of another
+handle's changes it may be a moment old, in no other order than they were made. What is awaited sees all that was
+answered before, whichever handle it was; of events that is so at the end, a page that is empty.
+
 Readers take what is committed, then wait past the head. There is no other way to hear of an event, so there is no gap
 between what was stored and what comes next. Reading needs no claim. There are two orders to read in: that of one
 session, by seq, and that of the whole store, by position, in which things were committed.
@@ -127,6 +131,22 @@ def history_lost(position: str) -> HistoryLost:
     return HistoryLost(f"the store does not go as far as {position}", hint=hint, position=position)
 
 
+class Guard(Protocol):
+    """Whoever has processes that must not outlive the ownership of what they work for: a host. Times are
+    `time.monotonic()`, which is one clock for all processes of a machine. Both are called in the loop of the log."""
+
+    def on_held(self, fence_at: float, dead_by: float) -> None:
+        """Renewed: until `fence_at` nothing needs to be done. Whoever hears nothing more begins to end its processes
+        then, and has ended them by `dead_by`. The times of a call replace those of the one before, and never lie before
+        them."""
+        ...
+
+    def on_lost(self, error: NotOwner, dead_by: float) -> None:
+        """Nothing that was claimed is ours any more; every process must be dead by then. What is claimed after this
+        call is ours again, under the times that are told next."""
+        ...
+
+
 class Log(Protocol):
     """One host's handle on a store. Every method belongs to the loop it was opened in.
 
@@ -134,6 +154,18 @@ class Log(Protocol):
     """
 
     is_durable: bool
+
+    # -- the store itself, and its guard -----------------------------------------------------------------------------
+    async def ready(self) -> None:
+        """Until it can be asked. An engine that is far away has to learn first what there is: before this has returned,
+        what answers at once (`head`, `find`, `sessions`, `owned`) may raise `StoreError`. A store on this machine
+        returns at once."""
+        ...
+
+    def guard(self, guard: Guard) -> None:
+        """Who is told how long what is claimed here stays ours. Once, before anything is claimed. Where ownership ends
+        by a release or a death only (memory, a file), nobody is ever told anything."""
+        ...
 
     # -- owning ------------------------------------------------------------------------------------------------------
     async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
@@ -209,8 +241,12 @@ class Log(Protocol):
         """The last one that was appended, if any."""
         ...
 
-    async def wait_past(self, session: str, seq: int) -> None:
-        """Until an event after `seq` is committed, by whichever host. Cancelling it leaves nothing behind."""
+    async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
+        """Until an event after `seq` is committed, by whichever host. Cancelling it leaves nothing behind.
+
+        One may wait for a session that is yet to come. `is_known`: it was there, so if it is not, it was deleted, and
+        that is a `StoreError`. To look before one waits would not do: it may be deleted between the two.
+        """
         ...
 
     async def read_many(

@@ -43,11 +43,13 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from banksman.core.event import Entry, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
+from banksman.store.checks import check_after, check_seq, checked_limit
 from banksman.store.history import checked
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,
     Done,
+    Guard,
     Head,
     Known,
     ManyPage,
@@ -242,9 +244,8 @@ class MemoryLog:
     async def read(
         self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
     ) -> Page:
-        if after < 0:
-            raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
-        limit = _checked_limit(limit)
+        check_after(session, after)
+        limit = checked_limit(limit)
         # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
         await asyncio.sleep(0)
         self._check_open()
@@ -260,11 +261,13 @@ class MemoryLog:
         state = self._sessions.get(session)
         return None if state is None else state.snapshot
 
-    async def wait_past(self, session: str, seq: int) -> None:
-        if seq < 0:
-            raise UsageError("no event is before the first", hint="seq is 0 or more", session=session, seq=seq)
+    async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
+        check_seq(session, seq)
         # From this look to the future's place among the waiters nothing else can run, so no commit falls between.
-        if self.head(session).seq > seq:
+        head = self.head(session)
+        if is_known and not head.epoch:
+            raise StoreError("the session was deleted", session=session)
+        if head.seq > seq:
             return
         waiters = self._waiters.setdefault(session, {})
         try:
@@ -282,7 +285,7 @@ class MemoryLog:
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
     ) -> ManyPage:
-        limit = _checked_limit(limit)
+        limit = checked_limit(limit)
         await asyncio.sleep(0)
         self._check_open()
         place = place_of(after, self._end)
@@ -353,6 +356,12 @@ class MemoryLog:
     def abandon(self) -> None:
         """There is nothing to let go of, and nobody to tell."""
         self._phase = _Phase.CLOSED
+
+    async def ready(self) -> None:
+        """At once."""
+
+    def guard(self, guard: Guard) -> None:
+        """What is claimed here stays ours for as long as we live."""
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._counters)
@@ -502,9 +511,3 @@ def _epoch_past(state: MemorySession) -> int:
     """The highest epoch that anybody may believe to have. An owner that is fenced off does not know it yet, and may
     advance: what it says until it is told is under the epoch behind its own, which must be nobody's."""
     return state.epoch + 1 if state.is_owned else state.epoch
-
-
-def _checked_limit(limit: int) -> int:
-    if limit < 1:
-        raise UsageError("a page holds an event or more", hint="limit is 1 or more", limit=limit)
-    return min(limit, READ_EVENTS_MAX)

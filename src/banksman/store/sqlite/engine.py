@@ -29,10 +29,12 @@ from typing import Any
 
 from banksman.core.event import Entry, Project
 from banksman.errors import NotOwner, StoreError, UsageError
+from banksman.store.checks import check_after, check_seq, check_text, checked_limit
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,
     Done,
+    Guard,
     Head,
     Known,
     ManyPage,
@@ -43,12 +45,12 @@ from banksman.store.log import (
     Snapshot,
     history_lost,
 )
+from banksman.store.positions import Position
 from banksman.store.sqlite import opening, ownership, pages, rests, upkeep
 from banksman.store.sqlite.appending import Append
 from banksman.store.sqlite.bridge import Bridge
 from banksman.store.sqlite.chunks import events_of
 from banksman.store.sqlite.ownership import Held, Release
-from banksman.store.sqlite.positions import Position
 from banksman.store.sqlite.recent import Recent
 from banksman.store.sqlite.spool import Spool
 from banksman.store.sqlite.upkeep import Deleted, Retention
@@ -120,7 +122,7 @@ class SqliteLog:
     async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
         """Cancelled, it claims nothing: what was claimed by then is released."""
         self._check_open()
-        _check_text(session, name, agent)
+        check_text(session, name, agent)
         function = partial(ownership.claim, session=session, name=name, agent=agent)
         held = await self._bridge.call(
             function, then=partial(self._on_claimed, session), is_synced=True, needs_host=True
@@ -155,7 +157,7 @@ class SqliteLog:
             self._waiting.on_released(session)
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
-        _check_text(name)
+        check_text(name)
         if self._is_late(session, done):
             return
         function = partial(ownership.lease, session=session, epoch=epoch, name=name)
@@ -190,7 +192,7 @@ class SqliteLog:
         """Cancelled while the chunks are read, nothing comes of it, and their thread ends with the next one; after that
         it may still be done."""
         self._check_open()
-        _check_text(session, name, agent)
+        check_text(session, name, agent)
 
         def restored(*_: object) -> None:
             self._waiting.on_committed(session, self._look.place(session).head.seq)
@@ -218,9 +220,8 @@ class SqliteLog:
     async def read(
         self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
     ) -> Page:
-        if after < 0:
-            raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
-        limit = _checked_limit(limit)
+        check_after(session, after)
+        limit = checked_limit(limit)
         self._check_open()
         events = self._recent.read(session, after, limit, project)
         # What was trimmed, by whichever host, is not given, though it may still be in memory: readers agree.
@@ -237,11 +238,10 @@ class SqliteLog:
         self._check_open()
         return await self._bridge.ask(partial(pages.snapshot, session=session))
 
-    async def wait_past(self, session: str, seq: int) -> None:
-        if seq < 0:
-            raise UsageError("no event is before the first", hint="seq is 0 or more", session=session, seq=seq)
+    async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
+        check_seq(session, seq)
         self._check_open()
-        await self._waiting.wait_past(session, seq)
+        await self._waiting.wait_past(session, seq, is_known=is_known)
 
     async def read_many(
         self,
@@ -251,7 +251,7 @@ class SqliteLog:
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
     ) -> ManyPage:
-        limit = _checked_limit(limit)
+        limit = checked_limit(limit)
         position = Position.of(after)
         self._check_open()
         wanted = None if sessions is None else frozenset(sessions)
@@ -298,7 +298,7 @@ class SqliteLog:
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         self._check_open()
-        _check_text(session, name)
+        check_text(session, name)
         await self._bridge.call(partial(upkeep.rename, session=session, name=name, expected=expected))
 
     async def trim(self, session: str, before: int) -> int:
@@ -358,6 +358,12 @@ class SqliteLog:
         await asyncio.shield(self._closed)
 
     # -- looking at the store itself ---------------------------------------------------------------------------------
+    async def ready(self) -> None:
+        """At once: it was opened."""
+
+    def guard(self, guard: Guard) -> None:
+        """What is claimed here stays ours for as long as we live: the kernel holds the lock that says so."""
+
     def counters(self) -> Mapping[str, float]:
         return self._bridge.counters()
 
@@ -430,18 +436,3 @@ class _Late(Told):
 
 def _ignore(_: object) -> None:
     pass
-
-
-def _checked_limit(limit: int) -> int:
-    if limit < 1:
-        raise UsageError("a page holds an event or more", hint="limit is 1 or more", limit=limit)
-    return min(limit, READ_EVENTS_MAX)
-
-
-def _check_text(*texts: str | None) -> None:
-    """What is no Unicode cannot be stored."""
-    for text in texts:
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as exc:
-            raise UsageError("an id or a name must be text", hint="it has half of a character", text=text) from exc

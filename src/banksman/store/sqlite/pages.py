@@ -14,8 +14,8 @@ from typing import NamedTuple
 from banksman.core.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
 from banksman.store.log import Page, Snapshot, history_lost
+from banksman.store.positions import Position
 from banksman.store.sqlite.chunks import checksum, events_of, unpacked
-from banksman.store.sqlite.positions import Position
 
 # A page ends with the chunk that exceeds it.
 PAGE_BYTES_MAX = 4 << 20

@@ -87,7 +87,7 @@ INSERT INTO store VALUES ('deleted_epoch', 0), ('deletions', 0);
 
 def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, busy_seconds: float) -> None:
     """See that the file has our tables. `StoreTooNew`, `StoreDamaged`; errors of SQLite's own are not translated."""
-    version = _version(connection, path)
+    version = version_of(connection, path)
     if not is_writable:
         if version != SCHEMA:
             raise StoreReadOnly(
@@ -102,7 +102,7 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have been here in the meantime.
-        version = _version(connection, path)
+        version = version_of(connection, path)
         if version == 0:
             _execute_all(connection, _TABLES)
         elif version < SCHEMA:
@@ -117,7 +117,7 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
         raise
 
 
-def _version(connection: sqlite3.Connection, path: str) -> int:
+def version_of(connection: sqlite3.Connection, path: str) -> int:
     """The file's schema; 0 if there is nothing in it yet."""
     # At one moment: somebody may be making it, and half of it would look like another program's.
     is_alone = not connection.in_transaction

@@ -46,16 +46,17 @@ class Waiting:
     def __len__(self) -> int:
         return sum(len(waiters) for waiters in self._sessions.values()) + len(self._positions)
 
-    async def wait_past(self, session: str, seq: int) -> None:
+    async def wait_past(self, session: str, seq: int, *, is_known: bool) -> None:
         head, number = self._place(session)
-        if head > seq:
-            return
-        if session not in self._owned and self._watch():
+        if head <= seq and session not in self._owned and self._watch():
             # The watch has begun just now, with what is there now. What was committed before it and after the look
             # above is seen by another look only.
             head, number = self._place(session)
-            if head > seq:
-                return
+        if is_known and number is None:
+            # By another thread, since the caller looked. Nobody would tell this waiter: it waits for no session.
+            raise StoreError("the session was deleted", session=session)
+        if head > seq:
+            return
         # From here to the future's place among the waiters nothing else can run in this thread.
         waiters = self._sessions.setdefault(session, {})
         future: _Waiter = self._loop.create_future()

@@ -1,0 +1,174 @@
+"""What many hosts cost each other: heartbeats, and the sessions of one that died.
+
+`beats`: so many leases, in a few processes, with nothing else: what the node hears and says, and what each costs. The
+lease is a long one, so that this machine can have as many as a real cluster; what is counted goes with 1 / lease.
+`takeover`: a host with so many sessions is killed, and another takes them: from the kill to the last one.
+
+    python -m bench.cluster_hosts leases STORE COUNT · python -m bench.cluster_hosts member STORE SESSIONS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+
+import banksman
+from banksman.run.cluster import Member
+from banksman.store import address
+from banksman.store.cluster.hosts import Leases
+from banksman.store.cluster.streams import Streams
+from banksman.store.nats import Nats
+from bench.agents import tiny
+from bench.cluster_kit import Store, nodes
+from bench.measure import span
+
+HOSTS = (25, 50, 100, 200)
+PROCESSES = 2
+BEATS_LEASE = 60
+BEATS_SECONDS = 12.0
+TAKEN = (50, 500)
+TAKEN_LEASE = 5
+TAKEN_SECONDS_MAX = 120.0
+
+
+# -- heartbeats --------------------------------------------------------------------------------------------------------
+async def leases(url: str, count: int) -> None:
+    """So many, until stdin ends; a line on it is answered by the CPU so far, and how many hosts the first one sees."""
+    where = address.parse(url)
+    made: list[Leases] = []
+    for _ in range(count):
+        nats = Nats(where, name="bench")
+        await nats.connect()
+        streams = Streams(nats, where)
+        await streams.ensure_all()
+        made.append(Leases(nats, streams.names, where.lease, streams.ensure_anew))
+        await made[-1].start()
+    print("up", flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps([time.process_time(), len(made[0].all())]), flush=True)
+    os._exit(0)  # As if they had been killed: nobody needs their good-bye.
+
+
+@contextlib.asynccontextmanager
+async def running(*words: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    argv = [sys.executable, "-m", "bench.cluster_hosts", *words]
+    process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def answer(process: asyncio.subprocess.Process, line: bytes = b"") -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if line:
+        process.stdin.write(line)
+    said = await process.stdout.readline()
+    assert said, "it has ended"
+    return said
+
+
+async def beats(_: Store) -> None:
+    print(f"hosts that do nothing, lease {BEATS_LEASE} s")
+    for count in HOSTS:
+        with nodes(1, lease=BEATS_LEASE) as store:
+            async with contextlib.AsyncExitStack() as stack:
+                each = str(count // PROCESSES)
+                processes = [
+                    await stack.enter_async_context(running("leases", store.url, each)) for _ in range(PROCESSES)
+                ]
+                for process in processes:
+                    assert await answer(process) == b"up\n"
+                await asyncio.sleep(3.0)
+                before = await _look(store, processes)
+                await asyncio.sleep(BEATS_SECONDS)
+                after = await _look(store, processes)
+            seconds, cpu, node, heard, said, size = (b - a for a, b in zip(before, after, strict=True))
+            print(
+                f"  {count:4}: to the node {heard / seconds:6.0f} messages/s, from it {said / seconds:7,.0f} "
+                f"({size / seconds / 1e3:6.0f} KB/s); CPU of the node {node / seconds:.1%}, "
+                f"of each host {cpu / seconds / count:.2%}",
+                flush=True,
+            )
+
+
+async def _look(store: Store, processes: list[asyncio.subprocess.Process]) -> tuple[float, ...]:
+    assert store.servers is not None
+    cpu = 0.0
+    for process in processes:
+        used, _ = json.loads(await answer(process, b"?\n"))
+        cpu += used
+    found = store.servers.look(0, "/varz")
+    assert found is not None
+    node = store.servers_cpu_seconds()
+    return time.monotonic(), cpu, node, found["in_msgs"], found["out_msgs"], found["out_bytes"]
+
+
+# -- the sessions of one that died -------------------------------------------------------------------------------------
+async def nothing(data: bytes) -> bytes:
+    return data
+
+
+async def member(url: str, sessions: int) -> None:
+    """A host with so many, whose agents have not been started, until it is killed."""
+    async with banksman.Host(url) as host:
+        await host.ready()
+        cluster = host.cluster
+        assert cluster is not None
+        async with Member(host, cluster, name="old", application=nothing):
+            for begin in range(0, sessions, 16):
+                count = min(16, sessions - begin)
+                await asyncio.gather(*(host.open("claude", command=tiny(), cwd="/") for _ in range(count)))
+            print("up", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+    os._exit(0)
+
+
+async def takeover(_: Store) -> None:
+    print(f"a host is killed, and another takes its sessions; lease {TAKEN_LEASE} s")
+    for count in TAKEN:
+        with nodes(1, lease=TAKEN_LEASE) as store:
+            async with running("member", store.url, str(count)) as old, banksman.Host(store.url) as host:
+                await host.ready()
+                cluster = host.cluster
+                assert cluster is not None
+                gone: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+                def on_gone(_: str, gone: asyncio.Future[float] = gone) -> None:
+                    if not gone.done():
+                        gone.set_result(time.monotonic())
+
+                cluster.hosts.on_gone(on_gone)
+                async with Member(host, cluster, name="new", room=count, application=nothing) as new:
+                    assert await answer(old) == b"up\n"
+                    old.kill()
+                    began = time.monotonic()
+                    known = await gone
+                    cpu, node = time.process_time(), store.servers_cpu_seconds()
+                    async with asyncio.timeout(TAKEN_SECONDS_MAX):
+                        while new.used < count:
+                            await asyncio.sleep(0.01)  # There is nothing to wait for but the count.
+                    ended = time.monotonic()
+                    cpu, node = time.process_time() - cpu, store.servers_cpu_seconds() - node
+        print(
+            f"  {count:4} sessions: known after {span(known - began)}, all taken {span(ended - known)} later "
+            f"({count / (ended - known):,.0f}/s; CPU {cpu / count * 1e3:.1f} ms in the host, "
+            f"{node / count * 1e3:.1f} ms in the node, each)",
+            flush=True,
+        )
+
+
+PARTS = {"beats": beats, "takeover": takeover}
+
+if __name__ == "__main__":
+    _, what, where, number = sys.argv
+    asyncio.run(leases(where, int(number)) if what == "leases" else member(where, int(number)))

@@ -1,0 +1,74 @@
+"""What the benchmarks of a cluster share: the same store on one machine and on real nodes of NATS, and what those use.
+
+The nodes sync what they acknowledge, as docs/cluster.md asks for. The file has the level that a user gets by default,
+which does not sync; `full` does, and is the fair one to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from banksman.store import address
+from banksman.store.cluster import ClusterLog
+from banksman.store.log import Log
+from banksman.store.sqlite import SqliteLog
+from banksman.testing.nats_servers import Servers
+
+FILE, FULL, ONE, THREE = "sqlite", "sqlite, full", "NATS, 1 node", "NATS, 3 nodes"
+
+
+@dataclass(frozen=True)
+class Store:
+    """`name`: for people; `url`: for a host."""
+
+    name: str
+    url: str
+    servers: Servers | None = None
+
+    def open(self) -> Log:
+        """Its log, without a host. Inside a loop."""
+        if self.servers is None:
+            path, _, level = self.url.removeprefix("sqlite:").partition("?level=")
+            return SqliteLog(path, level="full" if level else "normal")
+        where = address.parse(self.url)
+        assert where.journal is not None
+        return ClusterLog(where, Path(where.journal))
+
+    def servers_cpu_seconds(self) -> float:
+        """What its nodes have used since they were started, all of them together."""
+        if self.servers is None:
+            return 0.0
+        pids = [self.servers.pid(node) for node in range(self.servers.nodes)]
+        return sum(cpu_seconds(pid) for pid in pids if pid is not None)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The kernel's clock of another process, all its threads: see clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def memory_bytes(pid: int | str = "self") -> int:
+    """Its own: what it shares with nobody, and its part of the rest."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+@contextlib.contextmanager
+def nodes(count: int, prefix: str = "bench", **settings: object) -> Generator[Store]:
+    """So many, with a folder for the journals of all hosts on them. Nothing is left of them."""
+    with tempfile.TemporaryDirectory() as folder, Servers(count) as servers:
+        url = servers.store(prefix, replicas=count, journal=folder, **settings)
+        yield Store(ONE if count == 1 else THREE, url, servers)
+
+
+@contextlib.contextmanager
+def stores() -> Generator[dict[str, Store]]:
+    """One of each, at the same time, and empty."""
+    with tempfile.TemporaryDirectory() as folder, nodes(1) as one, nodes(3) as three:
+        found = [Store(FILE, f"sqlite:{folder}/normal.db"), Store(FULL, f"sqlite:{folder}/full.db?level=full")]
+        yield {store.name: store for store in (*found, one, three)}

@@ -1,0 +1,304 @@
+"""What was said and is not in the cluster yet, in a file of this host's own: it outlives the host, and a bad moment.
+
+A message is written here before it is published, and dropped when its publication was acknowledged. So the file holds
+what is on its way, which is bounded: an agent is not read any further once too much of it is (`tenure.py`).
+
+What a dead host has left, or one that was fenced, is published by the next one under the very sequence that it expects
+to follow: if nobody has claimed the session since, it takes its place; else it is refused, and kept beside the journal
+as a report, for people. It is never appended behind what a new owner has said.
+
+One thread writes, in groups; nobody waits for the disk but who asked. A file belongs to a process for as long as that
+holds its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from banksman.errors import StoreError
+from banksman.store.cluster import packing
+
+log = logging.getLogger("banksman")
+
+SCHEMA = """
+create table if not exists pending (
+    number integer primary key, subject text not null, id text not null unique, expected integer not null,
+    header text not null, body blob not null
+)
+"""
+
+
+class Row(NamedTuple):
+    """A message that is to be published behind the one with the sequence `expected`."""
+
+    subject: str
+    id: str
+    expected: int
+    header: str
+    body: bytes
+
+
+_Answer = Callable[[BaseException | None], None]
+_Work = tuple[Callable[[sqlite3.Connection], None], _Answer | None]
+
+
+class Journal:
+    """Opened inside a loop, and belongs to it. `StoreError` if its folder cannot be used."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.folder = folder
+        self.path = folder / f"{name}.journal"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _locked(self.path)
+        except OSError as exc:
+            hint = "journal= names a folder that can be written"
+            raise StoreError(f"no journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
+        assert self._lock is not None, "the name of a host is given once"
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._is_broken: StoreError | None = None
+        self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
+        self._thread.start()
+
+    async def put(self, row: Row) -> None:
+        """When it returns, it outlives this process."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+
+        def answer(exc: BaseException | None) -> None:
+            if answered.done():
+                return
+            if exc is None:
+                answered.set_result(None)
+            else:
+                answered.set_exception(StoreError(f"the journal cannot be written: {exc}", path=str(self.path)))
+
+        def insert(db: sqlite3.Connection) -> None:
+            db.execute("insert or replace into pending (subject, id, expected, header, body) values (?,?,?,?,?)", row)
+
+        self._work.put((insert, answer))
+        await answered
+
+    def drop(self, id: str) -> None:
+        """It is in the cluster. Written with what comes next: one that is found again is only published again."""
+        self._work.put((lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None))
+
+    async def be_of(self, store: str) -> None:
+        """Which store it is of: others have theirs in the same folder."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+
+        def note(db: sqlite3.Connection) -> None:
+            db.execute("insert into store (name) values (?)", (store,))
+
+        def answer(_: BaseException | None) -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        self._work.put((note, answer))
+        await answered
+
+    async def rows(self) -> list[Row]:
+        """What is on its way, in the order in which it was put."""
+        found: asyncio.Future[list[Row]] = self._loop.create_future()
+        rows: list[Row] = []
+
+        def answer(exc: BaseException | None) -> None:
+            if not found.done():
+                found.set_result(rows if exc is None else [])
+
+        def select(db: sqlite3.Connection) -> None:
+            rows.extend(_rows(db))
+
+        self._work.put((select, answer))
+        return await found
+
+    def report(self, row: Row) -> None:
+        """Keep what cannot be published any more, for people."""
+
+        def move(db: sqlite3.Connection) -> None:
+            try:
+                _report(self.path, row)
+            except OSError as exc:
+                # It stays where it is, and others of its group are not kept from the disk by it.
+                log.warning("! no report can be written of what is in %s: %s", self.path, exc)
+                return
+            db.execute("delete from pending where id = ?", (row.id,))
+
+        self._work.put((move, None))
+
+    async def close(self) -> None:
+        """An empty one is removed; what is not empty is for the next host."""
+        self._work.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def abandon(self) -> None:
+        self._work.put(None)
+
+    # -- in its thread -----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            db = _open(self.path)
+        except sqlite3.Error as exc:
+            self._fail_all(exc)
+            return
+        is_over = False
+        while not is_over:
+            group: list[_Work] = []
+            work = self._work.get()
+            while True:
+                if work is None:
+                    is_over = True
+                    break
+                group.append(work)
+                try:
+                    work = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            self._commit(db, group)
+        self._end(db)
+
+    def _commit(self, db: sqlite3.Connection, group: list[_Work]) -> None:
+        error: BaseException | None = None
+        try:
+            with db:
+                for function, _ in group:
+                    function(db)
+        except Exception as exc:  # Whatever it is: a thread that is gone answers nobody.
+            error = exc
+        answers = [answer for _, answer in group if answer is not None]
+        if answers:
+            self._tell(answers, error)
+
+    def _tell(self, answers: list[_Answer], error: BaseException | None) -> None:
+        def tell() -> None:
+            for answer in answers:
+                answer(error)
+
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(tell)
+
+    def _fail_all(self, error: BaseException) -> None:
+        while (work := self._work.get()) is not None:
+            if work[1] is not None:
+                self._tell([work[1]], error)
+
+    def _end(self, db: sqlite3.Connection) -> None:
+        try:
+            (left,) = db.execute("select count(*) from pending").fetchone()
+        except sqlite3.Error:
+            left = 1
+        db.close()
+        if not left:
+            _remove(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+class Left:
+    """A journal that its host has left behind, ours until it is closed."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._db = _open(path)
+
+    @property
+    def store(self) -> str | None:
+        found = self._db.execute("select name from store").fetchone()
+        return None if found is None else str(found[0])
+
+    @property
+    def rows(self) -> list[Row]:
+        """In the order in which they were written."""
+        return _rows(self._db)
+
+    def drop(self, id: str) -> None:
+        with self._db:
+            self._db.execute("delete from pending where id = ?", (id,))
+
+    def report(self, row: Row) -> None:
+        """Keep what cannot be published any more, for people."""
+        _report(self.path, row)
+        self.drop(row.id)
+
+    def close(self) -> None:
+        (left,) = self._db.execute("select count(*) from pending").fetchone()
+        self._db.close()
+        if not left:
+            _remove(self.path)
+        os.close(self._lock)
+
+
+def store_of(left: Left) -> str | None:
+    """Which store it is of. None: it was left before that was written."""
+    return left.store
+
+
+def left_behind(folder: Path) -> list[Left]:
+    """The journals of hosts that are dead."""
+    found: list[Left] = []
+    for path in sorted(folder.glob("*.journal")):
+        try:
+            lock = _locked(path)
+            if lock is not None:
+                found.append(Left(path, lock))
+        except (OSError, sqlite3.Error) as exc:
+            log.warning("! %s is the journal of a dead host, and cannot be read: %s", path, exc)
+    return found
+
+
+def _locked(path: Path) -> int | None:
+    """The file, locked for as long as it is open; None: somebody else has it. By flock: it belongs to the open file, so
+    that whatever else of this process opens and closes the file (SQLite does) takes nothing away."""
+    lock_path = path.with_suffix(".lock")
+    fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _rows(db: sqlite3.Connection) -> list[Row]:
+    found = db.execute("select subject, id, expected, header, body from pending order by number")
+    return [Row(*row) for row in found]
+
+
+def _report(journal: Path, row: Row) -> None:
+    """One file for each message: a line of JSON for each event in it, as far as it is text."""
+    path = journal.parent / "reports" / f"{row.id}.ndjson"
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    place, body = packing.place(0, row.header), packing.decode(row.body)
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        for event in packing.events("", place.epoch, place.first, body, None):
+            line = {"seq": event.seq, "epoch": event.epoch, "at": event.at, "turn": event.turn, "kind": event.kind}
+            file.write(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False)
+    db.execute("pragma journal_mode = wal")
+    # It is to survive the death of this process. A power cut takes the agent with it, and the cluster has the rest.
+    db.execute("pragma synchronous = normal")
+    db.execute(SCHEMA)
+    db.execute("create table if not exists store (name text not null)")
+    db.commit()
+    return db
+
+
+def _remove(path: Path) -> None:
+    for suffix in (".journal", ".journal-wal", ".journal-shm", ".lock"):
+        with contextlib.suppress(OSError):
+            os.unlink(path.with_suffix(suffix))

@@ -1,0 +1,194 @@
+"""The streams of a store on NATS: what each is for, how it is kept, and how it comes to be.
+
+Whoever comes first makes them; whoever comes later takes them as they are. `P` is the prefix.
+
+    P-events   P.ev.<session>        one message for what was appended together; compare-and-set by subject
+    P-records  P.rec.<what>.<key>    one message for each session, name and lease; several change as one
+    P-hosts    P.host.<id>           one message for each host, which vanishes when it is not renewed for a lease
+    P-work     P.place.<need>.…      sessions that want a host; each is taken by one
+    P-blobs                          what is too large for a message
+
+Of each, `P.live.…` rings at once when something was stored. Everything is in files: what was acknowledged survives the
+death of every server, if they are told to sync (docs/cluster.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from banksman.errors import StoreError, Unanswered, UsageError
+from banksman.store.address import Address
+from banksman.store.cluster.tokens import token
+from banksman.store.nats import Nats
+
+log = logging.getLogger("banksman")
+
+# Within this time the same append, told twice, is stored once. Whoever repeats it later is refused by the sequence.
+DUPLICATE_SECONDS = 120.0
+# What says that a record was deleted is kept for whoever was away, and then goes too.
+TOMBSTONE_SECONDS = 3600
+VERSION_MIN = (2, 12)
+# A stream of that name is there already, made by another in this very moment, maybe not quite as we would have.
+NAME_IN_USE = 10058
+# No such stream; and what a server says that cannot have so many replicas.
+NOT_FOUND = 10059
+NO_JETSTREAM = (10039, 10076)
+TOO_MANY_REPLICAS = (10005, 10074, 10052)
+
+
+class Names:
+    """Of the streams and subjects under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.events = f"{prefix}-events"
+        self.records = f"{prefix}-records"
+        self.hosts = f"{prefix}-hosts"
+        self.work = f"{prefix}-work"
+        self.blobs = f"{prefix}-blobs"
+
+    def event(self, session: str) -> str:
+        return f"{self.prefix}.ev.{token(session)}"
+
+    def event_bell(self, session: str) -> str:
+        return f"{self.prefix}.live.ev.{token(session)}"
+
+    def record(self, what: str, key: str) -> str:
+        return f"{self.prefix}.rec.{what}.{token(key)}"
+
+    def host(self, id: str) -> str:
+        return f"{self.prefix}.host.{id}"
+
+
+class Streams:
+    """Makes what is missing, once for each."""
+
+    def __init__(self, nats: Nats, address: Address) -> None:
+        self._nats = nats
+        self._address = address
+        self.names = Names(address.prefix)
+        self._made: set[str] = set()
+
+    async def ensure_all(self) -> None:
+        found = tuple(int(part) for part in self._nats.server_version.split(".")[:2])
+        if found < VERSION_MIN:
+            needed = ".".join(map(str, VERSION_MIN))
+            raise UsageError(
+                f"{self._address} runs nats-server {self._nats.server_version}", hint=f"it must be {needed} or newer"
+            )
+        names = self.names
+        await self.ensure(names.events)
+        await self.ensure(names.records)
+        await self.ensure(names.hosts)
+
+    async def ensure_anew(self) -> None:
+        """The hosts', and what else is worth nothing without them: somebody may have deleted one while we used it."""
+        for name in (self.names.hosts, self.names.work):
+            if name in self._made or name == self.names.hosts:
+                self._made.discard(name)
+                await self.ensure(name)
+
+    async def ensure(self, name: str) -> None:
+        if name in self._made:
+            return
+        found = await self._nats.api(f"STREAM.INFO.{self._stream(name)}", {})
+        error = found.get("error")
+        if error is not None:
+            if error.get("err_code") in NO_JETSTREAM:
+                hint = "turn it on for this account: see docs/cluster.md"
+                raise UsageError(f"{self._address} has no JetStream: {error.get('description')}", hint=hint)
+            if error.get("err_code") != NOT_FOUND:
+                raise Unanswered(f"JetStream cannot be asked for {name}: {error.get('description')}", hint=_HINT)
+            await self._make(name)
+        elif name == self.names.hosts:
+            self._check_lease(found)
+        self._made.add(name)
+
+    def _check_lease(self, found: dict[str, Any]) -> None:
+        """The servers end a lease by their own count. Whoever counts to more would be taken for dead while it works."""
+        kept = found["config"].get("max_age", 0) / 1e9
+        if kept != self._address.lease:
+            raise UsageError(
+                f"{self._address} has a lease of {kept:g} s, and not of {self._address.lease:g} s",
+                hint=f"all hosts of a cluster have the same: ?lease={kept:g}, or another prefix",
+            )
+
+    async def _make(self, name: str) -> None:
+        wanted = self._address.replicas
+        for replicas in (3, 1) if wanted is None else (wanted,):
+            config = {**self._config(name), "name": self._stream(name), "num_replicas": replicas}
+            made = await self._nats.api(f"STREAM.CREATE.{config['name']}", config)
+            error = made.get("error")
+            if error is None or error.get("err_code") == NAME_IN_USE:
+                if replicas == 1 and len(self._address.servers) > 1:
+                    # For good, unless somebody changes it: were all of them up?
+                    log.warning("! %s has one replica: the death of one server stops it (nats stream edit)", name)
+                return
+            if wanted is not None or replicas == 1 or error.get("err_code") not in TOO_MANY_REPLICAS:
+                raise StoreError(
+                    f"{name} cannot be made: {error.get('description')}", hint=_HINT, code=error["err_code"]
+                )
+
+    def _config(self, name: str) -> dict[str, Any]:
+        prefix, names = self._address.prefix, self.names
+        common: dict[str, Any] = {
+            "storage": "file",
+            "retention": "limits",
+            "discard": "old",
+            "allow_direct": True,
+            "duplicate_window": _nanoseconds(DUPLICATE_SECONDS),
+        }
+        own: Mapping[str, dict[str, Any]] = {
+            names.events: {
+                "subjects": [f"{prefix}.ev.*"],
+                "compression": "s2",
+                "republish": {
+                    "src": f"{prefix}.ev.*",
+                    "dest": _bell(prefix, "ev"),
+                    "headers_only": True,
+                },
+            },
+            names.records: {
+                "subjects": [f"{prefix}.rec.>"],
+                "max_msgs_per_subject": 1,
+                "allow_atomic": True,
+                "allow_msg_ttl": True,
+                "republish": {"src": f"{prefix}.rec.>", "dest": f"{prefix}.live.rec.>"},
+            },
+            names.hosts: {
+                "subjects": [f"{prefix}.host.*"],
+                "max_msgs_per_subject": 1,
+                "max_age": _nanoseconds(self._address.lease),
+                "duplicate_window": _nanoseconds(min(DUPLICATE_SECONDS, self._address.lease)),
+                "allow_msg_ttl": True,
+                # Whoever watches hears of an end as of everything else.
+                "subject_delete_marker_ttl": _nanoseconds(max(60.0, 4 * self._address.lease)),
+                "allow_rollup_hdrs": True,
+                "republish": {"src": f"{prefix}.host.*", "dest": _bell(prefix, "host")},
+            },
+            names.work: {"subjects": [f"{prefix}.place.>"], "retention": "workqueue", "allow_msg_ttl": True},
+            names.blobs: {
+                "subjects": [f"$O.{names.blobs}.C.>", f"$O.{names.blobs}.M.>"],
+                "discard": "new",
+                "allow_rollup_hdrs": True,
+            },
+        }
+        return {**common, **own[name]}
+
+    def _stream(self, name: str) -> str:
+        """A bucket of blobs is a stream by another name."""
+        return f"OBJ_{name}" if name == self.names.blobs else name
+
+
+_HINT = "see docs/cluster.md; `banksman doctor --store …` looks closer"
+
+
+def _bell(prefix: str, what: str) -> str:
+    """Where it rings: what stood for the star stands there too."""
+    return f"{prefix}.live.{what}.{{{{wildcard(1)}}}}"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

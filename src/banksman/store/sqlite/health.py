@@ -1,0 +1,183 @@
+"""A look at a store that changes nothing, for whoever wants to know how it is: not a byte, and no file beside it.
+
+The way of every host would change something. Its first connection after a crash empties the write-ahead log's index,
+which is the only witness of what was committed (`damage.py`), and its last one folds the log back. So the tail is
+looked at first, and then SQLite is told that it may write neither the store nor the index: where that is stale, it
+makes one in its own memory. A store without a write-ahead log has nobody writing in it, and is read as what it is.
+
+Blocks; for a large store, up to `CHECK_SECONDS_MAX`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from banksman.core import past as pasts
+from banksman.core.config import Config
+from banksman.core.dialects.unknown import UNKNOWN
+from banksman.core.past import Past
+from banksman.errors import StoreDamaged, StoreError
+from banksman.store.sqlite import damage, pages, schema
+from banksman.store.sqlite.faults import translate
+from banksman.store.sqlite.opening import checked_path
+from banksman.store.sqlite.owners import Hosts, Process, is_there
+
+CHECK_SECONDS_MAX = 10.0
+# What is wrong with a file is told by its first faults.
+FAULTS_MAX = 5
+# SQLite asks after so many of its own steps whether to go on: every few milliseconds.
+_STEPS = 100_000
+_BUSY_SECONDS_MAX = 2.0
+
+# The process that was started last for a session: boot; pid and start of it, of its keeper and of its host.
+Born = tuple[str, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A session whose host has died, and that nobody has settled since. `born`: the process it had, None: none.
+    `fault`: what it had cannot be read."""
+
+    session: str
+    name: str | None
+    host_pid: int
+    born: Born | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`faults`: what is wrong with the file, in SQLite's words. `is_checked`: it was looked at to the end. `hosts`: the
+    pids of those that live and have sessions."""
+
+    path: str
+    schema: int
+    sessions: int
+    store_bytes: int
+    log_bytes: int
+    faults: tuple[str, ...]
+    is_checked: bool
+    hosts: tuple[int, ...]
+    left: tuple[Left, ...]
+
+
+def look(path: str | os.PathLike[str]) -> Health | None:
+    """None: there is no such store. Raises `StoreError`: it is damaged, of another program, too new, not to be read."""
+    path = checked_path(path)
+    if not os.path.exists(path):
+        return None
+    damage.check_tail(path)
+    try:
+        with closing(_connected(path)) as connection:
+            return _look(connection, path)
+    except (sqlite3.Error, OSError) as exc:
+        raise translate(exc, path, "read") from exc
+
+
+def names(path: str | os.PathLike[str], limit: int) -> list[str]:
+    """What the newest sessions are called, the newest first: their names, and the ids of those that have none."""
+    path = checked_path(path)
+    if not os.path.exists(path):
+        return []
+    try:
+        with closing(_connected(path)) as connection:
+            if schema.version_of(connection, path) != schema.SCHEMA:
+                return []
+            rows = connection.execute("SELECT coalesce(name, id) FROM sessions ORDER BY number DESC LIMIT ?", (limit,))
+            return [str(row[0]) for row in rows.fetchall()]
+    except (sqlite3.Error, OSError) as exc:
+        raise translate(exc, path, "read") from exc
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    # Without a log nobody has it open, so it cannot change under us, and no index is made for it.
+    how = "readonly_shm=1" if os.path.exists(f"{path}-wal") else "immutable=1"
+    uri = f"file:{quote(os.fsencode(path))}?mode=ro&{how}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS_MAX)
+
+
+def _look(connection: sqlite3.Connection, path: str) -> Health:
+    version = schema.version_of(connection, path)
+    sessions = connection.execute("SELECT count(*) FROM sessions").fetchone()[0] if version == schema.SCHEMA else 0
+    faults = _faults(connection)
+    hosts, left = _owners(connection, path) if version == schema.SCHEMA else ((), ())
+    return Health(
+        path=path,
+        schema=version,
+        sessions=sessions,
+        store_bytes=os.stat(path).st_size,
+        log_bytes=_size(f"{path}-wal"),
+        faults=() if faults is None else faults,
+        is_checked=faults is not None,
+        hosts=hosts,
+        left=left,
+    )
+
+
+def _faults(connection: sqlite3.Connection) -> tuple[str, ...] | None:
+    """None: it is too large to be looked at to the end."""
+    until = time.monotonic() + CHECK_SECONDS_MAX
+    connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    try:
+        rows = connection.execute(f"PRAGMA quick_check({FAULTS_MAX})").fetchall()
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return None
+    finally:
+        connection.set_progress_handler(None, 0)
+    return tuple(str(row[0]) for row in rows if row[0] != "ok")
+
+
+def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...], tuple[Left, ...]]:
+    rows = connection.execute(
+        "SELECT s.id, s.name, h.id, h.boot, h.pid, h.started FROM sessions s JOIN hosts h ON h.id = s.owner "
+        "ORDER BY s.number"
+    ).fetchall()
+    processes = {host: Process(boot, pid, started) for _, _, host, boot, pid, started in rows}
+    alive = _alive(path, processes)
+    left = tuple(
+        _left(connection, session, name, processes[host].pid) for session, name, host, *_ in rows if host not in alive
+    )
+    return tuple(sorted({processes[host].pid for host in alive})), left
+
+
+def _alive(path: str, processes: dict[int, Process]) -> set[int]:
+    """Without the file of locks nobody can be asked for, and it is not made for the asking."""
+    if not os.path.exists(f"{path}-hosts"):
+        return {host for host, process in processes.items() if is_there(process)}
+    with closing(Hosts(path)) as hosts:
+        return {host for host, process in processes.items() if hosts.is_alive(host, process)}
+
+
+def _left(connection: sqlite3.Connection, session: str, name: str | None, host_pid: int) -> Left:
+    try:
+        process = _past(connection, session).process
+    except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
+        return Left(session, name, host_pid, fault=str(exc))
+    return Left(session, name, host_pid, born=None if process is None else process.parts)
+
+
+def _past(connection: sqlite3.Connection, session: str) -> Past:
+    """What the log says, from the last snapshot on. Which process there was is the same in every dialect."""
+    past = pasts.beginning(Config(dialect=UNKNOWN))
+    snapshot = pages.snapshot(connection, session)
+    if snapshot is not None:
+        past = pasts.decode(snapshot.data, past.session.config)
+    while (page := pages.read(connection, session, past.session.head, 1000, None)).events:
+        if page.gap is not None:
+            raise StoreDamaged(f"the events {page.gap[0]} to {page.gap[1]} of session {session} are missing")
+        past = pasts.fold_events(past, page.events)
+    return past
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,26 @@
+"""One node and three, real ones. Elsewhere: `from tests.nats.conftest import nats_one, nats_three  # noqa: F401`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.nats.shared import shared, some_prefix
+
+from banksman.testing.nats_servers import Servers
+
+
+@pytest.fixture(scope="session")
+def nats_one() -> Iterator[Servers]:
+    yield from shared(1)
+
+
+@pytest.fixture(scope="session")
+def nats_three() -> Iterator[Servers]:
+    """Whoever kills or stops a node of it restarts it, and waits until it is ready: others come after."""
+    yield from shared(3)
+
+
+@pytest.fixture
+def prefix() -> str:
+    return some_prefix()

@@ -1,0 +1,93 @@
+"""A connection to real nodes with the streams that the bus and the placement need, and nothing of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from banksman.store import address
+from banksman.store.cluster.bus import ClusterBus
+from banksman.store.cluster.placement import ClusterPlacement
+from banksman.store.nats import Nats
+from banksman.testing.nats_servers import Servers
+
+SECONDS_MAX = 20.0
+
+
+@dataclass
+class Line:
+    nats: Nats
+    bus: ClusterBus
+    placement: ClusterPlacement
+
+
+async def make_streams(nats: Nats, prefix: str) -> None:
+    common: dict[str, Any] = {"storage": "file", "allow_direct": True, "num_replicas": 1}
+    blobs = f"{prefix}-blobs"
+    streams: dict[str, dict[str, Any]] = {
+        f"{prefix}-work": {"subjects": [f"{prefix}.place.>"], "retention": "workqueue", "allow_msg_ttl": True},
+        f"{prefix}-records": {
+            "subjects": [f"{prefix}.rec.>"],
+            "max_msgs_per_subject": 1,
+            "republish": {"src": f"{prefix}.rec.>", "dest": f"{prefix}.live.rec.>"},
+        },
+        f"OBJ_{blobs}": {
+            "subjects": [f"$O.{blobs}.C.>", f"$O.{blobs}.M.>"],
+            "discard": "new",
+            "allow_rollup_hdrs": True,
+        },
+    }
+    for name, own in streams.items():
+        made = await nats.api(f"STREAM.CREATE.{name}", {"name": name, **common, **own})
+        assert "error" not in made, made
+
+
+@asynccontextmanager
+async def lines(servers: Servers, prefix: str, count: int, *, lease: float = 2.0) -> AsyncGenerator[list[Line]]:
+    """So many hosts, as far as they are on the line; each with a connection of its own."""
+    async with AsyncExitStack() as stack:
+        found: list[Line] = []
+        for number in range(count):
+            nats = Nats(
+                address.parse(servers.store(prefix)), name=f"line-{number}", on_up=partial(on_up, found, number)
+            )
+            await nats.connect()
+            stack.push_async_callback(nats.close)
+            if not number:
+                await make_streams(nats, prefix)
+            bus = ClusterBus(nats, prefix)
+            stack.push_async_callback(bus.close)
+            placement = ClusterPlacement(nats, prefix, lease)
+            stack.push_async_callback(placement.close)
+            found.append(Line(nats, bus, placement))
+        yield found
+
+
+def on_up(found: list[Line], number: int) -> None:
+    """The connection of this one is back."""
+    if number < len(found):
+        found[number].placement.on_up()
+
+
+async def stored(nats: Nats, stream: str) -> int:
+    """How many messages a stream has."""
+    found = await nats.api(f"STREAM.INFO.{stream}", {})
+    return int(found["state"]["messages"])
+
+
+async def until(look: Callable[[], Any], what: str = "") -> Any:
+    """There is no event for what others do to a server: it is looked for, with one deadline."""
+    end = time.monotonic() + SECONDS_MAX
+    while True:
+        found = look()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return found
+        assert time.monotonic() < end, f"not in time: {what}"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,368 @@
+"""What only the log on NATS has to promise: leases, the fence, the journal, what is too large for a message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.store.kit import Writer, data, everything, known, outcomes, until
+
+from banksman.errors import NotOwner, StoreError, Unreachable, UsageError
+from banksman.serve.fleet import Fleet
+from banksman.store.address import parse
+from banksman.store.cluster import ClusterLog
+from banksman.store.cluster.packing import MESSAGE_BYTES_MAX
+from banksman.testing.nats_servers import Servers
+
+CLAIMERS = 50
+
+
+class Guarded:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[float, float]] = []
+        self.lost: list[tuple[float, float]] = []
+
+    def on_held(self, fence_at: float, dead_by: float) -> None:
+        self.held.append((fence_at, dead_by))
+
+    def on_lost(self, error: NotOwner, dead_by: float) -> None:
+        assert isinstance(error, NotOwner)
+        self.lost.append((time.monotonic(), dead_by))
+
+
+@asynccontextmanager
+async def opened(servers: Servers, folder: Path, prefix: str, lease: float = 10) -> AsyncGenerator[ClusterLog]:
+    log = ClusterLog(parse(servers.store(prefix, lease=lease)), folder)
+    try:
+        await log.ready()
+        yield log
+    finally:
+        await log.close()
+
+
+@pytest.mark.parametrize("nodes", ["nats_one", "nats_three"])
+async def test_of_fifty_hosts_that_claim_at_once_one_gets_it_each_time(
+    nodes: str, request: pytest.FixtureRequest, tmp_path: Path, prefix: str
+) -> None:
+    servers: Servers = request.getfixturevalue(nodes)
+    logs = [ClusterLog(parse(servers.store(prefix, lease=30)), tmp_path) for _ in range(CLAIMERS)]
+    try:
+        await asyncio.gather(*(log.ready() for log in logs))
+        for number in range(3):
+            got = await outcomes(*(log.claim(f"s{number}", agent="claude") for log in logs))
+            winners = [index for index, one in enumerate(got) if isinstance(one, int)]
+            assert len(winners) == 1, got
+            assert {type(one) for one in got if not isinstance(one, int)} == {NotOwner}
+            owner = known(logs[winners[0]], f"s{number}").owner
+            assert owner is not None
+            assert owner.is_here
+    finally:
+        await asyncio.gather(*(log.close() for log in logs))
+
+
+# What is not answered.
+
+
+async def test_what_is_not_answered_is_unknown_and_is_stored_once(tmp_path: Path, prefix: str) -> None:
+    with Servers(1) as servers:
+        async with opened(servers, tmp_path, prefix, lease=30) as log:
+            writer = await Writer.claim(log)
+            await writer.commit(b"before")
+            servers.stop(0)
+            try:
+                writer.append(b"a")
+                writer.append(b"b")
+                done = asyncio.ensure_future(writer.answers.all())
+                # Long enough for it to have been sent, given up and sent again, all into the same socket.
+                await asyncio.sleep(2.5)
+                assert not done.done()
+            finally:
+                servers.cont(0)
+            assert await done == [None, None, None]
+            await writer.commit(b"after")
+            assert data(await everything(log)) == [b"before", b"a", b"b", b"after"]
+
+
+async def test_a_host_that_cannot_be_heard_is_fenced_at_six_tenths_of_its_lease_and_begins_anew(
+    tmp_path: Path, prefix: str
+) -> None:
+    lease = 3.0
+    with Servers(1) as servers:
+        async with opened(servers, tmp_path, prefix, lease=lease) as log:
+            guard = Guarded()
+            log.guard(guard)
+            writer = await Writer.claim(log)
+            await writer.commit(b"a")
+            first = log.hosts.id
+            servers.stop(0)
+            try:
+                fence_at, dead_by = guard.held[-1]
+                assert dead_by - fence_at == pytest.approx(0.4 * lease)
+                writer.append(b"unheard")
+                async with asyncio.timeout(10):
+                    await until(lambda: bool(guard.lost))
+                    assert await writer.answers.last() is not None
+                at, told = guard.lost[-1]
+                fence_at, dead_by = guard.held[-1]
+                assert fence_at <= at < fence_at + 0.5
+                assert told == dead_by
+                with pytest.raises(Unreachable):
+                    await log.claim("t", agent="claude")
+            finally:
+                servers.cont(0)
+            async with asyncio.timeout(20):
+                await until(lambda: log.hosts.is_held)
+            assert log.hosts.id != first
+            # What it had is its own no more, until it is claimed: here by itself, since nobody else was there.
+            writer.append(b"late")
+            assert isinstance(await writer.answers.last(), NotOwner)
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        again = await Writer.claim(log)
+                        break
+                    except NotOwner:
+                        await asyncio.sleep(0.1)
+            assert again.epoch > writer.epoch
+            await again.commit(b"b")
+            stored = data(await everything(log))
+            # What was on its way was told as failed. It may still have found its place, before the new claim.
+            assert stored in ([b"a", b"b"], [b"a", b"unheard", b"b"])
+
+
+async def test_a_lease_that_ends_is_seen_by_the_others_and_the_session_is_theirs(
+    nats_one: Servers, tmp_path: Path, prefix: str
+) -> None:
+    """The first handle is one in a process of its own, which is killed."""
+    async with opened(nats_one, tmp_path, prefix, lease=2) as log:
+        gone: list[str] = []
+        log.hosts.on_gone(gone.append)
+        with _child(nats_one, tmp_path / "child", prefix, "commit") as child:
+            assert child.stdout is not None
+            assert (await asyncio.to_thread(child.stdout.readline)).strip() == b"committed"
+            async with asyncio.timeout(20):
+                await until(lambda: (found := log.find("s")) is not None and found.owner is not None)
+            with pytest.raises(NotOwner):
+                await log.claim("s")
+            child.kill()
+            killed = time.monotonic()
+            owner = known(log).owner
+            assert owner is not None
+            async with asyncio.timeout(20):
+                await until(lambda: bool(gone))
+            assert owner.address.startswith(gone[0])
+            writer = await Writer.claim(log)
+            assert time.monotonic() - killed < 2 + 2
+            assert data(await everything(log)) == [b"one"]
+            await writer.commit(b"two")
+
+
+@pytest.mark.parametrize("how", ["ended", "deleted"])
+async def test_a_lease_that_the_servers_have_ended_is_lost_though_our_clock_says_no(
+    how: str, nats_one: Servers, tmp_path: Path, prefix: str
+) -> None:
+    """As after the sleep of a machine, whose clock stood still; and where somebody has deleted the whole stream."""
+    async with opened(nats_one, tmp_path, prefix, lease=4) as log:
+        guard = Guarded()
+        log.guard(guard)
+        writer = await Writer.claim(log)
+        first, nats = log.hosts.id, log._nats  # pyright: ignore[reportPrivateUsage]
+        if how == "ended":
+            await nats.api(f"STREAM.PURGE.{prefix}-hosts", {"filter": f"{prefix}.host.{first}"})
+        else:
+            await nats.api(f"STREAM.DELETE.{prefix}-hosts", {})
+        async with asyncio.timeout(20):
+            await until(lambda: bool(guard.lost))
+            await until(lambda: log.hosts.is_held)
+            await until(lambda: [one.id for one in log.hosts.all()] == [log.hosts.id])
+        assert log.hosts.id != first
+        writer.append(b"late")
+        assert isinstance(await writer.answers.last(), NotOwner)
+        again = await Writer.claim(log)
+        await again.commit(b"a")
+
+
+async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path, prefix: str) -> None:
+    with Servers(1) as servers:
+        async with opened(servers, tmp_path, prefix, lease=1) as log:
+            fleet = Fleet(log.hosts)
+            (host,) = fleet.all()
+            assert not fleet.is_silent(host)
+            servers.stop(0)
+            try:
+                async with asyncio.timeout(10):
+                    await until(lambda: fleet.is_silent(fleet.all()[0]))
+            finally:
+                servers.cont(0)
+
+
+# The journal.
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_report(
+    is_claimed: bool, tmp_path: Path, prefix: str
+) -> None:
+    folder = tmp_path / "journals"
+    with Servers(1) as servers:
+        with _child(servers, folder, prefix, "journal") as child:
+            assert child.stdout is not None
+            assert (await asyncio.to_thread(child.stdout.readline)).strip() == b"committed"
+            servers.stop(0)
+            assert child.stdin is not None
+            child.stdin.write(b"go\n")
+            child.stdin.flush()
+            assert (await asyncio.to_thread(child.stdout.readline)).strip() == b"journalled"
+            child.kill()
+        servers.kill(0)  # What the child has sent, and nobody has read, goes with it.
+        servers.restart(0)
+        servers.wait_ready()
+        if is_claimed:
+            async with opened(servers, tmp_path / "other", prefix, lease=2) as other:
+                async with asyncio.timeout(20):
+                    while True:
+                        try:
+                            await (await Writer.claim(other)).commit(b"another's")
+                            break
+                        except NotOwner:
+                            await asyncio.sleep(0.1)
+        async with opened(servers, folder, prefix, lease=2) as log:
+            async with asyncio.timeout(20):
+                mine = log._journal.path  # pyright: ignore[reportPrivateUsage]
+                await until(lambda: list(folder.glob("*.journal")) == [mine])
+            stored = data(await everything(log))
+            reports = list((folder / "reports").glob("*")) if (folder / "reports").exists() else []
+            if is_claimed:
+                assert stored == [b"one", b"another's"]
+                assert [json.loads(line)["data"] for line in reports[0].read_text().splitlines()] == ["two", "three"]
+            else:
+                assert stored == [b"one", b"two", b"three"]
+                assert reports == []
+        assert list(folder.glob("*.journal")) == []
+
+
+# What is too large.
+
+
+async def test_what_is_too_large_for_a_message_is_read_as_any_other(
+    nats_one: Servers, tmp_path: Path, prefix: str
+) -> None:
+    large = os.urandom(3 << 20)
+    async with opened(nats_one, tmp_path, prefix) as log, opened(nats_one, tmp_path, prefix) as other:
+        writer = await Writer.claim(log)
+        await writer.commit(b"small")
+        await writer.commit(large, snapshot=b"s" * (MESSAGE_BYTES_MAX + 1))
+        await writer.commit(b"after")
+        assert data(await everything(other)) == [b"small", large, b"after"]
+        assert await other.snapshot("s") == (2, b"s" * (MESSAGE_BYTES_MAX + 1))
+        blobs = await log._nats.api(f"STREAM.INFO.OBJ_{prefix}-blobs", {})  # pyright: ignore[reportPrivateUsage]
+        assert blobs["state"]["bytes"] > len(large)
+        await log.delete("s")
+        blobs = await log._nats.api(f"STREAM.INFO.OBJ_{prefix}-blobs", {})  # pyright: ignore[reportPrivateUsage]
+        assert blobs["state"]["bytes"] < len(large)
+
+
+async def test_who_reads_again_gets_all_that_is_there_and_not_only_what_was_read_before(
+    nats_one: Servers, tmp_path: Path, prefix: str
+) -> None:
+    async with opened(nats_one, tmp_path, prefix) as log, opened(nats_one, tmp_path, prefix) as other:
+        writer = await Writer.claim(log)
+        await writer.commit(b"a", b"b")
+        assert data((await other.read("s", 0)).events) == [b"a", b"b"]
+        await writer.commit(b"c")
+        await writer.commit(b"d")
+        await until(lambda: other.head("s").seq == 4)
+        assert data((await other.read("s", 0)).events) == [b"a", b"b", b"c", b"d"]
+        assert data((await other.read("s", 1, 2)).events) == [b"b", b"c"]
+
+
+# What cannot be.
+
+
+async def test_all_hosts_of_a_cluster_have_the_same_lease(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+    async with opened(nats_one, tmp_path, prefix, lease=5):
+        late = ClusterLog(parse(nats_one.store(prefix, lease=6)), tmp_path)
+        with pytest.raises(UsageError, match="lease"):
+            await late.ready()
+        await late.close()
+
+
+async def test_a_cluster_that_is_not_there_is_unreachable_and_not_gone(tmp_path: Path) -> None:
+    log = ClusterLog(parse("nats://127.0.0.1:1/nobody"), tmp_path)
+    with pytest.raises(StoreError, match="not connected yet"):
+        log.sessions()
+    with pytest.raises(Unreachable):
+        await log.ready()
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nats://",
+        "nats://h:x",
+        "nats://h/a b",
+        "nats://h?lease=0",
+        "nats://h?replicas=2",
+        "nats://h?what=1",
+        "nats://h,",
+    ],
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UsageError):
+        parse(address)
+
+
+def test_an_address_is_shown_without_what_lets_one_in() -> None:
+    address = parse("nats://me:secret@one:4222,two/team?lease=20&replicas=3")
+    assert address.servers == ("nats://me:secret@one:4222", "nats://me:secret@two:4222")
+    assert (address.prefix, address.lease, address.replicas) == ("team", 20.0, 3)
+    assert "secret" not in str(address)
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from banksman.serve.fleet import Fleet
+from banksman.store.address import parse
+from banksman.store.cluster import ClusterLog
+from tests.store.kit import Writer
+
+async def main():
+    log = ClusterLog(parse(sys.argv[1]), Path(sys.argv[2]))
+    await log.ready()
+    writer = await Writer.claim(log)
+    await writer.commit(b"one")
+    print("committed", flush=True)
+    if sys.argv[3] == "journal":
+        await asyncio.to_thread(sys.stdin.readline)
+        writer.append(b"two")
+        writer.append(b"three")
+        journal = log._journal
+        while not await journal.rows():
+            await asyncio.sleep(0.01)
+        print("journalled", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def _child(servers: Servers, folder: Path, prefix: str, what: str) -> subprocess.Popen[bytes]:
+    """A host in a process of its own, for a minute at most."""
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, servers.store(prefix, lease=2), str(folder), what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
