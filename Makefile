@@ -20,7 +20,7 @@ BIN := .venv/bin
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test check check-deep bench prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test chromium shells screenshots docs-cli check check-deep bench prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +32,21 @@ run: venv-run ## the server with a scripted agent in it, with what a user's inst
 tour: venv-run ## a guided tour in the terminal (AGENT=claude: a session with the real one)
 	.venv-run/bin/python -m banksman.demo talk "$(AGENT)"
 
-test: venv ## every test, in parallel; the slowest ten are printed
+test: venv chromium shells ## every test, in parallel; the slowest ten are printed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Needed by the browser tests alone. Where there is none and none may be installed it says so, and CI stops here.
+chromium:
+	@$(PYTHON) tools/chromium.py > /dev/null
+shells:
+	@$(PYTHON) tools/debian.py zsh fish
+
+# The tutorial's pictures are made by the tests that follow it, so that they show what it does and not what it did once.
+screenshots: venv chromium ## docs/images/*.png again, by the browser test of the tutorial
+	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/browser/test_tutorial_pictures.py
+
+docs-cli: venv ## docs/cli.md, from what --help says
+	$(BIN)/python tools/cli_page.py
 
 check: venv ## format, lint, strict types, the layers' one-way rule
 	$(BIN)/ruff format --check .
@@ -44,10 +57,10 @@ check: venv ## format, lint, strict types, the layers' one-way rule
 bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, from one run
 	.venv-bench/bin/python -m bench
 
-# What `make test` leaves out of these for its ten minutes: the slower worlds of the core, more schedules of the driver.
-prove: venv ## every order of facts, in all the usual worlds of the core, and a longer look at the driver
-	BANKSMAN_EXPLORE=160 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) \
-		tests/core/test_session.py tests/sim/test_driver_explored.py tests/sim/test_pool.py
+# What `make test` leaves out of these for its ten minutes (tests/thorough.py): the slower worlds of the core, schedules of the
+# driver, of the deaths, cuts and failures those that are like their neighbours, and what is marked thorough.
+prove: venv chromium shells ## every order of facts, every death of the store, every cut of a stream, every call that fails
+	BANKSMAN_EXPLORE=160 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "thorough or explored" $(ARGS)
 
 # The same tests as `make test` runs, with more schedules each and larger worlds. Minutes to hours, as EXPLORE says.
 EXPLORE ?= 2000
@@ -55,11 +68,14 @@ explore: venv ## slower proofs: more schedules of the driver (EXPLORE=2000 each)
 	BANKSMAN_EXPLORE=$(EXPLORE) BANKSMAN_EXPLORE_LARGE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o timeout=7200 -o faulthandler_timeout=0 $(ARGS) tests/sim/test_driver_explored.py tests/core/test_session.py
 
-# The same storm as in `make test`, with another seed each time, for so many minutes. A seed that failed is printed:
-# BANKSMAN_CHAOS_SEED=… make chaos begins with it.
+# The same storms as in `make test`, with another seed each time: one server for CHAOS minutes; three nodes of NATS, three
+# hosts and two front ends with sixty sessions for CLUSTER minutes, then how long a take-over takes. A seed that failed is
+# printed: BANKSMAN_CHAOS_SEED=… make chaos begins with it; ARGS="-k cluster" leaves the other one out.
 CHAOS ?= 10
-chaos: venv ## clients cut off, the server killed, again and again (CHAOS=10 minutes): everybody sees everything once
-	BANKSMAN_CHAOS=$(CHAOS) $(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 $(ARGS) tests/chaos
+CLUSTER ?= 5
+chaos: venv ## clients cut off, servers, hosts and nodes killed and stopped, again and again (CHAOS=10, CLUSTER=5 minutes)
+	BANKSMAN_CHAOS=$(CHAOS) BANKSMAN_CHAOS_CLUSTER=$(CLUSTER) \
+		$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 $(ARGS) tests/chaos
 
 # What `make test` does for a moment, for DEEP seconds each, and from another beginning each time.
 DEEP ?= 60

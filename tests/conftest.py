@@ -13,21 +13,36 @@ import uuid
 from collections.abc import Generator, Iterator
 
 import pytest
+from tests.nats import shared
+from tests.thorough import IS_THOROUGH
 
 from banksman.run.child import inherited
 from banksman.run.child.spawner import spawner
 
 # What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
-pytest.register_assert_rewrite("tests.store", "tests.sim", "tests.core", "tests.sessions", "tests.serve")
+pytest.register_assert_rewrite(
+    *("tests.store", "tests.sim", "tests.core", "tests.sessions", "tests.serve"),
+    *("tests.browser", "tests.terminal", "tests.tutorial"),
+)
 
 GONE_SECONDS_MAX = 10.0
 # The zygote and the keeper it has in reserve are there as long as the program is.
 KNOWN = ("banksman-zygote", "banksman-spare")
 
 
-def pytest_configure() -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is thorough is not skipped but left out, where it is not asked for: see thorough.py."""
+    if not IS_THOROUGH and not config.option.markexpr:
+        slow = [item for item in items if item.get_closest_marker("thorough") is not None]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.get_closest_marker("thorough") is None]
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Hear every signal: run in the background (nohup, a shell's &) we are started with some of them ignored, and so
     would be every program that a test starts and signals."""
+    config.addinivalue_line("markers", "thorough: for `make prove` alone, see tests/thorough.py")
+    config.addinivalue_line("markers", "explored: a part of it in `make test`, all of it in `make prove`")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -78,7 +93,8 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
-    """No process, fd or thread more than before, but for the zygote, which is known by name."""
+    """No process, fd or thread more than before, but for the zygote, which is known by name, and the nodes of NATS that
+    tests share, which are known by their keeper."""
     spawner.current(inherited.take().fingerprint)  # Warm, so that its start is not taken for a leak.
     fds, threads = _fds(), set(threading.enumerate())
     yield
@@ -92,9 +108,10 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def _fds() -> set[str]:
-    """Every open fd and what it is, without the zygote's own two."""
+    """Every open fd and what it is, without the zygote's own two, and those to the keepers of nodes that are shared."""
     zygotes = [*spawner._retired, *([spawner._zygote] if spawner._zygote else [])]  # pyright: ignore[reportPrivateUsage]
     known = {fd for zygote in zygotes for fd in (zygote.fileno(), zygote._pidfd)}  # pyright: ignore[reportPrivateUsage]
+    known |= shared.fds()
     found: set[str] = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -121,9 +138,10 @@ def _processes() -> list[str]:
             parents[int(entry)] = int(parent)
             names[int(entry)] = f"{name} {state}"
     mine: list[str] = []
+    keepers = shared.keepers()
     for pid in parents:
         ancestor, seen = pid, 0
-        while ancestor in parents and ancestor != os.getpid() and seen < 100:
+        while ancestor in parents and ancestor not in keepers and ancestor != os.getpid() and seen < 100:
             ancestor, seen = parents[ancestor], seen + 1
         if ancestor == os.getpid() and pid != os.getpid() and not names[pid].startswith(KNOWN):
             mine.append(f"{pid} {names[pid]}")

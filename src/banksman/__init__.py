@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         CommandError,
         HistoryLost,
         MachineError,
+        Moved,
+        Moving,
         NameTaken,
         NotFound,
         NotOwner,
@@ -63,6 +65,8 @@ _HOMES = {
     "errors": (
         *("AgentError", "BanksmanError", "BugError", "Busy", "Closed", "CommandError", "HistoryLost", "MachineError"),
         *(
+            "Moved",
+            "Moving",
             "NameTaken",
             "NotFound",
             "NotOwner",
@@ -114,6 +118,8 @@ __all__ = [
     "Kind",
     "MachineError",
     "Match",
+    "Moved",
+    "Moving",
     "NameTaken",
     "NotFound",
     "NotOwner",

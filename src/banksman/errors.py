@@ -61,6 +61,10 @@ class NotOwner(Refused):
     """Another writer has the session: a newer claim, or another host."""
 
 
+class NoOwner(Refused):
+    """Nobody answers for the session: its host is gone, or cannot be heard."""
+
+
 class NameTaken(Refused):
     """Another session of the store has this name."""
 
@@ -69,12 +73,30 @@ class Closed(Refused):
     """The session or its host is closed, or is being closed."""
 
 
+class Moving(Refused):
+    """The session is leaving this host, or has left it, and nothing was accepted: ask again, whoever has it next takes
+    it."""
+
+
+class Moved(Refused):
+    """The session has left this host, and the ask waits in its log for whoever has it next. It is not to be asked
+    again: its outcome will be in the log."""
+
+
 class AgentError(BanksmanError):
     """The agent failed: it could not be started, it died, it said so."""
 
 
 class StoreError(BanksmanError):
     """The log could not be written, or not be read: the disk, or the cluster."""
+
+
+class Unreachable(StoreError):
+    """The cluster, or the host that has the session, does not answer. It is not gone: what it accepted is kept."""
+
+
+class Unanswered(Unreachable):
+    """It was sent, and no answer came: whether it was done is unknown, until somebody looks."""
 
 
 class StoreFull(StoreError):

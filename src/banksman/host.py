@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl
 
 from banksman.errors import UsageError
+from banksman.folders import state_folder
 from banksman.run import host
 from banksman.run.host import Settles
 
 if TYPE_CHECKING:
     from banksman.run.sessions.registry import Permit
     from banksman.run.sessions.session import Session
+    from banksman.store.bus import Cluster
     from banksman.store.log import Log
 
-HINT = '"sqlite:PATH" (a file that hosts may share), or "memory:"'
+HINT = '"sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
 # What may follow a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
 SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
+# How a store begins that hosts of many machines share.
+CLUSTER = ("nats://", "tls://")
 
 
 class Host(host.Host):
@@ -101,6 +105,24 @@ class Host(host.Host):
         store = self._own_sessions().store
         await bundle.bundle(store, self._id(session), path, secrets=self._secrets, text=text)
 
+    @property
+    def cluster(self) -> Cluster | None:
+        """What binds the hosts that share the store; None: it is one of this machine."""
+        return cast("Cluster | None", getattr(self._own_sessions().store, "cluster", None))
+
+    async def ready(self) -> None:
+        """Until the store can be asked."""
+        self._bind()
+        await self._own_sessions().store.ready()
+
+    async def need_of(self, session: str) -> list[str]:
+        """What a host must have to go on with a session: see `run/sessions/needs.py`."""
+        from banksman.run.sessions import needs  # noqa: PLC0415
+
+        store = self._own_sessions().store
+        known = store.find(session)
+        return [] if known is None else await needs.read(store, known)
+
     def _id(self, session: Session | str) -> str:
         self._bind()
         return self.session(session).id if isinstance(session, str) else session.id
@@ -108,13 +130,7 @@ class Host(host.Host):
 
 def default_path() -> Path:
     """Where sessions are kept if nobody says where."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # As the specification has it, a relative path there means nothing.
-        return Path(state) / "banksman" / "store.db"
-    home = os.path.expanduser("~")
-    if not os.path.isabs(home) or not home.strip("/"):
-        raise UsageError("there is no home folder to keep sessions in", hint='Host("sqlite:PATH"), or XDG_STATE_HOME')
-    return Path(home) / ".local" / "state" / "banksman" / "store.db"
+    return state_folder() / "store.db"
 
 
 def _engine(store: Any, address: str) -> tuple[Callable[[], Log], Settles]:
@@ -129,6 +145,9 @@ def _engine(store: Any, address: str) -> tuple[Callable[[], Log], Settles]:
     if isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
         path, settings = _parse(store.removeprefix("sqlite:"))
         return lambda: _open_sqlite(path, {**settings, "address": address}), _when(lambda: Path(path), Settles.AT_START)
+    if isinstance(store, str) and store.startswith(CLUSTER):
+        # What is left of hosts that died is for those that take their sessions over.
+        return _open_cluster(store), Settles.WHEN_NEEDED
     raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
 
 
@@ -170,3 +189,23 @@ def _open_sqlite(path: str, settings: dict[str, Any]) -> Log:
     from banksman.store.sqlite import SqliteLog  # noqa: PLC0415
 
     return cast("Log", SqliteLog(path, **settings))
+
+
+def _open_cluster(store: str) -> Callable[[], Log]:
+    """What is wrong with its name is an error of the call."""
+    from banksman.store import address  # noqa: PLC0415
+
+    where = address.parse(store)
+
+    def opens() -> Log:
+        try:
+            from banksman.store.cluster import ClusterLog  # noqa: PLC0415
+        except ModuleNotFoundError as exc:
+            if (exc.name or "").partition(".")[0] != "nats":
+                raise
+            hint = "pip install 'banksman[cluster]'"
+            raise UsageError(f"a store on NATS needs {exc.name}, which is not installed", hint=hint) from exc
+        folder = state_folder() / "journals" if where.journal is None else Path(where.journal)
+        return cast("Log", ClusterLog(where, folder))
+
+    return opens

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from tests.core import toy
 from tests.core.ledger import Ledger, Violation, check, fold
 
+from banksman.core import arbiter, settling
 from banksman.core import event as kinds
 from banksman.core import past as pasts
-from banksman.core import settling
 from banksman.core.arbiter import Hold
 from banksman.core.config import Config
 from banksman.core.decision import DENIED
@@ -52,6 +52,7 @@ from banksman.core.session_effects import (
     GiveReceipt,
     GrantHold,
     HoldConversation,
+    PassOn,
     Reject,
     Resolve,
     SettingTaken,
@@ -78,6 +79,7 @@ from banksman.core.session_facts import (
     HoldAsked,
     HoldReleased,
     InterruptAsked,
+    LeaveAsked,
     ProcessExited,
     ProcessFailed,
     ProcessGone,
@@ -109,9 +111,10 @@ BUDGETS = (
     *("exit", "cut", "unstartable"),  # its process and its pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that comes when its subject is gone
-    *("withdraw", "interrupt", "move", "release", "setting", "reconfigure", "drain", "close"),  # callers
+    *("withdraw", "interrupt", "move", "release", "setting", "reconfigure"),  # callers
+    *("drain", "close", "leave", "hurry"),
     *("evict",),  # other sessions
-    *("crash",),  # our own host
+    *("crash", "claim"),  # our own host; another
 )
 
 
@@ -149,7 +152,7 @@ class Scenario:
 class Life:
     """What became of an ask, an interrupt or a hold, as its owner sees it."""
 
-    UNASKED, ASKED, ACCEPTED, OVER, REJECTED = range(5)
+    UNASKED, ASKED, ACCEPTED, OVER, REJECTED, PASSED_ON = range(6)
 
 
 class Unlogged(NamedTuple):
@@ -215,6 +218,9 @@ class Move(NamedTuple):
 # -- what may happen -------------------------------------------------------------------------------------------------
 def moves(scenario: Scenario, world: World) -> Iterator[Move]:
     if world.is_finished:
+        # It has left: another host goes on, with what the log says and nothing else.
+        if world.session.mode is Mode.LEFT and world.budget[BUDGETS.index("claim")]:
+            yield _crash(scenario, world.spend("claim"))
         return
     urgent = next(_urgent(scenario, world), None)
     if urgent is not None:
@@ -291,6 +297,12 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         yield Move("other", DrainAsked(AT), world.spend("drain"))
     if budget["close"]:
         yield Move("other", CloseAsked(AT), world.spend("close"))
+    if budget["leave"]:
+        yield Move("other", LeaveAsked(AT), world.spend("leave"))
+    if budget["hurry"]:
+        # In time, and at once.
+        yield Move("other", LeaveAsked(AT, AT + 1.0), world.spend("hurry"))
+        yield Move("other", LeaveAsked(AT, AT), world.spend("hurry"))
 
 
 def _interrupted(world: World, id: str) -> World:
@@ -569,6 +581,15 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
         case Resolve(turn=id, outcome=outcome):
             _check_outcome(scenario, world, id, outcome)
             return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.OVER)
+        case PassOn(turn=id):
+            waiting = [other.id for other in world.durable.waiting]
+            check(world.session.mode is Mode.LEFT, "G2", f"{id} is passed on by who has not left")
+            check(id in waiting, "G2", f"{id} is passed on, and in the log only {waiting} wait")
+            # One of several that share a turn goes where the others go.
+            sharing = arbiter.find(world.session.queue, id)
+            is_wanted = sharing is not None and any(ask.id not in world.unwanted for ask in sharing.asks)
+            check(is_wanted, "G2", f"{id} is passed on, and nobody wants it")
+            return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.PASSED_ON)
         case GiveReceipt(interrupt=interrupt):
             id = interrupt.removeprefix("stop-")
             check((id, Life.ASKED) in world.interrupts, "G2", f"a receipt that nobody waits for: {interrupt}")
@@ -593,9 +614,26 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             check(not world.untold, "G2", f"finished, and nobody was told the answer to {world.untold}")
             is_there = world.is_asked_for or world.is_alive or world.has_exited
             check(not is_there, "G6", "finished, and the process is there")
+            if world.session.mode is Mode.LEFT:
+                _check_left(scenario, world)
             return world._replace(is_finished=True)
         case _:
             raise AssertionError(f"no such effect: {effect}")
+
+
+def _check_left(scenario: Scenario, world: World) -> None:
+    """Whoever comes next finds nothing that it would have to settle, and nobody who was told something else."""
+    if world.session.store is not Store.WORKING:
+        may_go = world.session.store is Store.LOST or world.session.is_overdue
+        check(may_go, "G2", "it has left, and the log does not have what callers were told")
+        return
+    found = world.durable_mirror
+    is_settled = found.session.turn is None and found.session.own is None and not found.questions
+    check(is_settled and world.durable.own is None, "G2", f"it has left, and something is open: {found}")
+    check(found.session.mode is Mode.OPEN, "replay", f"it has left, and the log says {found.session.mode}")
+    lives = zip(scenario.asks, world.asks, strict=True)
+    passed_on = frozenset(ask.id for ask, life in lives if life == Life.PASSED_ON)
+    check(world.durable.open == passed_on, "G2", f"{world.durable.open} wait in the log, and {passed_on} were told so")
 
 
 def _settle_ask(scenario: Scenario, world: World, id: str, life: int, following: int) -> World:
@@ -643,6 +681,8 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
                 "G1",
                 f"{data} is written while the agent is at work: {agent}",
             )
+        is_new = turn[0].id == ask.id
+        check(not is_new or world.session.mode in (Mode.OPEN, Mode.DRAINING), "G2", f"{data} begins, and it is leaving")
         is_durable = any(member.id == ask.id for member in world.durable.turn)
         check(is_durable, "G7", f"{data} is written before the intent is durable")
     return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
@@ -688,8 +728,8 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
     if ask is None:
         return
     # A process that goes before it could say whose boundary it was has said one for all that: it is believed.
-    is_leaving = world.has_exited or isinstance(fact, ProcessGone)
-    if b'"outcome":"done"' in data and b'"text":"own' in data and not is_leaving:
+    is_going = world.has_exited or isinstance(fact, ProcessGone)
+    if b'"outcome":"done"' in data and b'"text":"own' in data and not is_going:
         raise Violation("G4", f"{id} is done with what the agent did by itself")
     ledger = world.ledger
     together = {id, *(m.id for m in ledger.turn), *(m.id for m in ledger.waiting if m.leader is not None)}
@@ -699,6 +739,9 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
         is_wanted = together & world.unwanted or world.session.mode is not Mode.OPEN
         has_clock = bool(scenario.config.get("clocks"))
         check(is_wanted or by_other or has_clock, "G4", f"{id} is interrupted and nobody wanted it")
+    if b'"outcome":"refused"' in data:
+        is_leaving = world.session.mode in (Mode.LEAVING, Mode.PARTING, Mode.LEFT)
+        check(not is_leaving or ask.is_last, "G2", f"{id} is refused, and could have been passed on")
     if b'"outcome":"preempted"' in data:
         urgent = [*(other.priority for other in asked), *(p for _, p in scenario.holds)]
         check(any(p > ask.priority and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
@@ -793,7 +836,7 @@ def key(world: World) -> tuple[object, ...]:
     process = session.process
     return (
         *(
-            session.mode,
+            *(session.mode, session.leave_by, session.is_overdue),
             session.conversation,
             session.collecting,
             session.hold,
@@ -865,7 +908,7 @@ def _brief_deferred(deferred: object) -> object:
     match deferred:
         case Resolve(turn=turn, outcome=outcome):
             return turn, outcome.kind, outcome.text
-        case Accept(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
+        case Accept(turn=name) | PassOn(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
             return type(deferred).__name__, name
         case MaySteer(key=name, ask=steered):
             return type(deferred).__name__, name, steered
@@ -1009,7 +1052,7 @@ class _Search:
         self.parents.append((parent, index))
         self.by_world.append([])
         self.by_agent.append([])
-        is_closing = world.session.mode in (Mode.CLOSING, Mode.CLOSED) and not world.is_finished
+        is_closing = world.session.mode not in (Mode.OPEN, Mode.DRAINING) and not world.is_finished
         owes = any(life == Life.ASKED for _, life in world.interrupts)
         waits = Life.ASKED in world.holds or world.change == Life.ASKED
         self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits)

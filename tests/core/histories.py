@@ -35,6 +35,7 @@ from banksman.core.session_facts import (
     Asked,
     AskMoved,
     AskWithdrawn,
+    Begun,
     CloseAsked,
     Committed,
     DrainAsked,
@@ -42,6 +43,7 @@ from banksman.core.session_facts import (
     Fact,
     HoldAsked,
     InterruptAsked,
+    LeaveAsked,
     ProcessExited,
     ProcessFailed,
     ProcessStarted,
@@ -94,7 +96,7 @@ EVERYTHING = scenarios.scenario(
     holds=(("hold", NORMAL), ("other", INTERACTIVE)),
     manners=Manners(begins=True, ends=("over,settled", "over+settled"), errs=True),
     config={"clocks": {"overall": 0.0}, "idle_seconds": 0.0, "recycle_seconds": 0.0},
-    **dict.fromkeys(("setting", "unanswered", "reconfigure", "fail", "close"), 1),
+    **dict.fromkeys(("setting", "unanswered", "reconfigure", "fail", "close", "hurry"), 1),
     **dict.fromkeys(("own", "stray", "unacknowledged", "question", "exit", "cut", "unstartable", "late"), 2),
     **dict.fromkeys(("task", "evict"), 2),
     **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
@@ -113,6 +115,7 @@ _OTHERS = (
     *("an own turn and a log that fails", "a log that fails while collecting", "a hold and others", "collected"),
     *("steered while the log takes its time", "steered, interrupted", "steered, merged", "a question", "three asks"),
     *("a close", "a drain", "one is moved", "another model", "one crash after the other", "a full queue"),
+    *("a leave", "a leave among three"),
 )
 WALKS = {
     **{f"{EVERYTHING.name} {seed}": (EVERYTHING, seed) for seed in range(16)},
@@ -123,7 +126,7 @@ WALKS = {
 
 # What would end most walks before they have begun is rare, as it is in life.
 _CHANCES: dict[type, float] = {
-    **dict.fromkeys((CloseAsked, DrainAsked, AppendFailed), 0.02),
+    **dict.fromkeys((CloseAsked, DrainAsked, LeaveAsked, AppendFailed), 0.02),
     **dict.fromkeys((ProcessExited, ProcessFailed, WriteFailed, TimerFired, EvictAsked), 0.1),
     **dict.fromkeys((Asked, HoldAsked, AskWithdrawn, InterruptAsked, AskMoved), 0.25),
 }
@@ -262,6 +265,23 @@ def _opened_again() -> Told:
     return again
 
 
+def _left() -> Told:
+    """By one host, with somebody who waits, and gone on with by another."""
+    talk = open_talk()
+    talk.serve(ask("a", NORMAL, key="k"), spent=1.0)
+    talk.ask(ask("b", NORMAL, key="k-b"))
+    talk.opens("b0000")
+    talk.ask(ask("c", NORMAL, key="k-c"))
+    talk.tell(LeaveAsked(0.0))
+    talk.over("b0000", spent=1.5)
+    talk.die(signal=15)
+    again = open_talk(before=talk.appends)
+    again.tell(Begun(0.0))
+    again.begin()
+    again.over("c0000", spent=2.0)
+    return again
+
+
 def _asked_and_added() -> Told:
     """A turn with all that a turn can have, and a queue in an order that only the log knows."""
     talk = open_talk()
@@ -289,6 +309,7 @@ _TALKS = {
     "forked": functools.partial(_adopted, fork=True, is_known=True),
     "forked and forgotten": functools.partial(_adopted, fork=True, is_known=False),
     "opened again": _opened_again,
+    "left": _left,
     "asked and added": _asked_and_added,
 }
 

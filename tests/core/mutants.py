@@ -16,6 +16,7 @@ from unittest import mock
 
 from tests.core import (
     test_conversation,
+    test_leaving,
     test_past,
     test_questioning,
     test_resting,
@@ -55,9 +56,10 @@ from banksman.core.past import KEYS_MAX, Past
 from banksman.core.rules import Verdict
 from banksman.core.session_effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
 from banksman.core.session_facts import Timer
-from banksman.core.state import Deferred, MayWrite, Process, ProcessPhase, Session, Stale, Stdin
+from banksman.core.state import Deferred, MayWrite, Mode, Process, ProcessPhase, Session, Stale, Stdin
 from banksman.core.turn import Ask, Cause, Move, Phase, Turn
 from banksman.core.work import Work
+from banksman.errors import Closed
 
 # Given the right function, the wrong one.
 Wrong = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -1084,6 +1086,88 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
         return [(id, kind, data.replace(b'"spent":null', b'"spent":' + spent)) for id, kind, data in right(past, **how)]
 
     return settle
+
+
+# -- a session that leaves ---------------------------------------------------------------------------------------------
+@_mutant("a withdrawal at the last moment is lost", closing, "takes_back", "a leave, interrupted")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def takes_back(work: Work, fact: object) -> bool:
+        return False
+
+    return takes_back
+
+
+@_mutant("it leaves though the log lacks endings", closing, "_may_go", "a leave, and a log that fails twice")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def may_go(state: Session) -> bool:
+        return True
+
+    return may_go
+
+
+@_mutant(
+    "it leaves before it has accepted",
+    closing,
+    "_may_go",
+    test_leaving.test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def may_go(state: Session) -> bool:
+        return right(replace(state, deferred=()))
+
+    return may_go
+
+
+@_mutant("it has left though the log does not say so", closing, "take_back", "a leave, and a log that fails twice")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Work) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant("holders are left behind", closing, "_end_holds", "a leave of holders")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Work) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant("what was granted is sent by who leaves", ending, "put_back", "a leave, interrupted")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def put_back(work: Work, again: Turn) -> None:
+        if work.state.mode is not Mode.LEAVING:
+            right(work, again)
+
+    return put_back
+
+
+@_mutant("who comes back finds nobody", arbiter, "requeue", "a leave, interrupted")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def kept(queue: Queue, waiting: Waiting) -> Queue:
+        return queue
+
+    return kept
+
+
+@_mutant("what waits is refused by who leaves", closing, "leave", "a leave, interrupted")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(work: Work, by: float | None) -> None:
+        right(work, by)
+        for waiting in work.state.queue:
+            if isinstance(waiting, Turn):
+                asking.drop(work, waiting, Kind.REFUSED, Closed("left"))
+
+    return leave
+
+
+@_mutant("a deadline is not kept", closing, "hurry", test_leaving.test_of_several_deadlines_the_first_counts)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Work) -> None:
+        pass
+
+    return nothing
 
 
 # -- what a log folds to, and snapshots of it --------------------------------------------------------------------------

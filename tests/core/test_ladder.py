@@ -13,6 +13,7 @@ from banksman.core.ladder import (
     CloseStdin,
     Effect,
     Fact,
+    Hurry,
     KillKeeper,
     KillTree,
     Ladder,
@@ -142,6 +143,59 @@ def test_at_once_skips_to_kill_from_every_rung() -> None:
         assert [name for at, name in world.rungs() if at == 0.0][-2:] == ["KillTree", "Settle"], world.rungs()
 
 
+def test_a_stop_that_must_be_over_in_time_gives_each_rung_its_share_of_it() -> None:
+    world = World(AGENT, exits_on=None, rest_ends_on=None)
+    world.run(StopAsked(0.0, kill_by=1.3))
+    assert [(round(at, 9), name) for at, name in world.rungs()[:3]] == [
+        (0.0, "CloseStdin"),
+        (0.3, "TermGroup"),
+        (1.3, "KillTree"),
+    ]
+    hurry = next(effect for _, effect in world.trace if isinstance(effect, Hurry))
+    assert (round(hurry.term_at, 9), hurry.kill_at) == (0.3, 1.3)
+    assert [round(effect.seconds, 9) for _, effect in world.trace if isinstance(effect, TermGroup)] == [1.0]
+
+
+def test_a_stop_that_fits_is_not_hurried() -> None:
+    worlds = [World(AGENT, exits_on=Phase.KILL, rest_ends_on=Phase.KILL) for _ in range(2)]
+    worlds[0].run(StopAsked(0.0))
+    worlds[1].run(StopAsked(0.0, kill_by=6.5))
+    assert worlds[0].rungs() == worlds[1].rungs()
+
+
+@pytest.mark.parametrize("timings", [AGENT, COMMAND])
+def test_with_no_time_left_every_rung_follows_at_once(timings: Timings) -> None:
+    world = World(timings, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+    world.run(StopAsked(0.0, kill_by=-5.0))
+    assert world.now == 0.0
+    assert [name for _, name in world.rungs()][-3:] == ["TermGroup", "KillTree", "Settle"]
+
+
+@pytest.mark.parametrize("timings", [AGENT, COMMAND])
+@pytest.mark.parametrize("at", [0.5, 3.0])
+@pytest.mark.parametrize("has_exited", [False, True])
+def test_a_stop_that_is_under_way_is_only_ever_shortened(timings: Timings, at: float, has_exited: bool) -> None:
+    """Whatever bounds come, and in whatever order, KILL comes at the earliest of them, or when it would have anyway."""
+    for bounds in itertools.permutations((at + 0.5, at + 1.0, 100.0)):
+        world = World(timings, exits_on=None, rest_ends_on=Phase.KILL)
+        world.has_exited = True
+        world.ladder, _ = step(world.ladder, StopAsked(0.0))
+        if timings.eof is not None and at > timings.eof:
+            world.ladder, _ = step(world.ladder, TimerFired(timings.eof, Phase.EOF))
+        if has_exited:
+            world.ladder, _ = step(world.ladder, LeaderExited(at))
+        world.now = at
+        world.run(*(StopAsked(at, kill_by=bound) for bound in bounds))
+        assert [round(when - at, 9) for when, name in world.rungs() if name == "KillTree"] == [0.5], bounds
+
+
+@pytest.mark.parametrize(("timings", "kill_at"), [(AGENT, 6.5), (COMMAND, 5.0)])
+def test_a_bound_that_lies_behind_the_end_of_a_stop_changes_nothing(timings: Timings, kill_at: float) -> None:
+    world = World(timings, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+    world.run(StopAsked(0.0), StopAsked(0.0, kill_by=100.0))
+    assert [at for at, name in world.rungs() if name == "KillTree"] == [kill_at]
+
+
 def test_a_keeper_that_does_not_report_is_killed_and_the_wait_ends() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=None)
     world.run(StopAsked(0.0, at_once=True))
@@ -187,6 +241,7 @@ def test_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[st
     kinds: list[Fact] = [
         StopAsked(1.0),
         StopAsked(1.0, at_once=True),
+        *(StopAsked(1.0, kill_by=by) for by in (0.5, 2.0, 50.0)),
         LeaderExited(1.0),
         OutputClosed(1.0),
         TreeGone(1.0),

@@ -66,6 +66,8 @@ from banksman.core.turn import Phase, Turn
 from banksman.core.work import OUTBOX_FRAMES_MAX
 from banksman.errors import AgentError, Closed, MachineError, StoreError
 
+pytestmark = pytest.mark.explored
+
 # A minute more: `make prove`. And minutes, and up to a GB, more, for when there is time: `make explore`.
 IS_WHOLE = "BANKSMAN_EXPLORE" in os.environ
 IS_LARGE = "BANKSMAN_EXPLORE_LARGE" in os.environ
@@ -104,7 +106,7 @@ EVERYTHING = scenarios.scenario(
     holds=(("hold", NORMAL), ("other", INTERACTIVE)),
     manners=toy.Manners(begins=True, ends=("over,settled", "over+settled"), errs=True),
     config={"clocks": {"overall": 0.0}, "idle_seconds": 0.0, "recycle_seconds": 0.0},
-    **dict.fromkeys(("setting", "unanswered", "reconfigure"), 1),
+    **dict.fromkeys(("setting", "unanswered", "reconfigure", "hurry"), 1),
     **dict.fromkeys(("own", "stray", "unacknowledged", "question", "exit", "cut", "unstartable", "fail", "late"), 2),
     **dict.fromkeys(("task", "evict"), 2),
     **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
@@ -170,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         """However it went, it can be closed, and time, the log and the process bring that to its end."""
         world = self.world
-        if world.session.mode in (Mode.OPEN, Mode.DRAINING):
+        if world.session.mode in (Mode.OPEN, Mode.DRAINING, Mode.LEAVING):
             world, _ = exploration.take(EVERYTHING, Move("other", CloseAsked(exploration.AT), world))
         for _ in range(200):
             if world.is_finished:

@@ -76,6 +76,9 @@ class ToyDialect:
     def read_head(self, head: bytes, tail: bytes = b"") -> Meaning | None:
         return _meaning(head)
 
+    def partial(self, line: bytes) -> list[dict[str, Any]]:
+        return []
+
     def begin(self, setup: Setup) -> Speech:
         return Plain(self, setup)
 

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
-from banksman.cli.sse import RETRY_MILLISECONDS_MAX, Message, Parser
+from banksman.cli.reaching.sse import RETRY_MILLISECONDS_MAX, Message, Parser
 from banksman.core import jsonrpc
 from banksman.core.decision import Decision
 from banksman.core.dialects import claude_reading, claude_updates

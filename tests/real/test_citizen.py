@@ -37,6 +37,8 @@ from tests.real.helpers import (
 import banksman
 from banksman import Ended, Finished, Host
 
+pytestmark = pytest.mark.thorough
+
 # libuv makes a pipe for signals once per process and keeps it; made here, it is not taken for a leak of the first test.
 uvloop.new_event_loop().close()
 

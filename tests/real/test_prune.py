@@ -40,6 +40,8 @@ from banksman.run.child.keeper import pruning
 from banksman.run.child.launch import prepare
 from banksman.run.sessions.agent import AgentEvent, Gone, Output, RealAgent, ToolsSwept
 
+pytestmark = pytest.mark.thorough
+
 # An agent: it runs each line that it is told, and leaves at the end of its stdin.
 AGENT = """
 while line := hear():

@@ -26,6 +26,8 @@ from tests.real.helpers import REPOSITORY, alive, child, program, rungs, start, 
 import banksman
 from banksman import Host, UsageError
 
+pytestmark = pytest.mark.thorough
+
 NOBODY = 65534
 RIGHTS = ("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")
 

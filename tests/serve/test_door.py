@@ -78,7 +78,7 @@ def test_who_is_not_let_in_is_told_how(served: Served) -> None:
 
 
 def test_what_is_open_is_the_page_and_healthz_and_nothing_else(served: Served) -> None:
-    for path in ("/", "/page.js", "/page.css", "/healthz"):
+    for path in ("/", "/page/main.js", "/page/style/tokens.css", "/healthz"):
         assert served.request("GET", path, token=False).status == 200, path
     assert served.request("GET", "/healthz", token=False).json == {"status": "ok"}
     paths: dict[str, Any] = {**served.get("/openapi.json")["paths"], "/openapi.json": {"get": {}}}

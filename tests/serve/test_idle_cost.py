@@ -68,7 +68,7 @@ async def serving() -> AsyncGenerator[Served]:
             streams_max=settings.streams_max,
         )
         context = Context(host, settings, Policy(settings), streams, drain=lambda _: None, store="")
-        one = server.Server(app.make(context, token=TOKEN, port=port), listener, settings, streams)
+        one = server.Server(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
         one.start()
         try:
             yield Served(host, streams, one, port)

@@ -25,6 +25,8 @@ from banksman.serve.streams.counts import Counts
 from banksman.serve.streams.follower import Streams
 from banksman.serve.streams.pages import Pages
 
+pytestmark = pytest.mark.thorough
+
 JSON = {"Content-Type": "application/json"}
 
 
@@ -134,7 +136,7 @@ def test_paths_lead_nowhere_else(served: Served) -> None:
         *(
             "/../",
             "/../../etc/passwd",
-            "/page.js/../../main.py",
+            "/page/main.js/../../main.py",
             "/%2e%2e/%2e%2e/etc/passwd",
             "/..%2f..%2fetc%2fpasswd",
         ),
@@ -144,14 +146,14 @@ def test_paths_lead_nowhere_else(served: Served) -> None:
             "/index.html",
             "/main.py",
             "/__init__.py",
-            "/page.js%00",
+            "/page/main.js%00",
             "/%00",
             "//",
             "/.",
         ),
         *(
             "//etc/passwd",
-            "/page.css/",
+            "/page/main.js/",
             "/healthz/",
             "/v1/sessions/",
             "/v1//sessions",
@@ -422,7 +424,7 @@ async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
     try:
         async with Host("memory:") as host:
             context = Context(host, made, Policy(made), streams, drain=lambda _: None, store="memory:")
-            server = servers.Server(app.make(context, token=TOKEN, port=port), listener, made, streams)
+            server = servers.Server(app.make(context, token=TOKEN, port=port), [listener], made, streams)
             server.start()
             try:
                 yield port

@@ -40,6 +40,7 @@ STATUSES = {
         errors.StoreFull: 503,
     },
     **{errors.StoreReadOnly: 503, errors.StoreBusy: 503, errors.StoreDamaged: 500, errors.HistoryLost: 410},
+    **{errors.NoOwner: 503, errors.Moving: 503, errors.Moved: 503, errors.Unreachable: 503, errors.Unanswered: 504},
     **{errors.StoreTooNew: 500, errors.BugError: 500, errors.MachineError: 503, errors.BanksmanError: 500},
 }
 

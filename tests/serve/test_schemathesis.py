@@ -12,6 +12,8 @@ import pytest
 from tests.serve import contract
 from tests.serve.kit import Served
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = 3
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from banksman.errors import UsageError
+from banksman.serve.inside import store_of
 from banksman.serve.settings import Settings, is_loopback, load
 
 
@@ -108,7 +109,7 @@ def test_a_file_that_is_no_file_of_ours_is_told_by_its_name(tmp_path: Path) -> N
     assert "serve cannot be" in refusal(tmp_path, "serve = 1\n")
     with pytest.raises(UsageError, match="there is no file"):
         load(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="is no file"):
         load(tmp_path)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="is not TOML"):
@@ -144,3 +145,20 @@ def test_an_address_that_others_can_reach_needs_a_word(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith("Banksman is at http://0.0.0.0:")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("store", "whole"),
+    [
+        (None, "sqlite:?keep_bytes=7&keep_seconds=8"),
+        ("sqlite:a", "sqlite:a?keep_bytes=7&keep_seconds=8"),
+        ("sqlite:a?b", "sqlite:a?b?keep_bytes=7&keep_seconds=8"),
+        ("sqlite:a?level=full", "sqlite:a?level=full&keep_bytes=7&keep_seconds=8"),
+        # What was said of this store comes before what was said of any.
+        ("sqlite:a?keep_bytes=9", "sqlite:a?keep_bytes=9&keep_seconds=8"),
+        ("sqlite:a?keep_seconds=9&keep_bytes=9", "sqlite:a?keep_seconds=9&keep_bytes=9"),
+        ("memory:", "memory:"),
+    ],
+)
+def test_what_is_kept_goes_with_the_settings_of_the_store(store: str | None, whole: str) -> None:
+    assert store_of(Settings(store=store, keep_bytes=7, keep_seconds=8)) == whole

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from tests.serve.joining import NDJSON, SSE, Client, is_live, walk
 from tests.serve.kit import Served
+from tests.thorough import IS_THOROUGH
 
 from banksman.testing import checks
 
+pytestmark = pytest.mark.thorough
+
+# Of the cuts, every so many'th is made. It has no divisor in common with the lengths of characters.
+SHARE = 1 if IS_THOROUGH else 5
 # At once: more would only wait for each other.
 CLIENTS = 3
 # Characters of two, three and four bytes, so that a cut falls into each of them.
@@ -35,6 +40,7 @@ MANY = "/v1/events"
     ],
 )
 def test_a_stream_that_is_cut_at_every_byte_joins_exactly(tmp_path: Path, path: str, accept: str, step: int) -> None:
+    step *= SHARE
     with Served(tmp_path / "served") as served:
         session = served.open(name="short")
         served.ask(session, PROMPT)

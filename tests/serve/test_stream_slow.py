@@ -9,10 +9,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from tests.serve.joining import Client, Received, is_live, walk
 from tests.serve.kit import SECONDS_MAX, Served
 
 from banksman.testing import checks
+
+pytestmark = pytest.mark.thorough
 
 MANY = "/v1/events"
 # Of one prompt, which is an event: a few of them are more than what the kernel takes for somebody who does not read.

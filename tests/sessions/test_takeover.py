@@ -25,6 +25,7 @@ from tests.sessions.crashing import Agents, Remote, keepers, remote
 from tests.sessions.helpers import QUICK, bodies
 from tests.sessions.takeover import NAME, SHORT, Scene, check, gone, outcomes, read, recalled, reopen, scene
 from tests.store.kit import Writer
+from tests.thorough import IS_THOROUGH
 
 from banksman import Event, Host, Kind, Session
 from banksman.core import event as kinds
@@ -32,6 +33,8 @@ from banksman.core.event import entry
 from banksman.run.child import orphans
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import checks
+
+pytestmark = pytest.mark.explored
 
 
 # -- the whole of it -------------------------------------------------------------------------------------------------
@@ -262,6 +265,10 @@ async def _follow(session: Session, seen: list[Event]) -> None:
                 return
 
 
+# Hosts, one after the other, each killed at a random moment.
+KILLS = 20 if IS_THOROUGH else 6
+
+
 # -- again and again -------------------------------------------------------------------------------------------------
 async def test_hosts_that_are_killed_at_random_one_after_the_other(tmp_path: Path, marker: str) -> None:
     """Each takes over what the one before it had, or is killed before it has."""
@@ -271,13 +278,13 @@ async def test_hosts_that_are_killed_at_random_one_after_the_other(tmp_path: Pat
     agents = Agents(tmp_path, marker)
     accepted: dict[str, str] = {}
     store = tmp_path / "store.db"
-    for number in range(20):
+    for number in range(KILLS):
         async with remote(store, marker) as host:
             asks = await _work(host, agents, number, chance)
         accepted |= {word: ask.result() for word, ask in asks.items() if ask.exception() is None}
     async with Host(f"sqlite:{store}") as host:
         session = await host.open("claude", name=NAME, command=agents.command("-last-"), options=QUICK)
-        assert all(not agents.alive(f"-{number}-") for number in range(20))
+        assert all(not agents.alive(f"-{number}-") for number in range(KILLS))
         for word, turn in accepted.items():
             outcome = await (await session.turn(turn)).outcome()
             assert outcome.kind in (Kind.DONE, Kind.UNKNOWN), f"{word}: {outcome}"

@@ -275,6 +275,49 @@ async def closed_at_any_moment() -> None:
 
 
 @case(moment=True)
+async def left_at_any_moment() -> None:
+    scene = Scene({"": Play(says=("hm",))})
+    await scene.get_ready()
+    for name in ("a", "b", "c"):
+        scene.ask(name)
+    scene.at_any_moment(scene.session.leave_nowait)
+    await scene.leave()
+
+
+@case(moment=True)
+async def left_in_a_hurry_before_its_process_is_there() -> None:
+    scene = Scene({"": Play(hangs=True)})
+    for name in ("a", "b"):
+        scene.ask(name, on_preempt="requeue", priority="background")
+    scene.ask("urgent", priority="interactive")
+    scene.at_any_moment(lambda: scene.session.leave_nowait(1.0))
+    await scene.leave()
+    assert Kind.DONE not in {outcome.kind for outcome in scene.outcomes.values()}
+
+
+@case(moment=True)
+async def left_while_the_log_fails() -> None:
+    scene = Scene({"": Play(says=("hm",))}, log=WorldLog(faults=dict.fromkeys((14, 17), Fault.FAILS)))
+    await scene.get_ready()
+    for name in ("a", "b"):
+        scene.ask(name)
+    scene.at_any_moment(scene.session.leave_nowait)
+    await scene.leave()
+
+
+@case(moment=True)
+async def left_by_a_caller_that_vanishes() -> None:
+    """Whoever is cancelled before it has its turn leaves nothing in the log that another host would serve."""
+    scene = Scene({"a": Play(says=("hm",))})
+    await scene.get_ready()
+    scene.ask("a")
+    vanishing = scene.ask("b")
+    scene.at_any_moment(scene.session.leave_nowait)
+    scene.at_any_moment(vanishing.cancel)
+    await scene.leave()
+
+
+@case(moment=True)
 async def drained_at_any_moment() -> None:
     scene = Scene({"": Play(says=("hm",))})
     await scene.get_ready()

@@ -19,16 +19,17 @@ from banksman.core.outcome import Kind, Outcome, Receipt
 from banksman.core.past import Past
 from banksman.core.replay import replay
 from banksman.core.session_facts import Timer
-from banksman.core.state import ProcessPhase, Stdin
+from banksman.core.state import Mode, ProcessPhase, Stdin
 from banksman.core.state import Session as State
-from banksman.errors import BanksmanError, BugError, Busy, Closed, NotOwner, QueueFull, Refused, StoreError
+from banksman.core.turn import Turn as Waiting
+from banksman.errors import BanksmanError, BugError, Busy, Closed, Moved, NotOwner, QueueFull, Refused, StoreError
 from banksman.run.sessions.agent import Spawn
 from banksman.run.sessions.life import Life
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.questions import OnQuestion
 from banksman.run.sessions.session import Session, Turn
 from banksman.run.sessions.tenure import lease_name
-from banksman.testing import sim
+from banksman.testing import checks, sim
 from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
 
 # What `ask`, `hold` and `interrupt` may raise, but for a caller's own mistakes.
@@ -181,6 +182,29 @@ class Scene:
         self.check_nothing_is_left()
         self.check_events(await self.events())
 
+    async def leave(self) -> None:
+        """Wait for the callers, and until it has left. Each ask has its one outcome here, or waits in the log."""
+        await self.callers()
+        await self.session.wait_closed()
+        assert self.loop.time() < SECONDS_MAX
+        events = await self.events()
+        found = replay(events, self.config, self.first)
+        waiting = {ask.id for turn in found.queue if isinstance(turn, Waiting) for ask in turn.asks}
+        passed_on = {self.turns[name].id for name, error in self.errors.items() if isinstance(error, Moved)}
+        # Who was told so waits; nobody else does, but for those whose callers have left the turn that they had.
+        left = {turn.id for name, turn in self.turns.items() if name not in self.outcomes}
+        assert passed_on <= waiting <= left
+        for name, turn in self.turns.items():
+            assert turn.state == ("queued" if turn.id in waiting else "ended"), name
+        assert (found.mode, found.turn, found.own) == (Mode.OPEN, None, None)
+        checks.turns(events, is_over=False)
+        ended = {event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED}
+        for name, outcome in self.outcomes.items():
+            assert ended[self.turns[name].id] == outcome.kind, name
+        self.check_callers()
+        self.check_nothing_is_left()
+        self.check_interrupts(events)
+
     async def events(self) -> list[Event]:
         is_unreadable, self.log.is_unreadable = self.log.is_unreadable, False
         events = [event async for event in self.session.follow()]
@@ -232,7 +256,8 @@ class Scene:
         assert self.world.is_over, self.world
         assert driver.state.turn is None
         assert driver.state.own is None
-        assert not driver.state.queue
+        # In one that has left it is what was passed on.
+        assert not driver.state.queue or driver.state.mode is Mode.LEFT
 
     @property
     def driver(self) -> Any:

@@ -27,7 +27,7 @@ from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Manner, Play, WorldLog  # noqa: E402
 
 # With a budget of its own it takes as long as it takes.
-pytestmark = pytest.mark.timeout(3600 if "BANKSMAN_EXPLORE" in os.environ else 120)
+pytestmark = [pytest.mark.timeout(3600 if "BANKSMAN_EXPLORE" in os.environ else 120), pytest.mark.thorough]
 
 
 @pytest.fixture(autouse=True)

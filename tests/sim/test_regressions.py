@@ -111,7 +111,7 @@ def test_an_answer_that_cannot_be_sent_is_the_callers_mistake_and_fails_no_sessi
 
 def test_a_follower_of_a_log_that_cannot_be_waited_for_is_told_and_does_not_spin() -> None:
     class Unwatched(WorldLog):
-        async def wait_past(self, session: str, seq: int) -> None:
+        async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
             raise StoreError("nobody can wait for it")
 
     async def scenario() -> None:

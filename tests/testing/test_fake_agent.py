@@ -359,6 +359,16 @@ def test_stdin_at_its_end_lets_the_turn_finish_then_exits() -> None:
         assert agent.ended() == 0
 
 
+def test_what_is_spoken_comes_word_by_word_and_then_whole() -> None:
+    with Driven((), PARTIAL) as agent:
+        agent.ask("@@speak 0 one  two three")
+        agent.close()
+        frames = agent.rest()
+        deltas = [frame["event"].get("delta", {}) for frame in frames if frame["type"] == "stream_event"]
+        assert [delta["text"] for delta in deltas if "text" in delta] == ["one", " ", " two", " three"]
+        assert results(frames) == ["one  two three"]
+
+
 @pytest.mark.parametrize("line", [b"no json\n", b'{"type":"user"}\n'])
 def test_a_line_the_real_one_dies_of(line: bytes) -> None:
     with Driven() as agent:

@@ -215,6 +215,7 @@ CLOSED = happened("session.closed")
         pytest.param([STARTED, EXITED, NEXT, FAILED], False, id="in a turn that failed with the next process"),
         pytest.param([STARTED, FAILED, EXITED, NEXT, CLOSED], True, id="with nothing open"),
         pytest.param([EXITED, CLOSED], False, id="when the session was closed"),
+        pytest.param([EXITED, happened("session.left")], False, id="when the session left its host"),
         pytest.param([happened("process.retired"), EXITED, NEXT], False, id="when it was let go"),
         pytest.param([], False, id="not yet"),
     ],

@@ -133,7 +133,7 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 # -- the same names --------------------------------------------------------------------------------------------------
 # What the shell awaits of its own objects, and callers do not.
 INNER = {
-    "Host": {"run", "wait_past"},
+    "Host": {"run", "wait_past", "ready", "take_over", "need_of", "is_waited_in"},
     "Session": {"events", "wait_past"},
     "Turn": {"complete", "kept"},
     "Command": {"wait_started"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, ending, questioning
+from banksman.core import arbiter, ending, questioning, refusing
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.meaning import PromptRefused
@@ -14,7 +14,7 @@ from banksman.core.session_facts import QuestionAnswered, Timer
 from banksman.core.state import MaySteer, Mode, Naming, ProcessPhase, Session, Store
 from banksman.core.turn import Ask, Cause, Phase, Turn, queued
 from banksman.core.work import Work
-from banksman.errors import BanksmanError, Busy, Closed, QueueFull
+from banksman.errors import BanksmanError, Busy, QueueFull
 
 
 def ask(work: Work, ask: Ask) -> None:
@@ -60,7 +60,7 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
         assert state.store_error is not None
         return state.store_error
     if state.mode is not Mode.OPEN:
-        return Closed("the session is being closed and takes nothing new", hint="open another", turn=ask.id)
+        return refusing.not_open(state, turn=ask.id)
     if ask.on_busy == "reject" and state.is_busy and (state.hold is None or ask.hold != state.hold.id):
         return Busy("the session is busy", hint='on_busy="enqueue" waits', turn=ask.id)
     assert ask.on_busy != "steer" or state.config.dialect.can_steer, "the shell refuses to steer an agent that cannot"
@@ -222,7 +222,7 @@ def move(work: Work, id: str, before: str | None) -> None:
 
 def hold(work: Work, hold: Hold) -> None:
     if not work.is_open:
-        work.do(EndHold(hold.id, Closed("the session is being closed", hint="open another")))
+        work.do(EndHold(hold.id, refusing.not_open(work.state)))
     elif work.state.store is not Store.WORKING:
         work.do(EndHold(hold.id, work.state.store_error))
     elif sum(isinstance(waiting, Hold) for waiting in work.state.queue) >= work.state.config.queue_max:

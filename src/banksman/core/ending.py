@@ -180,7 +180,7 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         outcome.kind is Kind.PREEMPTED
         and turn.ask.on_preempt == "requeue"
         and turn.attempt < state.config.attempts_max
-        and work.is_open
+        and work.keeps_queue
     )
     _requeue_unsent(work, turn)
     steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
@@ -196,7 +196,7 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
         following = Turn(id=first.id, ask=first, priority=first.priority, phase=Phase.RUNNING, steered=tuple(others))
         following = replace(following, granted_at=work.at, began_at=work.at)
-        if state.mode is Mode.CLOSING:
+        if state.mode in (Mode.CLOSING, Mode.PARTING):
             following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
         # The agent has it already, and names what it does: nothing else could be begun before it anyway.
         following = replace(following, names_prompts=True, unwanted=turn.unwanted)
@@ -232,7 +232,7 @@ def _requeue_unsent(work: Work, turn: Turn) -> None:
 
 def _requeue(work: Work, ask: Ask) -> None:
     """One that was to be added to a turn, and is not a part of it."""
-    if work.is_open:
+    if work.keeps_queue:
         work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
         work.set(queue=arbiter.requeue(work.state.queue, replace(turns.queued(ask), attempt=2)))
     else:
@@ -255,14 +255,19 @@ def give_back_all(work: Work, turn: Turn) -> None:
         assert work.state.turn is not None
         turn = work.state.turn
     assert turn.ask is not None
-    if turn.cause is not None or not work.is_open or turn.ask.id in turn.unwanted:
+    if turn.cause is not None or not work.keeps_queue or turn.ask.id in turn.unwanted:
         end(work, turn, Kind.WITHDRAWN if turn.cause is None else KIND_OF[turn.cause], By.WITHDRAWN)
         return
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         work.cancel_timer(timer, turn.key)
-    again = turn.requeued()
-    work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
-    work.set(turn=None, clocks=(), queue=arbiter.requeue(work.state.queue, again))
+    work.set(clocks=())
+    put_back(work, turn.requeued())
+
+
+def put_back(work: Work, again: Turn) -> None:
+    """The granted turn waits again, as this attempt."""
+    work.log(again.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+    work.set(turn=None, queue=arbiter.requeue(work.state.queue, again))
 
 
 def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:

@@ -27,6 +27,7 @@ TURN_ENDED = "turn.ended"
 QUEUE_CHANGED = "queue.changed"
 PROCESS_STARTED = "process.started"
 PROCESS_EXITED = "process.exited"
+PROCESS_STOPPED = "process.stopped"  # by the ladder: which rungs were taken, and when
 PROCESS_SWEPT = "process.swept"
 PROCESS_LEFT = "process.left"  # what an interrupted turn's tools left running, and by policy goes on
 PROCESS_RETIRED = "process.retired"  # it is stopped for a reason of ours, with nothing open
@@ -40,8 +41,10 @@ SESSION_RECOVERED = "session.recovered"  # its host had died; what was open is s
 SESSION_CONVERSATION = "session.conversation"
 SESSION_SETTING = "session.setting"
 SESSION_CONTEXT_LOST = "session.context_lost"
+SESSION_CONTEXT_RESTORED = "session.context_restored"  # as of `turn`; `missing`: turns that the agent does not know of
 SESSION_STORE_RETURNED = "session.store_returned"
 SESSION_CLOSED = "session.closed"
+SESSION_LEFT = "session.left"  # its host has let go of it; who waits (`queued`) is served by whoever has it next
 CLOCK_WARNING = "clock.warning"
 # Made for one reader, never stored: it says which events are no longer there.
 STREAM_GAP = "stream.gap"
@@ -49,7 +52,20 @@ STREAM_GAP = "stream.gap"
 # Their data is the line itself.
 FRAMES = frozenset((UPDATE, RECITED, SENT))
 
-Project = Callable[[bytes], list[dict[str, Any]]]
+Updates = list[dict[str, Any]]
+
+
+def _nothing(_: bytes) -> Updates:
+    return []
+
+
+class Project(msgspec.Struct, frozen=True, gc=False):
+    """How a dialect shows a frame by itself, as ACP has it. `whole`: what is complete in it, which tells everything
+    once. `partial`: what the model has said, so far, of something that a later frame will say whole."""
+
+    whole: Callable[[bytes], Updates]
+    partial: Callable[[bytes], Updates] = _nothing
+
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
@@ -77,8 +93,14 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         """Our own kinds, decoded. Of a frame from the agent its `updates`, as ACP has them, none or several; of one to
         it nothing. The frame as it was is `frame`."""
         if self.kind == UPDATE:
-            return {"updates": [] if self.project is None else self.project(self.data)}
+            return {"updates": [] if self.project is None else self.project.whole(self.data)}
         return {} if self.is_frame else cast("dict[str, Any]", _decoder.decode(self.data))
+
+    @property
+    def partial(self) -> Updates:
+        """Of a frame from the agent that says a part of something: that part. Its whole comes later, and says it again,
+        so that this is for who shows a text as it grows, and throws it away then."""
+        return [] if self.kind != UPDATE or self.project is None else self.project.partial(self.data)
 
     @property
     def frame(self) -> bytes | None:

@@ -35,6 +35,14 @@ class Survivor:
 
 
 @dataclass(frozen=True, slots=True)
+class Rung:
+    """One of the stop ladder that was taken. `at` is a time of the wall's clock: it is only ever shown."""
+
+    rung: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """`born`: by what it and its keeper can be known later, by another host: see `run/child/orphans.py`."""
 
@@ -59,6 +67,8 @@ class NeverStarted:
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
+    """A piece of its output, as it came."""
+
     stream: Stream
     data: bytes
     at: float
@@ -88,14 +98,18 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class KeeperActed:
-    """The keeper took a rung by itself: we were silent past its deadline, or had hung up."""
+    """The keeper took a rung by itself: we were silent past its deadline, or had hung up. `by_lease`: that we still
+    have what it works for was not said again in time."""
 
     rung: str
     at: float
+    by_lease: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessesSwept:
+    """What was ended after an interrupt, and what could not be."""
+
     processes: tuple[Swept, ...]
 
 

@@ -21,12 +21,12 @@ from banksman.core.work import Work
 def advance(work: Work) -> None:
     """Whatever has become possible now."""
     state = work.state
-    if state.mode is Mode.DRAINING:
+    if state.mode in (Mode.DRAINING, Mode.LEAVING):
         if state.own is not None:
             ending.stop(work, state.own, Cause.CLOSE)  # Nobody waits for it, and it could last for ever.
         elif state.turn is None:
-            closing.close(work)
-    if work.state.mode is Mode.CLOSING:
+            closing.end(work)
+    if work.state.mode in (Mode.CLOSING, Mode.PARTING):
         closing.finish(work)
         return
     if state.store is not Store.WORKING:
@@ -61,9 +61,7 @@ def _write_prompt(work: Work) -> None:
     assert turn.ask is not None
     if state.process.stale is Stale.NOW:
         # Since it was granted the process has become another than it should have: not one byte of it was sent.
-        again = turn.requeued()
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
-        work.set(turn=None, queue=arbiter.requeue(state.queue, again))
+        ending.put_back(work, turn.requeued())
         return
     turn = replace(turn.moved(Move.WRITE), began_at=work.at)
     work.set(turn=turn, clocks=clocks.wound(state.config.clocks, work.at))

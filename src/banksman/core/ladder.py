@@ -20,7 +20,11 @@ ladder; they differ only in where they enter it.
   the keeper itself is wedged and gets killed (KEEPER), and the zygote finishes its work.
 - DRAIN: the tree is gone; what is still in the pipes is read, for a bounded time.
 
-Each timer names the phase it was started in. One that fires in another phase is stale, and ignored.
+A stop may be bound (`kill_by`): the waits of EOF and TERM are then shortened, each by its share, so that KILL comes by
+that time whatever they are set to. One that is under way is only ever shortened.
+
+Each timer names the phase it was started in. One that fires in another phase is stale, and ignored. A phase that is
+shortened has two: the earlier ends it, and the later is stale.
 """
 
 from __future__ import annotations
@@ -53,18 +57,26 @@ class Timings:
     drain: float = 2.0
     eof: float | None = None
 
+    @property
+    def seconds_max(self) -> float:
+        """All of them, one after the other, where each rung is taken: what is not over by then is stuck."""
+        return (self.eof or 0.0) + self.linger + self.grace + 2 * KILL_REPORT_SECONDS_MAX + self.drain
+
 
 # -- facts -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants it ended. `at_once` skips to KILL."""
+    """Somebody wants it ended. `at_once` skips to KILL; by `kill_by` that must have come, at the latest."""
 
     at: float
     at_once: bool = False
+    kill_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderExited:
+    """The command itself is gone; its tree may not be."""
+
     at: float
 
 
@@ -84,6 +96,8 @@ class TreeGone:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
+    """What was asked for by `StartTimer` is due."""
+
     at: float
     phase: Phase
 
@@ -94,7 +108,7 @@ Fact = StopAsked | LeaderExited | OutputClosed | TreeGone | TimerFired
 # -- effects ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class CloseStdin:
-    pass
+    """The end of its input: the first rung of who listens to that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +127,20 @@ class TermRest:
 
 @dataclass(frozen=True, slots=True)
 class KillTree:
-    pass
+    """Everything that is left, frozen first."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillKeeper:
     """The keeper does not answer; the zygote ends what it kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """The keeper goes on alone at these times, whatever else it was told: TERM, and KILL."""
+
+    term_at: float
+    kill_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +150,8 @@ class CloseOutput:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
+    """Say so when it is due."""
+
     at: float
     phase: Phase
 
@@ -139,17 +163,26 @@ class Settle:
     drained: bool
 
 
-Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | CloseOutput | StartTimer | Settle
+Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | Hurry | CloseOutput | StartTimer | Settle
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Ladder:
+    """Where the stopping of one command stands."""
+
     timings: Timings
     phase: Phase = Phase.RUNNING
     is_output_closed: bool = False
     # When the grace that began with the first TERM ends. TERM to the rest does not begin another.
     kill_at: float | None = None
+    # When the wait after the end of its stdin is over; and by when KILL must have come, if somebody has said so.
+    term_at: float | None = None
+    kill_by: float | None = None
+
+    def bound(self, at: float) -> float:
+        """The same time, or the one by which KILL must have come."""
+        return at if self.kill_by is None else min(at, self.kill_by)
 
 
 def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
@@ -176,16 +209,39 @@ def _on_stop(ladder: Ladder, fact: StopAsked) -> tuple[Ladder, list[Effect]]:
         return ladder, []
     if fact.at_once:
         return _kill(ladder, fact.at)
+    if fact.kill_by is None or ladder.bound(fact.kill_by) == ladder.kill_by:
+        return _stop(ladder, fact.at)
+    ladder, effects = _shorten(*_stop(replace(ladder, kill_by=fact.kill_by), fact.at), fact.at, fact.kill_by)
+    return ladder, [*effects, Hurry(fact.kill_by if ladder.term_at is None else ladder.term_at, fact.kill_by)]
+
+
+def _stop(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     match ladder.phase:
         case Phase.RUNNING if ladder.timings.eof is not None:
-            timer = StartTimer(fact.at + ladder.timings.eof, Phase.EOF)
-            return replace(ladder, phase=Phase.EOF), [CloseStdin(), timer]
+            term_at = at + ladder.timings.eof
+            return replace(ladder, phase=Phase.EOF, term_at=term_at), [CloseStdin(), StartTimer(term_at, Phase.EOF)]
         case Phase.RUNNING:
-            return _term(ladder, fact.at)
+            return _term(ladder, at)
         case Phase.LINGER:
-            return _rest(ladder, fact.at)
+            return _rest(ladder, at)
         case _:
             return ladder, []  # Being stopped already.
+
+
+def _shorten(ladder: Ladder, effects: list[Effect], at: float, kill_by: float) -> tuple[Ladder, list[Effect]]:
+    """What has been begun, before or just now, fits into the time that is left."""
+    if ladder.phase is Phase.EOF:
+        assert ladder.term_at is not None
+        wait, left = max(0.0, ladder.term_at - at), max(0.0, kill_by - at)
+        needed = wait + ladder.timings.grace
+        if needed > left:
+            term_at = at + left * (wait / needed)
+            return replace(ladder, term_at=term_at), [*effects, StartTimer(term_at, Phase.EOF)]
+    elif ladder.phase in (Phase.TERM, Phase.REST):
+        assert ladder.kill_at is not None
+        if kill_by < ladder.kill_at:
+            return replace(ladder, kill_at=kill_by), [*effects, StartTimer(kill_by, ladder.phase)]
+    return ladder, effects
 
 
 def _on_exit(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
@@ -230,13 +286,13 @@ def _on_timer(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
 
 
 def _term(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
-    kill_at = at + ladder.timings.grace
+    kill_at = ladder.bound(at + ladder.timings.grace)
     termed = replace(ladder, phase=Phase.TERM, kill_at=kill_at)
-    return termed, [TermGroup(ladder.timings.grace), StartTimer(kill_at, Phase.TERM)]
+    return termed, [TermGroup(max(0.0, kill_at - at)), StartTimer(kill_at, Phase.TERM)]
 
 
 def _rest(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
-    kill_at = at + ladder.timings.grace if ladder.kill_at is None else ladder.kill_at
+    kill_at = ladder.bound(at + ladder.timings.grace if ladder.kill_at is None else ladder.kill_at)
     resting = replace(ladder, phase=Phase.REST, kill_at=kill_at)
     return resting, [TermRest(max(0.0, kill_at - at)), StartTimer(kill_at, Phase.REST)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import arbiter, asking, ending, granting, hearing, questioning, resting, settings, timing
+from banksman.core import asking, ending, granting, hearing, questioning, resting, settings, timing
 from banksman.core import event as kinds
 from banksman.core.dialects.dialect import Plain
 from banksman.core.outcome import By, Kind
@@ -66,6 +66,9 @@ def lose_conversation(work: Work, error: BanksmanError, held: str | None) -> Non
 
 def gone(work: Work, fact: ProcessGone) -> None:
     process = work.state.process
+    if fact.ladder:
+        rungs = [{"rung": each.rung, "at": each.at} for each in fact.ladder]
+        work.log(None, kinds.PROCESS_STOPPED, process=fact.process, ladder=rungs)
     if fact.swept or fact.survivors or not fact.drained:
         work.log(
             None,
@@ -145,6 +148,4 @@ def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
     if turn.restarts + 1 >= START_ATTEMPTS_MAX:
         ending.end(work, turn, Kind.FAILED, By.EXIT, error=error)
         return
-    again = replace(turn.requeued(), restarts=turn.restarts + 1)
-    work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
-    work.set(turn=None, queue=arbiter.requeue(work.state.queue, again))
+    ending.put_back(work, replace(turn.requeued(), restarts=turn.restarts + 1))

@@ -23,6 +23,7 @@ from banksman.core import (
     keeping,
     living,
     questioning,
+    refusing,
     resting,
     settings,
     storing,
@@ -52,6 +53,7 @@ from banksman.core.session_facts import (
     HoldAsked,
     HoldReleased,
     InterruptAsked,
+    LeaveAsked,
     ProcessExited,
     ProcessFact,
     ProcessFailed,
@@ -65,9 +67,8 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFailed,
 )
-from banksman.core.state import Mode, ProcessPhase, Session
+from banksman.core.state import OVER, ProcessPhase, Session
 from banksman.core.work import Work
-from banksman.errors import Closed
 
 __all__ = ["replay", "step"]
 
@@ -100,7 +101,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
         ):
             if _is_current(state, fact):
                 _from_process(work, fact)
-        case _ if state.mode is Mode.CLOSED:
+        case _ if state.mode in OVER and not closing.takes_back(work, fact):
             _from_late_caller(work, fact)
         case _:
             _from_caller(work, fact)
@@ -173,20 +174,24 @@ def _from_caller(work: Work, fact: CallerFact) -> None:
             closing.drain(work)
         case CloseAsked():
             closing.close(work)
+        case LeaveAsked():
+            closing.leave(work, fact.by)
         case _:
             assert_never(fact)
 
 
 def _from_late_caller(work: Work, fact: CallerFact) -> None:
-    """Nothing happens any more in a closed session, but whoever asks is answered."""
+    """Nothing happens any more in a session that is closed or has left, but whoever asks is answered."""
+    refusal = refusing.not_open(work.state)
     match fact:
         case Asked(ask=ask):
-            work.do(Reject(ask.id, Closed("the session is closed", hint="open another")))
+            work.do(Reject(ask.id, refusal))
         case InterruptAsked(interrupt=interrupt):
+            # Of one that was passed on the shell does not ask: see `Session.interrupt`.
             work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
         case HoldAsked(hold=hold):
-            work.do(EndHold(hold, Closed("the session is closed", hint="open another")))
+            work.do(EndHold(hold, refusal))
         case SettingAsked(change=change):
-            work.do(SettingTaken(change, Closed("the session is closed", hint="open another")))
+            work.do(SettingTaken(change, refusal))
         case _:
             pass

@@ -95,6 +95,13 @@ class Resolve:
 
 
 @dataclass(frozen=True, slots=True)
+class PassOn:
+    """The ask has no outcome from us, ever: it waits in the log, for whoever has the session next."""
+
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveReceipt:
     interrupt: str
     receipt: Receipt
@@ -107,7 +114,8 @@ class GrantHold:
 
 @dataclass(frozen=True, slots=True)
 class EndHold:
-    """The hold is over, or will not be granted: it was idle too long, the session is closing, its log is broken."""
+    """The hold is over, or will not be granted: it was idle too long, the session is closing or leaving, its log is
+    broken."""
 
     hold: str
     error: BanksmanError | None = None
@@ -202,7 +210,7 @@ class AskToSave:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The session is closed: nothing of it is left."""
+    """The session is closed, or has left: nothing of it is here any more."""
 
 
 Effect = (
@@ -216,6 +224,7 @@ Effect = (
     | Accept
     | Reject
     | Resolve
+    | PassOn
     | GiveReceipt
     | GrantHold
     | EndHold

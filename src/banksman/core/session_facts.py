@@ -13,7 +13,7 @@ from typing import Any
 
 from banksman.core.config import Config
 from banksman.core.decision import Decision
-from banksman.core.facts import Survivor, Swept
+from banksman.core.facts import Rung, Survivor, Swept
 from banksman.core.meaning import Meaning
 from banksman.core.turn import Ask
 from banksman.errors import BanksmanError
@@ -36,6 +36,7 @@ class Timer(enum.Enum):
     AGE = "age"  # a process (number): it is old
     BACKOFF = "backoff"  # a process (number) that crashed: another may be tried
     SWEEP = "sweep"  # a process (number): what a turn left running should be gone
+    LEAVE = "leave"  # the session: what runs in it may not go on any longer
 
 
 Subject = tuple[Timer, str]
@@ -156,6 +157,15 @@ class CloseAsked:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """Another host is to have it: take nothing new, finish what runs, but not beyond `by`, and let go. Who waits is
+    kept in the log."""
+
+    at: float
+    by: float | None = None
+
+
 # -- from the log ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -246,7 +256,7 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGone:
-    """Its tree is gone or named, and everything it wrote has been told."""
+    """Its tree is gone or named, and everything it wrote has been told. `ladder`: the rungs that were taken with it."""
 
     at: float
     process: int
@@ -254,6 +264,7 @@ class ProcessGone:
     survivors: tuple[Survivor, ...] = ()
     drained: bool = True
     stderr: str = ""
+    ladder: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +308,7 @@ CallerFact = (
     | EvictAsked
     | DrainAsked
     | CloseAsked
+    | LeaveAsked
 )
 ProcessFact = (
     ProcessStarted

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from banksman.core import event as kinds
-from banksman.core import resting
+from banksman.core import refusing, resting
 from banksman.core.dialects.dialect import Plain
 from banksman.core.meaning import Replied
 from banksman.core.session_effects import SettingTaken
@@ -27,7 +27,7 @@ def ask(work: Work, fact: SettingAsked) -> None:
     state = work.state
     process = state.process
     if state.mode is not Mode.OPEN:
-        work.do(SettingTaken(fact.change, Closed("the session is being closed", hint="open another")))
+        work.do(SettingTaken(fact.change, refusing.not_open(state)))
     elif state.store is not Store.WORKING:
         work.do(SettingTaken(fact.change, state.store_error))
     elif len(process.changes) >= CHANGES_MAX:
@@ -118,7 +118,7 @@ def forget_all(work: Work) -> None:
     """The process that was told is gone. The next one is started that way."""
     for change in work.state.process.changes:
         _forget(work, change)
-        if work.state.mode is Mode.OPEN:
+        if work.keeps_queue:
             _take(work, change, by="respawn")
         else:
             _told(work, change, Closed("the session was closed before the agent had it"))

@@ -14,18 +14,30 @@ from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import Speech
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
-from banksman.core.session_effects import Accept, Finish, GiveReceipt, Resolve, SettingTaken, TellAnswer
+from banksman.core.session_effects import Accept, Finish, GiveReceipt, PassOn, Resolve, SettingTaken, TellAnswer
 from banksman.core.turn import Turn
 from banksman.errors import BanksmanError
 
 
 class Mode(enum.Enum):
-    """By these words it is in snapshots, too."""
+    """By these words it is in snapshots, too. Two ways lead out of OPEN: DRAINING, CLOSING, CLOSED refuses who waits;
+    LEAVING, PARTING, LEFT leaves them in the log. See closing.py."""
 
     OPEN = "open"
+    # Nothing new is taken; what runs may finish.
     DRAINING = "draining"
+    LEAVING = "leaving"
+    # The process is being stopped, and what runs with it.
     CLOSING = "closing"
+    PARTING = "parting"
+    # The log says so, or is about to.
     CLOSED = "closed"
+    LEFT = "left"
+
+
+# In these who waits goes on waiting: here, or in the log.
+KEEPING = frozenset((Mode.OPEN, Mode.LEAVING, Mode.PARTING, Mode.LEFT))
+OVER = frozenset((Mode.CLOSED, Mode.LEFT))
 
 
 class ProcessPhase(enum.Enum):
@@ -178,13 +190,16 @@ class MaySteer:
 
 
 # What is held back until the log has what it rests on.
-Deferred = Accept | Resolve | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken | TellAnswer
+Deferred = Accept | Resolve | PassOn | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken | TellAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     config: Config
     mode: Mode = Mode.OPEN
+    # By when it is to have left, if somebody has said so; and whether that has passed.
+    leave_by: float | None = None
+    is_overdue: bool = False
     # The agent's own name for the conversation; a new process resumes it.
     conversation: str | None = None
     # The one that it begins as a copy of, as long as it has none of its own; None: with nothing.

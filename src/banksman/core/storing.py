@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from banksman.core import asking, ending, keeping, questioning
+from banksman.core import asking, closing, ending, keeping, questioning
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.event import entry
@@ -21,7 +21,7 @@ from banksman.core.session_effects import (
     TellAnswer,
 )
 from banksman.core.session_facts import AppendFailed, Timer
-from banksman.core.state import MaySteer, MayWrite, Mode, OwnOver, Store
+from banksman.core.state import OVER, MaySteer, MayWrite, OwnOver, Store
 from banksman.core.turn import Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import BanksmanError
@@ -55,6 +55,10 @@ def commit(work: Work, seq: int) -> None:
 
 
 def fail(work: Work, fact: AppendFailed) -> None:
+    if closing.has_gone(work.state):
+        return  # Nothing of the session is here that it could cost.
+    # That it has left is not in the log, so it has not.
+    closing.take_back(work)
     state = work.state
     error = fact.error
     if state.store is Store.WORKING:
@@ -62,7 +66,7 @@ def fail(work: Work, fact: AppendFailed) -> None:
     if fact.is_final:
         work.set(store=Store.LOST, store_error=error, unwritten=())
         return
-    if state.mode is Mode.CLOSED:
+    if work.state.mode in OVER:
         return  # Nothing of the session is left that could try again.
     retries = work.state.store_retries + 1
     limit = state.config.store_retry_seconds_max

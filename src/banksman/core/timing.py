@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from banksman.core import clocks, ending, hearing, questioning, resting, settings, storing, sweeping
+from banksman.core import clocks, closing, ending, hearing, questioning, resting, settings, storing, sweeping
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.dialects.dialect import Plain
 from banksman.core.session_effects import EndHold
 from banksman.core.session_facts import Timer
-from banksman.core.state import Mode, ProcessPhase, Session, Stdin, Store
+from banksman.core.state import OVER, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Phase, Turn
 from banksman.core.work import Work
 from banksman.errors import AgentError
@@ -35,9 +35,11 @@ def fire(work: Work, timer: Timer, subject: str) -> None:
         case Timer.HOLD:
             _on_hold_idle(work, subject)
         case Timer.STORE:
-            is_due = state.store is Store.BROKEN and state.mode is not Mode.CLOSED
+            is_due = state.store is Store.BROKEN and state.mode not in OVER
             if is_due and subject == str(state.store_retries):
                 storing.retry(work)
+        case Timer.LEAVE:
+            closing.hurry(work)
 
 
 def _of_turn(work: Work, timer: Timer, key: str) -> None:

@@ -23,6 +23,7 @@ from banksman.core.session_effects import (
     Effect,
     Finish,
     GiveReceipt,
+    PassOn,
     Resolve,
     SettingTaken,
     StartProcess,
@@ -32,7 +33,7 @@ from banksman.core.session_effects import (
     WriteFrame,
 )
 from banksman.core.session_facts import Timer
-from banksman.core.state import Deferred, Mode, Process, ProcessPhase, Session, Stdin, Store
+from banksman.core.state import KEEPING, Deferred, Mode, Process, ProcessPhase, Session, Stdin, Store
 from banksman.core.turn import Cause, Move, Phase, Turn
 from banksman.errors import AgentError, BanksmanError, UsageError
 
@@ -105,6 +106,8 @@ class Work:
                 self.do(deferred)
             case TellAnswer():
                 self.do(replace(deferred, error=self.state.store_error))
+            case PassOn():
+                raise AssertionError("whoever waited has an end when the log fails")
             case _:
                 pass  # Nothing is accepted, and nothing is sent, without a log.
 
@@ -225,3 +228,8 @@ class Work:
     @property
     def is_open(self) -> bool:
         return self.state.mode is Mode.OPEN
+
+    @property
+    def keeps_queue(self) -> bool:
+        """Who waits is not refused: served here, or by whoever has the session next."""
+        return self.state.mode in KEEPING

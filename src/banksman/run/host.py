@@ -24,11 +24,13 @@ from banksman.run.commands.options import check_seconds, endless_beyond
 from banksman.run.commands.starting import Starter
 
 if TYPE_CHECKING:
+    from banksman.core.redaction import Redactor
+    from banksman.run.sessions.herald import Herald
     from banksman.run.sessions.questions import OnQuestion
     from banksman.run.sessions.registry import Permit, Sessions
     from banksman.run.sessions.session import Session
     from banksman.run.sessions.tools import Tool
-    from banksman.store.log import Log, ManyPage
+    from banksman.store.log import Known, Log, ManyPage
 
 log = logging.getLogger("banksman")
 
@@ -59,8 +61,9 @@ class Host(Starter):
         finished_seconds_max: float = 3600.0,
         user_helper: Sequence[str] | None = None,
     ) -> None:
-        """`store` makes the log, when the first session needs it; None: there will be no sessions. `settles`: when
-        it is needed for what hosts that died may have left in it. `secrets` are never written to it.
+        """`store` makes the log, when the first session needs it; None: there will be no sessions. What it has to know
+        first (`Log.ready`) is waited for by whatever is awaited first; what answers at once may be refused until then.
+        `settles`: when it is needed for what hosts that died may have left in it. `secrets` are never written to it.
 
         `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
         resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
@@ -108,7 +111,7 @@ class Host(Starter):
         await self.close()
 
     def __repr__(self) -> str:
-        sessions = sum(not session.is_closed for session in self._our_sessions())
+        sessions = sum(not session.is_closed for session in self.our_sessions())
         return f"<Host {sessions} sessions, {self._shelf}{', closing' * self._is_closing}>"
 
     # -- sessions ----------------------------------------------------------------------------------------------------
@@ -133,6 +136,7 @@ class Host(Starter):
         hooks: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
         rules: Mapping[str, str] | None = None,
+        labels: Sequence[str] = (),
         id: str | None = None,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
@@ -152,6 +156,8 @@ class Host(Starter):
         and what a process is started with from its next turn on. Under the name of any other session of the store it
         is that one, claimed and taken over: the conversation goes on, who waits in it is served, and a turn that was
         open when its host died has the outcome UNKNOWN. `NotOwner`: a live host elsewhere has it.
+
+        `labels`: what a host must have to take the session over, in a store that many hosts share: docs/server.md.
 
         `id`: the one that a new session gets, for who must find it again though it was never told of it; `UsageError`
         if the store has a session of that id.
@@ -179,6 +185,7 @@ class Host(Starter):
             hooks=hooks,
             tools=tools,
             rules_wanted=rules,
+            labels=labels,
         )
         sessions = self._own_sessions()
         try:
@@ -220,6 +227,18 @@ class Host(Starter):
         self._bind()
         await self._own_sessions().delete(self.session(session) if isinstance(session, str) else session)
 
+    async def is_waited_in(self, known: Known) -> bool:
+        """Whether somebody still waits in a session that nobody has."""
+        from banksman.run.sessions.abandoned import is_waited_in  # noqa: PLC0415
+
+        return await is_waited_in(self._own_sessions().store, known)
+
+    async def take_over(self, id: str) -> Session:
+        """Go on with a session of the store that nobody has, or whose host has died, as it was opened the last time.
+        `NotOwner`: a live host elsewhere has it. `UsageError`: what its log says is not enough to open it again."""
+        self._bind()
+        return await self._own_sessions().take_over(id)
+
     async def take_up(self) -> None:
         """Go on with the sessions in which an ask was accepted by a host that died, and that nobody has opened since.
         For a host that serves its store to others: they do not know that they should ask again."""
@@ -238,10 +257,25 @@ class Host(Starter):
     async def wait_past(self, position: str) -> None:
         """Until something is committed after a position, in whichever session."""
         self._bind()
-        await self._own_sessions().store.wait_past_position(position)
+        await self._own_sessions().wait_past(position)
 
-    def _our_sessions(self) -> list[Session]:
+    def our_sessions(self) -> list[Session]:
+        """Those that this host has, or had until they were closed, without a look into the store."""
         return [] if self._sessions is None else self._sessions.ours()
+
+    @property
+    def log(self) -> Log:
+        """What keeps its sessions."""
+        return self._own_sessions().store
+
+    @property
+    def redactor(self) -> Redactor | None:
+        """What takes secrets out of what is stored; None: there are none."""
+        return self._own_sessions().redactor
+
+    def be_heralded(self, herald: Herald | None) -> None:
+        """Who tells other hosts which sessions are here; None: nobody any more."""
+        self._own_sessions().herald = herald
 
     def _own_sessions(self) -> Sessions:
         if self._sessions is None:
@@ -287,7 +321,7 @@ class Host(Starter):
         self._is_draining = True
         self._open_no_more()
         loop = asyncio.get_running_loop()
-        for session in self._our_sessions():
+        for session in self.our_sessions():
             session.drain_nowait()
         seconds = endless_beyond(timeout)
         if seconds is not None:
@@ -299,7 +333,7 @@ class Host(Starter):
         await self.close()
 
     async def _wait_finished(self) -> None:
-        for session in self._our_sessions():
+        for session in self.our_sessions():
             await session.wait_closed()
         await self._shelf.wait_empty()
         for deadline in self._deadlines:
@@ -312,8 +346,8 @@ class Host(Starter):
     def _stop_all(self) -> None:
         self._is_closing = True
         self._open_no_more()
-        for session in self._our_sessions():
-            session.close_nowait()
+        for session in self.our_sessions():
+            session.end_nowait()
         for command in self._shelf.running():
             command.stop_nowait(Ended.HOST_CLOSED)
 
@@ -332,7 +366,7 @@ class Host(Starter):
 
     async def _drain(self) -> None:
         self._stop_all()
-        await asyncio.gather(*(session.wait_closed() for session in self._our_sessions()))
+        await asyncio.gather(*(session.wait_closed() for session in self.our_sessions()))
         await self._shelf.wait_empty()
         if self._sessions is not None:
             await self._sessions.close()
@@ -345,7 +379,7 @@ class Host(Starter):
         if loop is not None and loop.is_closed():
             self._is_closing = True
             self.dismiss_guard()
-            for session in self._our_sessions():
+            for session in self.our_sessions():
                 session.abandon()
             if self._sessions is not None:
                 self._sessions.store.abandon()

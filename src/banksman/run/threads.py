@@ -163,6 +163,10 @@ class Session(Face[AsyncSession]):
         work = functools.partial(self._inner.move, _behind(turn), before=_behind(before))
         self._bridge.look(work, Manner.ACTS)
 
+    def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
+        """The same, for who must know that it was done: `Refused` or `UsageError` if it cannot be."""
+        self._bridge.call(functools.partial(self._inner.reorder, _behind(turn), before=_behind(before)))
+
     def withdraw(self, turn: Turn | str) -> None:
         """Take a queued ask back; one that runs is interrupted."""
         self._bridge.look(functools.partial(self._inner.withdraw, _behind(turn)), Manner.ACTS)
@@ -190,9 +194,12 @@ class Session(Face[AsyncSession]):
     look = blocking(AsyncSession.look, Manner.READS)
     head = blocking(AsyncSession.head, Manner.READS)
     page = blocking(AsyncSession.page, Manner.READS)
+    last_frames = blocking(AsyncSession.last_frames, Manner.READS)
+    page_before = blocking(AsyncSession.page_before, Manner.READS)
     rename = blocking(AsyncSession.rename)
     close = blocking(AsyncSession.close)
     close_nowait = looking(AsyncSession.close_nowait, Manner.ACTS)
+    leave = blocking(AsyncSession.leave)
     wait_closed = blocking(AsyncSession.wait_closed, Manner.READS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import Any
@@ -13,11 +14,12 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banksman.serve import page
-from banksman.serve.api import commands, events, openapi, operation, sessions, turns
+from banksman.serve.api import commands, events, hosts, openapi, operation, sessions, turns
 from banksman.serve.api.routes import Answer, Call, Endpoint, Route
 from banksman.serve.context import Context
 from banksman.serve.entrance.door import Door
 from banksman.serve.entrance.wire import HEADERS_FOR_BROWSERS
+from banksman.serve.forwarding import Application
 from banksman.serve.problems import Problem
 
 log = logging.getLogger("banksman.serve")
@@ -27,15 +29,19 @@ ROUTES: tuple[Route, ...] = (
     *turns.ROUTES,
     *events.ROUTES,
     *commands.ROUTES,
+    *hosts.ROUTES,
     *operation.ROUTES,
 )
 
 
 def make(context: Context, *, token: str, port: int) -> ASGIApp:
-    described = msgspec.json.encode(openapi.describe(ROUTES))
+    @functools.cache
+    def described() -> bytes:
+        # Not before somebody asks: a verb with a host inside starts as fast as this does.
+        return msgspec.json.encode(openapi.describe(ROUTES))
 
     async def describe(_: Call) -> Answer:
-        return Answer(described)
+        return Answer(described())
 
     own = Route(method="GET", path="/openapi.json", handle=describe, summary="This.")
     by_path: dict[str, list[Route]] = {}
@@ -51,6 +57,7 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     is_open = {route.path for routes in by_path.values() for route in routes if route.is_open}
     names = (*context.settings.hosts, context.settings.bind)
     door = context.door = Door(router, token=token, port=port, names=names, is_open=is_open.__contains__)
+    context.application = Application(Logged(router))
     return Logged(door)
 
 

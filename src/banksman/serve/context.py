@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from banksman import Host
 from banksman.errors import NotFound
@@ -12,16 +13,19 @@ from banksman.run.sessions.session import Session
 from banksman.serve.api.once import Once
 from banksman.serve.entrance.door import Door
 from banksman.serve.entrance.policy import Policy
-from banksman.serve.settings import Settings
+from banksman.serve.forwarding import Application
+from banksman.serve.settings import NAME_LENGTH_MAX, Settings
 from banksman.serve.streams.follower import Streams
 
-# Longer than any id or name can be.
-NAME_LENGTH_MAX = 512
+if TYPE_CHECKING:
+    from banksman.run.cluster import Member
+    from banksman.serve.front import Front
 
 
 @dataclass(slots=True)
 class Context:
-    """`drain` begins to end the server, with that many seconds for what runs; None: as many as it is set to."""
+    """`drain` begins to end the server, with that many seconds for what runs; None: as many as it is set to. `front`:
+    how other hosts of the same store are asked; None: there are none. `application`: how they ask us."""
 
     host: Host
     settings: Settings
@@ -32,6 +36,9 @@ class Context:
     once: Once = field(default_factory=Once)
     started: float = field(default_factory=time.time)
     door: Door | None = None
+    front: Front | None = None
+    application: Application | None = None
+    member: Member | None = None
 
     @property
     def is_closing(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -18,18 +19,16 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from banksman import Host, raise_fd_limit
+from banksman import Host, raise_fd_limit, sockets
 from banksman.errors import BanksmanError, UsageError
-from banksman.serve import app
+from banksman.folders import sockets_folder, state_folder
+from banksman.serve import inside, membership
 from banksman.serve import server as servers
 from banksman.serve.context import Context
+from banksman.serve.ending import Ending
 from banksman.serve.entrance import token as tokens
-from banksman.serve.entrance.policy import Policy
 from banksman.serve.running import adopted, logs, notify, stacks, whereabouts
 from banksman.serve.settings import Settings
-from banksman.serve.streams.counts import Counts
-from banksman.serve.streams.follower import Streams
-from banksman.serve.streams.pages import Pages
 
 log = logging.getLogger("banksman.serve")
 
@@ -40,8 +39,12 @@ Then = Callable[[Host, str], Coroutine[Any, Any, None]]
 def run(settings: Settings, then: Then | None = None) -> int:
     """Serve until told to end: the exit code. Prints the address when it can be used. `then` is given the host and the
     address at that moment, and is cancelled at the end."""
+    return _ended(_run(settings, then))
+
+
+def _ended(serving: Coroutine[Any, Any, int]) -> int:
     try:
-        return asyncio.run(_run(settings, then))
+        return asyncio.run(serving)
     except BanksmanError as exc:
         print(f"banksman: {exc}", file=sys.stderr)
         # What the caller must change does not get right by being tried again; the rest may.
@@ -67,75 +70,102 @@ async def _run(settings: Settings, then: Then | None) -> int:
     return 0
 
 
+def run_host(settings: Settings) -> int:
+    """The same without a port: a host takes sessions of a store that others share, and is asked over their bus."""
+    return _ended(_run_host(settings))
+
+
+async def _run_host(settings: Settings) -> int:
+    loop = asyncio.get_running_loop()
+    notifier = notify.take()
+    # Nobody comes in by it: there is no port.
+    token = secrets.token_urlsafe(32)
+    logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
+    raise_fd_limit()
+    stacks.install(loop)
+    adopted.install(loop)
+    ending = Ending(settings.drain_seconds)
+    _hear_signals(ending)
+    try:
+        with _own_socket() as (own, path):
+            listeners = [] if own is None else [own]
+            address = "" if path is None else f"{inside.UNIX}{path}"
+            async with inside.serving(
+                settings, listeners, token=token, port=0, address=address, drain=ending.ask
+            ) as context:
+                _say(f"Banksman takes {settings.room} sessions of {context.store}, as {membership.name_of(settings)}")
+                await _until_ended(context, ending, notifier, context.store)
+    finally:
+        stacks.uninstall(loop)
+    return 0
+
+
 async def _serve(
     settings: Settings, listener: socket.socket, token: str, notifier: notify.Notifier, then: Then | None
 ) -> None:
     url = servers.url_of(listener)
-    policy = Policy(settings)
+    port = servers.port_of(listener)
     ending = Ending(settings.drain_seconds)
-    async with Host(
-        _store(settings),
-        secrets=[token, *settings.secrets],
-        processes_max=settings.processes_max,
-        address=url,
-        permit=policy.reopen,
-        user_helper=settings.user_helper,
-    ) as host:
-        context = _context(host, settings, policy, ending)
-        application = app.make(context, token=token, port=servers.port_of(listener))
-        server = servers.Server(application, listener, settings, context.streams)
-        server.start()
-        try:
-            with _announced(url):
+    _hear_signals(ending)
+    with _own_socket() as (own, path):
+        listeners = [listener] if own is None else [listener, own]
+        async with inside.serving(
+            settings, listeners, token=token, port=port, address=url, drain=ending.ask
+        ) as context:
+            host = context.host
+            # Who waits in sessions of dead hosts is served by whichever host takes them up, where there are many.
+            takes_up = [] if settings.is_clustered else [host.take_up()]
+            with _announced(url, path):
                 _tell(url, token)
-                notifier.ready(url)
-                async with _beating(notifier):
-                    async with _beside(host.take_up(), *([then(host, url)] if then else [])):
-                        await asyncio.shield(ending.asked)
-                        context.streams.is_ending = True
-                        notifier.stopping()
-                    await ending.finish(host)
-        finally:
-            # Those who read first, while there is something to read; then the log, with the host.
-            await server.close()
+                await _until_ended(context, ending, notifier, url, *takes_up, *([then(host, url)] if then else []))
+
+
+async def _until_ended(
+    context: Context, ending: Ending, notifier: notify.Notifier, status: str, *work: Coroutine[Any, Any, None]
+) -> None:
+    """Until somebody says so; then what runs may finish, or goes on elsewhere."""
+    notifier.ready(status)
+    async with _beating(notifier):
+        async with _beside(*work):
+            await asyncio.shield(ending.asked)
+            context.streams.is_ending = True
+            notifier.stopping()
+        if context.member is not None:
+            await ending.leave(context.member)
+        await ending.finish(context.host)
+
+
+@contextmanager
+def _own_socket() -> Generator[tuple[socket.socket | None, Path | None]]:
+    """The one for our own user. A server can do without: its clients then need the URL and the token."""
+    try:
+        own, path = sockets.listen_in(sockets_folder())
+    except (BanksmanError, OSError) as exc:
+        log.warning("! no socket for the user of this server; clients ask by its URL: %s", exc)
+        yield None, None
+        return
+    try:
+        yield own, path
+    finally:
+        sockets.remove(path)
+        own.close()
 
 
 def _token_path(settings: Settings) -> Path:
     return tokens.default_path() if settings.token_file is None else Path(settings.token_file)
 
 
-def _context(host: Host, settings: Settings, policy: Policy, ending: Ending) -> Context:
-    streams = Streams(
-        closing=asyncio.get_running_loop().create_future(),
-        counts=Counts(),
-        pages=Pages(),
-        heartbeat_seconds=settings.heartbeat_seconds,
-        streams_max=settings.streams_max,
-    )
-    return Context(host, settings, policy, streams, drain=ending.ask, store=settings.store or "the state folder")
-
-
-def _store(settings: Settings) -> str | None:
-    keeps = [
-        f"{name}={value}"
-        for name, value in (("keep_bytes", settings.keep_bytes), ("keep_seconds", settings.keep_seconds))
-        if value is not None
-    ]
-    if not keeps:
-        return settings.store
-    # Without a path it is the file in the state folder.
-    store = settings.store or "sqlite:"
-    return f"{store}{'&' if '?level=' in store else '?'}{'&'.join(keeps)}"
-
-
 def _tell(url: str, token: str) -> None:
     """The address to open. What comes after the # is for the browser: it sends it to nobody. Into a journal, which
     others may read and which is kept, the token does not go."""
-    shown = url if _is_journal() else f"{url}/#token={token}"
+    _say(f"Banksman is at {url if _is_journal() else f'{url}/#token={token}'}")
+
+
+def _say(line: str) -> None:
     try:
-        print(f"Banksman is at {shown}", flush=True)
+        print(line, flush=True)
     except OSError as exc:
-        log.warning("! nobody could be told that we are at %s: %s", url, exc.strerror)
+        log.warning("! nobody could be told that we are there: %s", exc.strerror)
 
 
 def _is_journal() -> bool:
@@ -148,11 +178,11 @@ def _is_journal() -> bool:
 
 
 @contextmanager
-def _announced(url: str) -> Generator[None]:
+def _announced(url: str, socket_path: Path | None) -> Generator[None]:
     """Clients of this user find us in the state folder. A server can do without them."""
     try:
-        folder = tokens.default_path().parent
-        whereabouts.announce(folder, url)
+        folder = state_folder()
+        whereabouts.announce(folder, url, socket_path)
     except (BanksmanError, OSError) as exc:
         log.warning("! clients must be told where we are (--url): %s", exc)
         yield
@@ -175,7 +205,8 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 def _note_failure(task: asyncio.Task[None]) -> None:
@@ -204,41 +235,15 @@ async def _beating(notifier: notify.Notifier) -> AsyncGenerator[None]:
         await asyncio.wait((task,))
 
 
-class Ending:
-    """Who told us to end, and how long what runs may take. The first word counts; the second says: now."""
+def _hear_signals(ending: Ending) -> None:
+    def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
+        if not ending.asked.done():
+            log.info("x %s: nothing new is taken; what runs has %g s", name, ending.seconds)
+            ending.ask()
+        elif ending.hurry():
+            log.info("x %s again: what runs is stopped", name)
 
-    def __init__(self, drain_seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.asked: asyncio.Future[None] = loop.create_future()
-        self._now: asyncio.Future[None] = loop.create_future()
-        self._seconds = drain_seconds
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def ask(self, seconds: float | None = None) -> None:
-        if not self.asked.done():
-            if seconds is not None:
-                self._seconds = seconds
-            self.asked.set_result(None)
-
-    def _on_signal(self, number: int) -> None:
-        if not self.asked.done():
-            log.info("x %s: nothing new is taken; what runs has %g s", signal.Signals(number).name, self._seconds)
-            self.ask()
-        elif not self._now.done():
-            log.info("x %s again: what runs is stopped", signal.Signals(number).name)
-            self._now.set_result(None)
-
-    async def finish(self, host: Host) -> None:
-        """Until nothing runs any more: by itself, by the deadline, or because somebody would not wait."""
-        finishing = asyncio.ensure_future(host.finish(timeout=self._seconds))
-        try:
-            await asyncio.wait((finishing, self._now), return_when=asyncio.FIRST_COMPLETED)
-            if not finishing.done():
-                await host.finish(timeout=0)
-            await finishing
-        finally:
-            if not finishing.done():
-                # We were cancelled. This only stops the waiting: what runs is the host's, which is closed next.
-                finishing.cancel()
-                await asyncio.wait((finishing,))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)

@@ -1,6 +1,7 @@
 """Errors as the client sees them: problem+json (RFC 9457), with the status that says who must act.
 
-4xx: the caller. 502: the agent. 503: whoever runs the machine or the store, and it may be tried again. 500: a bug.
+4xx: the caller. 502: the agent. 503: whoever runs the machine or the store, and it may be tried again. 504: whether it
+was done is not known. 500: a bug.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ _STATUSES: tuple[tuple[type[BanksmanError], int], ...] = (
     (errors.UsageError, 422),
     (errors.QueueFull, 429),
     (errors.Busy, 409),
+    (errors.NoOwner, 503),
+    # Whoever has the session next is there in a moment.
+    (errors.Moving, 503),
+    (errors.Moved, 503),
     (errors.Refused, 409),
     (errors.CommandError, 409),
     (errors.HistoryLost, 410),
     (errors.StoreDamaged, 500),
     (errors.StoreTooNew, 500),
+    (errors.Unanswered, 504),
     (errors.StoreError, 503),
     (errors.MachineError, 503),
     (errors.AgentError, 502),

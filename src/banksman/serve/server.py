@@ -1,4 +1,4 @@
-"""The listening socket and its connections, in our own loop.
+"""The listening sockets and their connections, in our own loop.
 
 uvicorn speaks the HTTP; its own server is not used, because it takes the signals, and looks ten times a second whether
 it is to end. To end here is a future that every stream waits on: each is told to come back, and who does not take even
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Sequence
 from typing import cast
 
 from starlette.types import ASGIApp
@@ -57,14 +58,15 @@ def url_of(listener: socket.socket) -> str:
 
 
 class Server:
-    """Serves an application on a socket, until it is closed."""
+    """Serves an application on these sockets, until it is closed; and closes them."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, settings: Settings, streams: Streams) -> None:
+    def __init__(self, app: ASGIApp, listeners: Sequence[socket.socket], settings: Settings, streams: Streams) -> None:
         self._config = config_for(app)
         self._state = ServerState()
         self._settings = settings
         self._streams = streams
-        self._acceptor = Acceptor(listener, self._connection)
+        self._listeners = listeners
+        self._acceptor = Acceptor(listeners, self._connection)
 
     def start(self) -> None:
         self._acceptor.start()
@@ -84,6 +86,8 @@ class Server:
     async def close(self) -> None:
         """Take nobody new, tell those who follow to come back, answer what was asked, and cut off who is left."""
         await self._acceptor.close()
+        for listener in self._listeners:
+            listener.close()
         if not self._streams.closing.done():
             self._streams.closing.set_result(None)
         connections = [cast("Connection", connection) for connection in self._state.connections]

@@ -1,25 +1,31 @@
-"""What a server is set to: one value, from the `[serve]` table of a TOML file and what the command line says over it.
+"""What a server is set to: one value, of flags, variables, the `[serve]` table of a TOML file, and what is usual.
 
-Every bound has a name here, so that it can be shown and changed. A key that is not known is an error with the nearest
-one that is: a limit that was misspelt is a limit that does not hold.
+Every bound has a name here, so that it can be shown and changed. Where each value comes from, and that a key that is
+not known is an error, is the affair of `banksman.config`; what values a server can do with is checked here.
 """
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
+from banksman import config
 from banksman.errors import UsageError
+from banksman.run.sessions import needs
+from banksman.store.address import is_address, parse
 
 PORT = 4380
+# Longer than any id or name of a session can be.
+NAME_LENGTH_MAX = 512
+# How many sessions a host takes if nobody says how many: most of them sleep, and what runs is bounded by processes_max.
+ROOM = 64
+ROOM_MAX = 100_000
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TOKEN = re.compile(r"[!-~]{8,4096}")
 _NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
 Program = str | list[str]
@@ -48,6 +54,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     user_helper: list[str] | None = None
     processes_max: int | None = None
     secrets: list[str] = []
+
+    # Where many hosts share the store (nats://…): what this one is called, by default as its machine; what it has that
+    # a session may need; and how many sessions it takes. None: none for a server, ROOM for `banksman host`.
+    name: str | None = None
+    labels: list[str] = []
+    room: int | None = None
+    # Whether agents' transcripts are kept in the store that is shared, for whoever takes their sessions over.
+    mirror_transcripts: bool = True
 
     body_bytes_max: int = 32 << 20
     # Event streams of one client, which is an address and how it came in.
@@ -78,16 +92,43 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in self.hosts:
             if not _NAME.fullmatch(name):
                 raise UsageError(f"{name!r:.60} cannot be in hosts", hint="a name or an address, without a port")
+        self._check_membership()
         if not self.allow_remote and not is_loopback(self.bind):
             raise UsageError(
                 f"{self.bind} can be reached from other machines, and whoever has the token can start anything here",
                 hint="bind 127.0.0.1, or say --allow-remote (allow_remote = true) and put TLS in front of it",
             )
 
+    def _check_membership(self) -> None:
+        needs.checked(self.labels)
+        if self.name is not None and not _HOST_NAME.fullmatch(self.name):
+            raise UsageError(f"{self.name!r:.60} cannot be the name of a host", hint="letters, digits, . _ -; 1 to 64")
+        if self.room is not None and not 0 <= self.room <= ROOM_MAX:
+            raise UsageError(f"room cannot be {self.room}", hint=f"0 (it takes no session) to {ROOM_MAX}")
+        if (self.room or self.labels or self.name) and not self.is_clustered:
+            hint = "store = nats://…, or leave room, labels and name out"
+            raise UsageError("room, labels and name are for a host that shares its store with others", hint=hint)
+
+    def with_room(self, room: int) -> Settings:
+        return msgspec.structs.replace(self, room=room)
+
+    @property
+    def is_clustered(self) -> bool:
+        """The store is one that hosts of many machines share."""
+        return self.store is not None and is_address(self.store)
+
+    @property
+    def store_shown(self) -> str:
+        """Without what lets one in."""
+        if self.store is None:
+            return "the state folder"
+        return str(parse(self.store)) if is_address(self.store) else self.store
+
     def shown(self) -> dict[str, Any]:
         """For whoever asks what holds here; without what is nobody's business."""
         hidden = {"secrets", "token", "token_file"}
-        return {field: getattr(self, field) for field in self.__struct_fields__ if field not in hidden}
+        found = {field: getattr(self, field) for field in self.__struct_fields__ if field not in hidden}
+        return found if self.store is None else {**found, "store": self.store_shown}
 
 
 def is_loopback(bind: str) -> bool:
@@ -100,46 +141,15 @@ def is_loopback(bind: str) -> bool:
 
 
 def load(path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """`path` None: the user's own file, if there is one. `flags` come first; None among them: not given."""
-    table = _table(Path(path), is_named=True) if path is not None else _table(default_path(), is_named=False)
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    return _settings({**table, **given})
+    """`path`: the TOML file; None: the user's own, if there is one. `flags` come first; None among them: not given."""
+    given = {f"serve.{name}": value for name, value in (flags or {}).items()}
+    return of(config.load(flags=given, path=path))
 
 
-def default_path() -> Path:
-    config = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(config) if os.path.isabs(config) else Path(os.path.expanduser("~")) / ".config"
-    return folder / "banksman" / "config.toml"
-
-
-def _table(path: Path, *, is_named: bool) -> dict[str, Any]:
+def of(found: config.Config) -> Settings:
+    """`UsageError` if a server cannot do with it."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        if is_named:
-            raise UsageError(f"there is no file {path}", hint="give the path of a TOML file") from exc
-        return {}
-    except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror}", hint="make it readable, or give another") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise UsageError(f"{path} is not TOML: {exc}", hint="see https://toml.io") from exc
-    for key in data:
-        if key != "serve":
-            raise UsageError(f"{path}: there is no table [{key}]", hint="[serve] is the one there is")
-    table = data.get("serve", {})
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: serve cannot be {table!r:.60}", hint="a table: [serve]")
-    return cast("dict[str, Any]", table)
-
-
-def _settings(values: dict[str, Any]) -> Settings:
-    known = Settings.__struct_fields__
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0)
-            raise UsageError(f"there is no setting {name!r}", hint=f"do you mean {near[0]!r}?")
-    try:
-        return msgspec.convert(values, Settings)
+        return msgspec.convert(found.table("serve"), Settings)
     except msgspec.ValidationError as exc:
         # What __post_init__ says is our own; the rest says where and what.
         raise (

@@ -28,7 +28,7 @@ from banksman.run.sessions.agent import (
 from banksman.testing.sim_loop import SimLoop, current
 from banksman.testing.world_agent import Agent, Exit, Pause, Play
 
-SIGTERM = 15
+SIGKILL, SIGTERM = 9, 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,9 @@ class WorldProcess:
             else:
                 self._soon("stdin", lambda: self._take(data))
 
-    def stop(self) -> None:
+    def stop(self, kill_by: float | None = None) -> None:
+        if kill_by is not None:
+            self._loop.call_at(max(kill_by, self._loop.time()), self._exit, None, SIGKILL)
         if self.is_stopped or self.phase is Phase.GONE:
             return
         self.is_stopped = True

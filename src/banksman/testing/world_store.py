@@ -109,9 +109,9 @@ class WorldLog(MemoryLog):
             await asyncio.sleep(0)
         return page
 
-    async def wait_past(self, session: str, seq: int) -> None:
+    async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
         self._check_readable(session)
-        await super().wait_past(session, seq)
+        await super().wait_past(session, seq, is_known=is_known)
 
     async def snapshot(self, session: str) -> Snapshot | None:
         self._check_readable(session)

@@ -51,6 +51,10 @@ class Acp(InWords):
         """The frame's updates as they came. Never raises."""
         return acp_updates.project(line)
 
+    def partial(self, line: bytes) -> list[dict[str, Any]]:
+        """Nothing: each chunk is said once, and `project` has it."""
+        return []
+
     def projector(self) -> acp_updates.Projector:
         return acp_updates.Projector()
 

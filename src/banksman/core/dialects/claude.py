@@ -68,6 +68,10 @@ class Claude:
         """A frame as ACP session updates; the rules are in claude_updates.py. Never raises."""
         return claude_updates.project(line)
 
+    def partial(self, line: bytes) -> list[dict[str, Any]]:
+        """What a delta says, if the frame is one. Never raises."""
+        return claude_updates.partial(line)
+
     def projector(self) -> claude_updates.Projector:
         """The same for the frames of a turn in order, text as it comes."""
         return claude_updates.Projector()

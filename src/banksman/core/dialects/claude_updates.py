@@ -8,6 +8,9 @@ itself ("API Error: …") has no deltas. So there are two readings, each of whic
 - `Projector` is fed the frames of a turn from its beginning: text is told by the deltas, as it comes, and by the
   complete frame only where there were none.
 
+`partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and the complete
+frame will say it again. It does not know the message's id, which only the first frame of the message has.
+
 Updates have what ACP gives them (`sessionUpdate`, `toolCallId`, …). A message's chunks carry its `messageId`.
 """
 
@@ -75,6 +78,25 @@ def _is_delta(line: bytes) -> bool:
         return False
 
 
+def partial(line: bytes) -> list[Update]:
+    """What one delta says of a text that is not complete. Never raises. A subagent's messages come whole."""
+    if not _is_delta(line):
+        return []
+    frame = mapping(decoded(line))
+    return [] if frame.get("parent_tool_use_id") is not None else _said(mapping(frame.get("event")), None)
+
+
+def _said(event: dict[str, Any], message_id: Any) -> list[Update]:
+    delta = mapping(event.get("delta"))
+    match delta.get("type"):
+        case "text_delta":
+            return _chunk("agent_message_chunk", delta.get("text"), message_id)
+        case "thinking_delta":
+            return _chunk("agent_thought_chunk", delta.get("thinking"), message_id)
+        case _:
+            return []
+
+
 class Projector:
     """The updates of a turn as its frames come, from the first one on."""
 
@@ -99,14 +121,7 @@ class Projector:
         if event.get("type") == "message_start":
             self._message = mapping(event.get("message")).get("id")
             self._told = set()
-        delta = mapping(event.get("delta"))
-        match delta.get("type"):
-            case "text_delta":
-                updates = _chunk("agent_message_chunk", delta.get("text"), self._message)
-            case "thinking_delta":
-                updates = _chunk("agent_thought_chunk", delta.get("thinking"), self._message)
-            case _:
-                return []
+        updates = _said(event, self._message)
         self._told.update(update["sessionUpdate"] for update in updates)
         return updates
 

@@ -39,6 +39,10 @@ class Codex(InWords):
         """A frame as ACP session updates; the rules are in codex_updates.py. Never raises."""
         return codex_updates.project(line)
 
+    def partial(self, line: bytes) -> list[dict[str, Any]]:
+        """What a delta says, if the frame is one. Never raises."""
+        return codex_updates.partial(line)
+
     def projector(self) -> codex_updates.Projector:
         """The same for the frames of a turn in order, text as it comes."""
         return codex_updates.Projector()

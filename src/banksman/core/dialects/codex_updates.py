@@ -3,7 +3,8 @@
 **Text is told once.** The agent says it in deltas, as the model speaks, and again in the item that is complete. So
 there are two readings, each of which tells everything once: `project` knows one frame and tells the complete item;
 `Projector` is fed the frames of a turn from its beginning, tells the deltas as they come, and an item only where there
-were none.
+were none. `partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and the
+complete item will say it again.
 
 **Tools** are items too: `item/started` is the call, `item/completed` its end, with the output. The output's deltas are
 not told: an update of a call replaces what it had, and the complete item has it all.
@@ -83,6 +84,15 @@ def _method(line: bytes) -> str:
         return text(mapping(decoded(line)).get("method")) or ""
 
 
+def partial(line: bytes) -> list[Update]:
+    """What one delta says of a text that is not complete. Never raises."""
+    kind = _DELTAS.get(_method(line))
+    if kind is None:
+        return []
+    params = mapping(mapping(decoded(line)).get("params"))
+    return _chunk(kind, params.get("delta"), params.get("itemId"))
+
+
 class Projector:
     """The updates of a turn as its frames come, from the first one on."""
 
@@ -92,10 +102,8 @@ class Projector:
 
     def project(self, line: bytes) -> list[Update]:
         """Never raises."""
-        kind = _DELTAS.get(_method(line))
-        if kind is not None:
-            params = mapping(mapping(decoded(line)).get("params"))
-            updates = _chunk(kind, params.get("delta"), params.get("itemId"))
+        if _method(line) in _DELTAS:
+            updates = partial(line)
             self._told.update(update["messageId"] for update in updates if "messageId" in update)
             return updates
         updates = project(line)

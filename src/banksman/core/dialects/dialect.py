@@ -168,6 +168,11 @@ class Dialect(Protocol):
         """A frame as ACP session updates: none, one or several."""
         ...
 
+    def partial(self, line: bytes) -> list[dict[str, Any]]:
+        """What a frame says of a text that is not complete yet, as session updates; the frame that completes it says
+        all of it again, to `project`. Stateless, as that is."""
+        ...
+
     def projector(self) -> Projector:
         """A new one, for the frames of one turn from its beginning: it may tell a text as it comes, where `project`
         has to wait for the frame that has all of it. Each tells everything once."""

@@ -69,6 +69,9 @@ class Unknown(Claude):
     def project(self, line: bytes) -> list[dict[str, Any]]:
         return dialect_of(line).project(line)
 
+    def partial(self, line: bytes) -> list[dict[str, Any]]:
+        return dialect_of(line).partial(line)
+
     def projector(self) -> Projector:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Each()
 

@@ -5,6 +5,10 @@ of its own, its group is ended by group, and the descendants that `ps` shows are
 start time. What it cannot know, it does not promise: a process that left the group and whose parent died before we
 looked is nobody's, and when this program is killed, its commands live on.
 
+So with a lease, too: a host that loses what it has claimed ends its commands by its own ladder, in time. But one that
+is stopped, blocked or killed does nothing, and there is no keeper to do it in its place: until it goes on, or until
+somebody ends them, such commands outlive the lease.
+
 A thread waits for each child, since the loop must not, and its death is told to the loop. A pid is signalled only while
 its process is known to be unreaped, or its start time still matches.
 """
@@ -34,6 +38,7 @@ from banksman.core.facts import (
 from banksman.errors import no_room
 from banksman.run.child import system
 from banksman.run.child.launch import Launch
+from banksman.run.child.lease import Lease
 from banksman.run.child.portable_pruning import PortablePruning, Row
 from banksman.run.child.process import start_error
 from banksman.run.child.pruned import OnPruned, Pruned
@@ -58,8 +63,9 @@ class PortableProcess:
         deadline: float | None,
         on_fact: Callable[[ProcessFact], None],
         terminal: Size | None = None,
+        lease: Lease | None = None,
     ) -> None:
-        del linger, deadline  # For a keeper that goes on alone; there is none.
+        del linger, deadline, lease  # For a keeper that goes on alone; there is none.
         self.pid: int | None = None
         self.grace = grace
         self._loop = asyncio.get_running_loop()
@@ -153,6 +159,9 @@ class PortableProcess:
 
     def renew(self, seconds: float | None) -> None:
         """Nobody would act on it."""
+
+    def hurry(self, term_at: float, kill_at: float) -> None:
+        """Nobody would act on that either."""
 
     def note_time(self) -> None:
         """`ps` shows the time of day."""

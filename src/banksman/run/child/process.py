@@ -30,11 +30,12 @@ from banksman.core.facts import (
     Swept,
     TreeEnded,
 )
-from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, UsageError, no_room
+from banksman.errors import BanksmanError, MachineError, NotOwner, ProgramNotExecutable, UsageError, no_room
 from banksman.run.child import system
 from banksman.run.child.births import Births
 from banksman.run.child.keeper import wire
 from banksman.run.child.launch import Launch
+from banksman.run.child.lease import Lease
 from banksman.run.child.pipes import Writer
 from banksman.run.child.pruned import OnPruned, Prunings
 from banksman.run.child.spawner import Zygote, socketpair, spawner
@@ -61,11 +62,12 @@ class Process:
         deadline: float | None,
         on_fact: Callable[[ProcessFact], None],
         terminal: Size | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """Ask for the child; `Started` or `StartFailed` follows. Raises, with nothing left open, if it cannot even ask.
 
         `deadline`: seconds after which the keeper acts without being told; see `renew`. `terminal`: of this size, in
-        place of the pipes.
+        place of the pipes. `lease`: how long it may live at most, as the keeper reads it there.
         """
         self.pid: int | None = None
         self.grace = grace
@@ -93,7 +95,8 @@ class Process:
                 streams = self._streams = Streams(stdin, on_fact, terminal)
                 self.stdin = streams.stdin
                 order = {"grace": grace, "linger": linger, "deadline": deadline}
-                self._open(launch, streams, order | {"terminal": None if terminal is None else TAKE_TERMINAL})
+                order |= {"terminal": None if terminal is None else TAKE_TERMINAL, "has_lease": lease is not None}
+                self._open(launch, streams, order, lease)
                 self._ask()
         except BanksmanError:
             self.close()
@@ -107,7 +110,7 @@ class Process:
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
     # -- the start ---------------------------------------------------------------------------------------------------
-    def _open(self, launch: Launch, streams: Streams, order: dict[str, Any]) -> None:
+    def _open(self, launch: Launch, streams: Streams, order: dict[str, Any], lease: Lease | None) -> None:
         order |= {
             "path": launch.path,
             "argv": launch.argv,
@@ -123,6 +126,8 @@ class Process:
         theirs = self._theirs
         theirs.append(control.detach())
         theirs.append(system.above_stdio(system.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+        if lease is not None:
+            theirs.append(lease.copy_fd())
         theirs.extend(fd for fd, _target in streams.theirs)
         streams.theirs.clear()
         theirs.extend(system.dup(fd) for fd in launch.pass_fds)
@@ -214,8 +219,8 @@ class Process:
                 self._fail(start_error(step, number))
             case (wire.EXITED, code, number, at, by_itself):
                 self._on_exited(Exited(code, number, at, by_itself))
-            case (wire.ACTED, rung, at):
-                self._on_fact(KeeperActed(rung, at))
+            case (wire.ACTED, rung, at, by_lease):
+                self._on_fact(KeeperActed(rung, at, by_lease))
             case (wire.LOST, statuses):
                 self._on_lost(statuses)
             case (wire.SWEPT, names):
@@ -292,6 +297,10 @@ class Process:
     def renew(self, seconds: float | None) -> None:
         """The keeper acts alone if it hears nothing for so long; None: it trusts the host to be there."""
         self._tell(wire.RENEW, seconds)
+
+    def hurry(self, term_at: float, kill_at: float) -> None:
+        """We end it by these times (`time.monotonic()`); if we do not, the keeper does."""
+        self._tell(wire.HURRY, term_at, kill_at)
 
     def note_time(self) -> None:
         """Something begins now that `prune` may be asked about later."""
@@ -429,6 +438,9 @@ def start_error(step: str, number: int) -> BanksmanError:
     if step == "cwd":
         hint = "cwd must be a folder that we may enter, and the `user`, if there is one"
         return UsageError(f"cannot start in that folder: {text}", hint=hint)
+    if step == "lease":
+        hint = "another host goes on with it; is this one overloaded, or was it stopped?"
+        return NotOwner("the host's lease had run out when the command was to be started", hint=hint)
     if step == "user":
         return UsageError(f"cannot become that user: {text}", hint="it takes the right to change user and groups")
     return no_room(step, OSError(number, text))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,6 +30,8 @@ class Spill:
     """
 
     def __init__(self) -> None:
+        import tempfile  # noqa: PLC0415  It brings much along, and few commands write enough to need it.
+
         self._fd = -1
         fd, self.path = tempfile.mkstemp(prefix="banksman-", suffix=".out")
         # A copy of this object in a forked child must not delete its parent's file, hence the pid.

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, assert_never
+from typing import TYPE_CHECKING, Self, assert_never
 
 from banksman.core import ladder as rungs
 from banksman.core.facts import (
@@ -36,8 +36,8 @@ from banksman.core.facts import (
 )
 from banksman.errors import BanksmanError, CommandError
 from banksman.run.child.launch import Launch
+from banksman.run.child.lease import Lease
 from banksman.run.child.pipes import Writing
-from banksman.run.child.portable import PortableProcess
 from banksman.run.child.process import Process
 from banksman.run.child.pruned import OnPruned, Pruned
 from banksman.run.commands.account import Account
@@ -47,10 +47,19 @@ from banksman.run.commands.output import Capture
 from banksman.run.commands.watching import StartAside
 from banksman.run.waiters import Waiters
 
+if TYPE_CHECKING:
+    from banksman.run.child.portable import PortableProcess
+
 log = logging.getLogger("banksman")
 
 # Where there is no subreaper a command has no keeper, and G6 is best effort.
-PROCESS: type[Process | PortableProcess] = Process if sys.platform == "linux" else PortableProcess
+PROCESS: type[Process | PortableProcess]
+if sys.platform == "linux":
+    PROCESS = Process  # pyright: ignore[reportConstantRedefinition]
+else:
+    from banksman.run.child import portable
+
+    PROCESS = portable.PortableProcess
 
 # How much longer than its timeout the keeper lets a command run before it stops it without being told: the host's own
 # timer comes first, unless the host is frozen.
@@ -71,6 +80,7 @@ class Stopped:
     cause: Ended
     at: float
     at_once: bool = False
+    kill_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +113,10 @@ class Running:
         on_end: Callable[[Self], None],
         on_fact: Callable[[ProcessFact], None] | None = None,
         start_aside: StartAside | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """`on_fact` is told what the process does, before it is acted on, and nothing after the end. `start_aside`
-        starts a command of our own, for `watch`."""
+        starts a command of our own, for `watch`. `lease`: how long it may live at most, also if nobody stops it."""
         self.id = id
         self.argv = tuple(word.decode("utf-8", "replace") for word in launch.argv)
         self.finished: Finished | None = None
@@ -140,6 +151,7 @@ class Running:
             deadline=None if timeout is None else timeout + KEEPER_TIMEOUT_MARGIN_SECONDS,
             on_fact=self.dispatch,
             terminal=options.terminal,
+            lease=lease,
         )
         if isinstance(options.stdin, bytes):
             assert self._process.stdin is not None
@@ -187,8 +199,10 @@ class Running:
         return self._captures[stream].total
 
     # -- what is done at once ------------------------------------------------------------------------------------------
-    def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False) -> None:
-        self.dispatch(Stopped(cause, time.monotonic(), at_once))
+    def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None) -> None:
+        """`kill_by` (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop
+        that is under way."""
+        self.dispatch(Stopped(cause, time.monotonic(), at_once, kill_by))
 
     def put_nowait(self, data: bytes) -> Writing:
         """Queue a whole write; its `done` tells when the pipe has taken it."""
@@ -283,9 +297,9 @@ class Running:
                 self._climb(rungs.TreeGone(at))
             case rungs.TimerFired():
                 self._climb(fact)
-            case Stopped(cause=cause, at=at, at_once=at_once):
+            case Stopped(cause=cause, at=at, at_once=at_once, kill_by=kill_by):
                 self._account.blame(cause)
-                self._climb(rungs.StopAsked(at, at_once))
+                self._climb(rungs.StopAsked(at, at_once, kill_by))
             case ClockRanOut(cause=cause):
                 self._on_clock(cause)
             case PruningEnded(pruned=pruned, on_pruned=on_pruned):
@@ -362,6 +376,8 @@ class Running:
             case rungs.KillKeeper():
                 self._step("keeper")
                 self._process.kill_keeper()
+            case rungs.Hurry(term_at=term_at, kill_at=kill_at):
+                self._process.hurry(term_at, kill_at)
             case rungs.CloseOutput():
                 self._process.close_output()
             case rungs.StartTimer(at=at, phase=phase):

@@ -16,7 +16,9 @@ async def is_waited_in(store: Log, known: Known) -> bool:
     """A session that was closed in good order has refused who waited, and needs no further look."""
     if known.owner is not None and known.owner.is_alive:
         return False
-    page = await store.read(known.id, max(0, known.seq - 1), 1)
+    # What is listed may be a moment old; what is read is not, and then the head is known.
+    await store.read(known.id, known.seq, 1)
+    page = await store.read(known.id, max(0, store.head(known.id).seq - 1), 1)
     if not page.events or page.events[-1].kind == SESSION_CLOSED:
         return False
     past = await recovery.load(store, known.id, Config(dialect=profiles.load_or_plain(known.agent).dialect))

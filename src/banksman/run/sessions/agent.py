@@ -7,15 +7,28 @@ seam at which tests put a process of their own: whatever passes the same conform
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from banksman.core.facts import BytesRead, Exited, ProcessFact, Started, Stream, StreamEnded, Survivor, Swept
+from banksman.core.facts import (
+    BytesRead,
+    Exited,
+    KeeperActed,
+    ProcessFact,
+    Rung,
+    Started,
+    Stream,
+    StreamEnded,
+    Survivor,
+    Swept,
+)
 from banksman.core.ladder import Timings
 from banksman.core.session_effects import StartProcess
 from banksman.errors import AgentError, BanksmanError
 from banksman.run.child.launch import Launch
+from banksman.run.child.lease import Lease
 from banksman.run.child.orphans import trace
 from banksman.run.child.pipes import Writing
 from banksman.run.child.pruned import Pruned
@@ -60,12 +73,13 @@ class WriteBroke:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nothing of its tree is left but the survivors, and everything it wrote was told."""
+    """Nothing of its tree is left but the survivors, and everything it wrote was told. `ladder`: what it took."""
 
     swept: tuple[Swept, ...] = ()
     survivors: tuple[Survivor, ...] = ()
     drained: bool = True
     stderr: str = ""
+    ladder: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +90,14 @@ class ToolsSwept:
     survivors: tuple[Survivor, ...] = ()
 
 
-AgentEvent = Started | Failed | Output | OutputEnded | Written | WriteBroke | Exited | ToolsSwept | Gone
+@dataclass(frozen=True, slots=True)
+class LeaseRanOut:
+    """Its keeper ends it: nobody has said in time that the session is still ours."""
+
+    error: BanksmanError
+
+
+AgentEvent = Started | Failed | Output | OutputEnded | Written | WriteBroke | Exited | ToolsSwept | LeaseRanOut | Gone
 OnEvent = Callable[[AgentEvent], None]
 
 
@@ -87,7 +108,11 @@ class AgentProcess(Protocol):
     """
 
     def write(self, data: bytes) -> None: ...
-    def stop(self) -> None: ...
+    def stop(self, kill_by: float | None = None) -> None:
+        """By the ladder. `kill_by` (`time.monotonic()`): its waits are cut so that KILL has come by then; also those of
+        a stop that is under way, which are only ever shortened."""
+        ...
+
     def sweep_tools(self, since: float, ends: bool) -> None:
         """End what it has started since then (`loop.time()`), and all below that; the agent itself goes on, and so does
         what it had started before. `ends` False: nobody is ended, who is there is told as survivors.
@@ -117,7 +142,7 @@ Spawn = Callable[[StartProcess, OnEvent], AgentProcess]
 class RealAgent:
     """An `AgentProcess` that is one."""
 
-    def __init__(self, launch: Launch, timings: Timings, on_event: OnEvent) -> None:
+    def __init__(self, launch: Launch, timings: Timings, on_event: OnEvent, lease: Lease | None = None) -> None:
         self._on_event = on_event
         options = Options(
             stdin="pipe",
@@ -129,7 +154,9 @@ class RealAgent:
             output_bytes_max=STDERR_BYTES_MAX,
             spill_bytes_max=0,
         )
-        self._command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end, on_fact=self._on_fact)
+        self._command = Command(
+            launch, options, id=os.urandom(6).hex(), on_end=self._on_end, on_fact=self._on_fact, lease=lease
+        )
         self._command.widen_stdout()
 
     def __repr__(self) -> str:
@@ -151,8 +178,8 @@ class RealAgent:
             assert isinstance(error, BanksmanError)
             self._on_event(WriteBroke(AgentError("the agent does not take its stdin any more", hint=str(error))))
 
-    def stop(self) -> None:
-        self._command.stop_nowait(Ended.STOPPED)
+    def stop(self, kill_by: float | None = None) -> None:
+        self._command.stop_nowait(Ended.STOPPED, kill_by=kill_by)
 
     def sweep_tools(self, since: float, ends: bool) -> None:
         self._command.prune_nowait(since, ends=ends, on_pruned=self._on_pruned)
@@ -182,6 +209,9 @@ class RealAgent:
                 self._on_event(replace(fact, born=trace(fact.pid)))
             case Exited():
                 self._on_event(fact)
+            case KeeperActed(by_lease=True):
+                hint = "the host was stopped, or too busy to renew it"
+                self._on_event(LeaseRanOut(AgentError("the host's lease ran out, and the agent was ended", hint=hint)))
             case _:
                 pass
 
@@ -191,4 +221,6 @@ class RealAgent:
         except BanksmanError as exc:
             self._on_event(Failed(exc))
             return
-        self._on_event(Gone(done.swept, done.survivors, done.drained, done.stderr.text))
+        began = time.time() - done.seconds
+        ladder = tuple(Rung(step.rung, began + step.at) for step in done.ladder)
+        self._on_event(Gone(done.swept, done.survivors, done.drained, done.stderr.text, ladder))

@@ -117,6 +117,12 @@ class Callbacks:
         if self.workspace is not None:
             self.workspace.end()
 
+    def lose(self, kill_by: float) -> None:
+        """The session is not ours any more: its terminals end with its process, and not after it."""
+        for each in (self.workspace, *self._former):
+            if isinstance(each, Workspace):
+                each.end(kill_by)
+
     def abandon(self) -> None:
         """The loop is closed under it: nothing can be waited for any more."""
         for each in (self.workspace, *self._former):

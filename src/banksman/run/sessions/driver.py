@@ -43,6 +43,7 @@ from banksman.core.session_effects import (
 )
 from banksman.core.session_facts import (
     AppendFailed,
+    CloseAsked,
     Committed,
     ConversationTaken,
     EvictAsked,
@@ -66,6 +67,7 @@ from banksman.run.sessions.agent import (
     AgentProcess,
     Failed,
     Gone,
+    LeaseRanOut,
     Output,
     OutputEnded,
     Spawn,
@@ -118,6 +120,8 @@ class Driver:
         self.recorder = Recorder()
         self.last_in: float | None = None
         self.last_out: float | None = None
+        # Since when its process is being stopped; None: it is not, or there is none.
+        self.stopping_since: float | None = None
         self.timers: dict[Subject, asyncio.TimerHandle] = {}
         self.error: BaseException | None = None
         self._listener = listener
@@ -228,6 +232,16 @@ class Driver:
         log.error("! session %s: the log cannot be written: %s", self.id, error)
         self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
 
+    def lose(self, error: NotOwner, kill_by: float) -> None:
+        """The session is not ours any more, whatever its log would still say to us. It ends here, in the order that
+        matters: everybody is answered first, and then its process is given no more time than there is."""
+        log.error("! session %s is not ours any more: %s", self.id, error)
+        self.tell(AppendFailed(self.now(), error, is_final=True))
+        self.tell(CloseAsked(self.now()))
+        if self._process is not None:
+            self._let_read()
+            self._process.stop(kill_by)
+
     def on_answered(self) -> None:
         if self._is_paused and self._tenure.has_caught_up:
             self._let_read()
@@ -308,6 +322,7 @@ class Driver:
             self.tell(ProcessGone(self.now(), number))
             return
         assert self._process is not None
+        self.stopping_since = self.stopping_since or self.now()
         self._let_read()
         self._process.stop()
 
@@ -373,7 +388,7 @@ class Driver:
                 self._on_lines(number, self._framing.end())
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
                     self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
-            case WriteBroke(error=error):
+            case WriteBroke(error=error) | LeaseRanOut(error=error):
                 self.tell(WriteFailed(at, number, error))
             case Exited(code=code, signal=signal):
                 self._hear()
@@ -381,11 +396,11 @@ class Driver:
             case Failed(error=error):
                 self._forget_process()
                 self.tell(ProcessFailed(at, number, error))
-            case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr):
+            case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr, ladder=ladder):
                 self.counters.swept += len(swept)
                 self.counters.survivors += len(survivors)
                 self._forget_process()
-                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr))
+                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr, ladder))
             case ToolsSwept(swept=swept, survivors=survivors):
                 self.counters.swept += len(swept)
                 self.tell(ProcessSwept(at, number, swept, survivors))
@@ -409,7 +424,7 @@ class Driver:
     def _forget_process(self) -> None:
         self._hear()
         self._process = None
-        self.pid = None
+        self.pid = self.stopping_since = None
         self._leave_pool()
         if self.error is not None:
             self._finish()

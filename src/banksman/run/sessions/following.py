@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from banksman.core import event as kinds
 from banksman.core.event import Event, Project
-from banksman.errors import HistoryLost, StoreError, UsageError
+from banksman.errors import HistoryLost, UsageError
 from banksman.run.waiters import Waiters
-from banksman.store.log import Log, Page
+from banksman.store.log import READ_EVENTS_MAX, Log, Page
 
 R = TypeVar("R")
 # `epoch.seq`, or a bare seq; no number of events has more digits.
@@ -100,17 +100,35 @@ class Readers:
 
     async def page(self, after: int, limit: int, *, epoch: int | None = None) -> Page:
         """What is there after a cursor, at most `limit` events. `HistoryLost`: there is no such cursor in the store."""
-        await self._look_back(after, epoch)
+        if epoch is not None:
+            await self._look_back(after, epoch)
         return await self._read(self._store.read(self._session, after, limit, project=self._project))
+
+    async def page_before(self, before: int, limit: int, *, epoch: int | None = None) -> Sequence[Event]:
+        """The events right before a cursor, at most `limit`, oldest first; fewer where they are so long that a page of
+        the store does not hold them. None at all: nothing before it is kept. `HistoryLost` as in `page`."""
+        if epoch is not None:
+            await self._look_back(before, epoch)
+        before = min(before, self._store.head(self._session).seq + 1)
+        limit = min(limit, READ_EVENTS_MAX)
+        while before > 1:
+            # The store reads forward, and seq is dense: so many before it are so many after the one before those.
+            count = min(limit, before - 1)
+            reading = self._store.read(self._session, before - 1 - count, count, project=self._project)
+            page = await self._read(reading)
+            # Where retention took the first of them, it is read on past the end.
+            events = [event for event in page.events if event.seq < before]
+            if not events or events[-1].seq == before - 1:
+                return events
+            assert count > 1, "a page has one event at least"
+            limit = count // 2
+        return ()
 
     async def wait_past(self, seq: int) -> None:
         """Until there is an event after this one. `StoreError`: there never will be one, for the log was closed or the
         session deleted."""
-        # An engine lets one wait for a session that is yet to come, and this one was there.
-        if self._store.head(self._session).epoch == 0:
-            raise StoreError("the session was deleted", session=self._session)
         # Not counted among those who read: closing the log is what ends it.
-        await self._store.wait_past(self._session, seq)
+        await self._store.wait_past(self._session, seq, is_known=True)
 
     async def wait_left(self) -> None:
         """Until nobody is inside the store, or reads what it has of it; for the latter only a moment."""
@@ -133,7 +151,7 @@ class Readers:
 
     async def _wait_past(self, seq: int, ends: Sequence[asyncio.Future[Any]]) -> None:
         """Until there is more, or there never will be."""
-        more = asyncio.ensure_future(self._store.wait_past(self._session, seq))
+        more = asyncio.ensure_future(self._store.wait_past(self._session, seq, is_known=True))
         try:
             await asyncio.wait((more, *ends), return_when=asyncio.FIRST_COMPLETED)
         finally:

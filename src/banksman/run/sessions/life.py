@@ -10,6 +10,7 @@ from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import Begun
 from banksman.core.turn import Turn as Waiting
+from banksman.errors import NotOwner
 from banksman.run.sessions.agent import Spawn
 from banksman.run.sessions.callbacks import Callbacks
 from banksman.run.sessions.driver import Driver
@@ -54,6 +55,8 @@ class Life:
         self.keys = Keys(past.keys)
         # How many callers wait for a turn (id) to be accepted.
         self.callers: dict[str, int] = {}
+        # It was taken from us: what is left of it here is only its end.
+        self.is_lost = False
 
     def begin(self, session: Home) -> None:
         """Serve who waits in it since before it was ours: each is an ask like any other, accepted long ago."""
@@ -66,6 +69,12 @@ class Life:
                 self.promises.accept(ask.id)
                 self.keys.remember(ask.key, (turn, accepted))
         self.driver.dispatch(Begun(self.driver.now()))
+
+    def lose(self, error: NotOwner, kill_by: float) -> None:
+        """It is not ours any more. Whoever waits in it is told; its processes come to their KILL by then."""
+        self.is_lost = True
+        self.driver.lose(error, kill_by)
+        self.callbacks.lose(kill_by)
 
     @property
     def is_over(self) -> bool:

@@ -16,6 +16,7 @@ from banksman.core.session_effects import (
     EndTerminals,
     GiveReceipt,
     GrantHold,
+    PassOn,
     Reject,
     Resolve,
     SettingTaken,
@@ -28,6 +29,7 @@ Told = (
     Accept
     | Reject
     | Resolve
+    | PassOn
     | GiveReceipt
     | GrantHold
     | EndHold
@@ -48,6 +50,7 @@ class Listener:
     def accept(self, turn: str) -> None: ...
     def reject(self, turn: str, error: BanksmanError) -> None: ...
     def resolve(self, turn: str, outcome: Outcome) -> None: ...
+    def pass_on(self, turn: str) -> None: ...
     def give_receipt(self, effect: GiveReceipt) -> None: ...
     def grant_hold(self, hold: str) -> None: ...
     def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
@@ -71,6 +74,8 @@ def tell(listener: Listener, effect: Told) -> None:
             listener.reject(turn, error)
         case Resolve(turn=turn, outcome=outcome):
             listener.resolve(turn, outcome)
+        case PassOn(turn=turn):
+            listener.pass_on(turn)
         case GiveReceipt():
             listener.give_receipt(effect)
         case GrantHold(hold=hold):

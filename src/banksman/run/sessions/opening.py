@@ -11,21 +11,24 @@ import shlex
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from banksman.core import rules
 from banksman.core.dialects.dialect import Setup
 from banksman.core.event import storable
 from banksman.core.session_effects import StartProcess
-from banksman.errors import UsageError
+from banksman.errors import ProgramNotFound, UsageError
 from banksman.run.child import environment
 from banksman.run.child.launch import Launch, prepare
-from banksman.run.sessions import numbers, profiles
+from banksman.run.child.lease import Lease
+from banksman.run.sessions import needs, numbers, profiles, transcript
 from banksman.run.sessions.agent import OnEvent, RealAgent
 from banksman.run.sessions.hooks import Hooks
 from banksman.run.sessions.tools import Tool, ToolServer
 from banksman.run.sessions.wishes import check_text
-from banksman.run.sessions.workspace import Workspace
+from banksman.run.sessions.workspace import Workspace, start_command
 
 # The server that the caller's own tools are behind; the agent calls them `mcp__banksman__NAME`.
 TOOLS_SERVER = "banksman"
@@ -53,6 +56,7 @@ class Opening:
         hooks: Mapping[str, Any] | None,
         tools: Sequence[Tool],
         rules_wanted: Mapping[str, str] | None,
+        labels: Sequence[str] = (),
     ) -> None:
         self.profile = profiles.load(agent)
         self._resume = _conversation(resume)
@@ -105,8 +109,18 @@ class Opening:
             ),
         )
         self._rules = dict(rules_wanted or {})
+        self._labels = needs.checked(labels)
         self._prepare(StartProcess(0, self._resume, forks))
         self.fingerprint = self._fingerprint()
+
+    @property
+    def cwd(self) -> str:
+        return self._cwd
+
+    @property
+    def stop_seconds_max(self) -> float:
+        """By when a process of it that was told to stop is gone, or stuck."""
+        return self._timings.seconds_max
 
     @property
     def resumes(self) -> str | None:
@@ -134,6 +148,7 @@ class Opening:
             "mcp_servers": [server["name"] for server in self._servers],
             "hooks": sorted(self._hooks),
             "tools": [tool.name for tool in self._tools],
+            **({"labels": self._labels} if self._labels else {}),
         }
 
     def settings_unlike(self, other: Opening) -> list[str]:
@@ -160,15 +175,21 @@ class Opening:
         if self._mcp_config is not None:
             self._mcp_config.close()
 
-    def spawn(self, effect: StartProcess, on_event: OnEvent) -> RealAgent:
-        return RealAgent(self._prepare(effect), self._timings, on_event)
+    def spawn(self, effect: StartProcess, on_event: OnEvent, lease: Lease | None = None) -> RealAgent:
+        return RealAgent(self._prepare(effect), self._timings, on_event, lease)
 
-    def workspace(self) -> Workspace | None:
+    def transcript(self, conversation: str) -> Path | None:
+        """Where a process of it keeps this conversation, as far as its profile knows. Looks at the file system."""
+        patterns = self.profile.transcripts
+        return transcript.place(patterns, cwd=self._cwd, conversation=conversation, env=self._environment())
+
+    def workspace(self, lease: Lease | None = None) -> Workspace | None:
         """What one process of it may ask us for; None: nothing, its dialect has no words for that."""
         if not self._serves:
             return None
         return Workspace(
             self._cwd,
+            partial(start_command, lease=lease),
             env=self._all_env,
             inherit_env=self._inherit_env,
             scrub=self.profile.scrub,
@@ -186,14 +207,21 @@ class Opening:
             mcp_config=None if self._mcp_config is None else self._mcp_config.path,
             **{**self._wishes, **dict(effect.settings)},
         )
-        return prepare(
-            argv,
-            cwd=self._cwd,
-            env=self._all_env,
-            inherit_env=self._inherit_env,
-            scrub=self.profile.scrub,
-            pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
-        )
+        try:
+            return prepare(
+                argv,
+                cwd=self._cwd,
+                env=self._all_env,
+                inherit_env=self._inherit_env,
+                scrub=self.profile.scrub,
+                pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
+            )
+        except ProgramNotFound as exc:
+            # Of an agent's own program it is known how one gets it.
+            if not self.profile.install or self._command != list(self.profile.command):
+                raise
+            hint = f"{self.profile.install}; `banksman agents` shows which agents are here"
+            raise ProgramNotFound(str(exc.args[0]), hint=hint, agent=self.profile.name, **exc.ids) from exc
 
     def _mcp_file(self) -> _Private | None:
         text = self.profile.dialect.mcp_file(self._servers) if self._servers else None
@@ -202,10 +230,13 @@ class Opening:
     def _argv(self, **wishes: Any) -> list[str]:
         return self.profile.dialect.argv(self._command, args=self._args, **wishes)
 
+    def _environment(self) -> dict[bytes, bytes]:
+        return environment.build(self._all_env, inherit=self._inherit_env, scrub=self.profile.scrub)
+
     def _fingerprint(self) -> str:
         """What every process is started with, and told at its start, in one word: another word is another process. Not
         the conversation, which changes by itself, nor the number of an fd, which is an accident."""
-        env = environment.build(self._all_env, inherit=self._inherit_env, scrub=self.profile.scrub)
+        env = self._environment()
         tools = [(tool.name, tool.description, tool.schema) for tool in self._tools]
         told = (self.config.setup, tools)
         seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)

@@ -21,6 +21,7 @@ from banksman.core.dialects.quirks import SERVICES, Quirks, fault
 from banksman.core.ladder import Timings
 from banksman.errors import UsageError
 from banksman.run.child import environment
+from banksman.run.sessions import transcript
 from banksman.run.sessions.toml_table import Table
 
 # What a session with an agent may be asked for, as far as agents differ in it.
@@ -39,7 +40,7 @@ QUIET_SECONDS_MAX = 5.0
 _TOP = frozenset(
     (
         *("title", "command", "dialect", "install", "website", "capabilities", "drain_seconds", "quiet_seconds"),
-        *("after_interrupt", "extends", "ladder", "clocks", "env", "quirks"),
+        *("after_interrupt", "transcripts", "extends", "ladder", "clocks", "env", "quirks"),
     )
 )
 _NONE = Quirks()
@@ -91,7 +92,8 @@ class Profile:
     """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
     seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
     environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has started
-    lives on after an interrupt. `note`: what else is known, for people."""
+    lives on after an interrupt. `transcripts`: where it keeps what was said, see transcript.py; empty: nobody knows.
+    `note`: what else is known, for people."""
 
     name: str
     title: str
@@ -107,6 +109,7 @@ class Profile:
     quiet_seconds: float = 0.0
     leaves_tools: bool = False
     after_interrupt: str = "sweep"
+    transcripts: tuple[str, ...] = ()
     timings: Timings
     clocks: Mapping[str, float]
     scrub: tuple[str, ...] = ()
@@ -159,6 +162,7 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
         quiet_seconds=_quiet(top),
         leaves_tools=quirks.flag("leaves_tools"),
         after_interrupt=top.one_of("after_interrupt", AFTER_INTERRUPT, "sweep"),
+        transcripts=_transcripts(top),
         timings=Timings(
             grace=ladder.seconds("grace", usual.grace),
             linger=ladder.seconds("linger", usual.linger),
@@ -186,6 +190,14 @@ def _quiet(top: Table) -> float:
     if seconds > QUIET_SECONDS_MAX:
         raise top.cannot_be("quiet_seconds", f"at most {QUIET_SECONDS_MAX:g}: no turn begins before it is over")
     return seconds
+
+
+def _transcripts(top: Table) -> tuple[str, ...]:
+    patterns = top.words("transcripts")
+    for pattern in patterns:
+        if not transcript.is_pattern(pattern):
+            raise top.cannot_hold("transcripts", pattern, transcript.HINT)
+    return patterns
 
 
 def _variables(env: Table) -> dict[str, str]:

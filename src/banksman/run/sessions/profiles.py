@@ -10,6 +10,7 @@ Files are read at each call: whoever changes one need not restart what is runnin
 
 from __future__ import annotations
 
+import difflib
 import errno
 import functools
 import os
@@ -24,6 +25,7 @@ from typing import Any, cast
 
 from banksman.core.dialects.unknown import UNKNOWN
 from banksman.errors import BanksmanError, MachineError, UsageError
+from banksman.folders import config_folder
 from banksman.run.sessions.profile import Profile, parse
 
 # A name is said in a shell and in a URL, and is a file's: it is one word, and no path.
@@ -66,10 +68,10 @@ def users() -> dict[str, Path]:
 
 def users_folder() -> Path | None:
     """Where the user's own are, whether or not it is there; None: the user has no home."""
-    config = os.environ.get("XDG_CONFIG_HOME", "")
-    # A path that is not absolute is not to be heard, says the standard; and would be another one in each folder.
-    folder = config if os.path.isabs(config) else os.path.join(os.path.expanduser("~"), ".config")
-    return Path(folder, "banksman", "agents") if os.path.isabs(folder) else None
+    try:
+        return config_folder() / "agents"
+    except UsageError:
+        return None
 
 
 def load_or_plain(agent: str) -> Profile:
@@ -87,7 +89,9 @@ def load(name: str) -> Profile:
     if own is not None:
         return load_file(own)
     if name not in _texts():
-        raise UsageError(f"there is no agent {name!r:.80}", hint=f"known are: {', '.join(names())}", agent=name)
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"{f'do you mean {near[0]}? ' if near else ''}known are: {', '.join(names())}"
+        raise UsageError(f"there is no agent {name!r:.80}", hint=hint, agent=name)
     return _ours(name)
 
 
@@ -116,7 +120,9 @@ def parse_text(text: str, *, name: str, said_as: str, source: str | None = None)
         raise
 
 
+@functools.cache
 def _ours(name: str) -> Profile:
+    """Read once, like the texts: a host that takes over hundreds of sessions asks for one again and again."""
     return parse_text(_texts()[name], name=name, said_as=f"the profile {name!r}")
 
 

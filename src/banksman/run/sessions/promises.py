@@ -31,9 +31,13 @@ class Promises(Listener):
         self.questions: Questions | None = None
         self.callbacks: Callbacks | None = None
         self.save: Callable[[str], None] | None = None
+        # Told of each turn that is over, once the log has that.
+        self.on_resolved: Callable[[str], None] | None = None
         # How many of what was asked for ended, by how.
         self.outcomes: Counter[str] = Counter()
         self._turns: dict[str, Turn] = {}
+        # Those that wait in the log, for whoever has the session next: nobody here hears how they end.
+        self._passed_on: dict[str, Turn] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
         self._granting: dict[str, asyncio.Future[None]] = {}
@@ -56,7 +60,12 @@ class Promises(Listener):
         return turn, accepted
 
     def turn(self, id: str) -> Turn | None:
-        return None if id in self._accepting else self._turns.get(id)
+        return None if id in self._accepting else self._turns.get(id, self._passed_on.get(id))
+
+    def raise_if_passed_on(self, turn: str) -> None:
+        """`Moved`: nothing can be done about it here any more."""
+        if turn in self._passed_on:
+            self._passed_on[turn].raise_if_passed_on()
 
     def expect_receipt(self, interrupt: str, turn: Turn | str) -> asyncio.Future[Receipt]:
         receipt: asyncio.Future[Receipt] = self.loop.create_future()
@@ -93,10 +102,17 @@ class Promises(Listener):
     def resolve(self, turn: str, outcome: Outcome) -> None:
         resolved = self._turns.pop(turn)
         self.outcomes[outcome.kind.value] += 1
-        if outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
+        was_sent = outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED)
+        if outcome.text is None and was_sent:
             self._own(resolved.complete(outcome))
         else:
             resolved.resolve(outcome)
+        if was_sent and self.on_resolved is not None:
+            self.on_resolved(turn)
+
+    def pass_on(self, turn: str) -> None:
+        passed = self._passed_on[turn] = self._turns.pop(turn)
+        passed.pass_on()
 
     def give_receipt(self, effect: GiveReceipt) -> None:
         receipt, turn = self._receipts.pop(effect.interrupt)

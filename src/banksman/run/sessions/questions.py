@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from banksman.core import event as kinds
-from banksman.core import keeping
+from banksman.core import keeping, refusing
 from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import PLAIN
 from banksman.core.event import Event, storable
@@ -27,13 +27,15 @@ from banksman.core.meaning import Requested, Wants
 from banksman.core.past import OpenQuestion
 from banksman.core.session_effects import AskHuman, TellAnswer
 from banksman.core.session_facts import QuestionAnswered
-from banksman.core.state import Kept, Mode, Store
+from banksman.core.state import OVER, Kept, Mode, Store
 from banksman.core.state import Question as Waiting
 from banksman.errors import BanksmanError, Closed, NotFound, UsageError
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.hooks import reason
 
 log = logging.getLogger("banksman")
+# By itself, so that a host whose questions are answered from elsewhere can do without it.
+waiting = logging.getLogger("banksman.questions")
 
 # Where an agent can be told to remember an answer; True is the first.
 PLACES = ("session", "local", "project", "user")
@@ -115,7 +117,7 @@ class Questions:
         self._open[question.id] = question
         if self.on_question is None:
             # Somebody may look and answer, or nobody ever does: then the turn stands still, and this line says why.
-            log.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
+            waiting.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
         else:
             # A task, so that the callback never runs inside the door.
             task = asyncio.ensure_future(self._call(self.on_question, question))
@@ -173,7 +175,7 @@ class Questions:
         """Give it, if the question is open, and wait until its answer is durable, whosever it is. None: it is not open,
         and not one of the last that were. Cancelling this only stops waiting."""
         state = self._driver.state
-        question = None if state.mode is Mode.CLOSED else state.open_question(id)
+        question = None if state.mode in OVER else state.open_question(id)
         is_on_its_way = any(isinstance(told, TellAnswer) and told.question == id for _, told in state.deferred)
         if question is None and not is_on_its_way:
             return self._answers.get(id)
@@ -213,6 +215,8 @@ class Questions:
         state = self._driver.state
         if state.mode is Mode.CLOSED:
             raise Closed("the session is closed", hint="open it again, and answer there", question=id)
+        if state.mode is Mode.LEFT:
+            raise refusing.not_open(state, question=id)
         if state.store is not Store.WORKING:
             assert state.store_error is not None
             raise copy(state.store_error)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, MutableSet
+from collections.abc import AsyncGenerator, MutableSet, Sequence
 from typing import Any
 
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.event import Event
+from banksman.core.event import SENT, Event, Project
 from banksman.run.sessions.following import Readers, place_of
-from banksman.store.log import READ_EVENTS_MAX, Log, Page
+from banksman.store.log import READ_EVENTS_MAX, Known, Log, Page
+
+# How far back the last frames are looked for. In a long answer the prompt may lie behind thousands of words.
+FIRST_LOOK_EVENTS = 50
+LOOK_BACK_PAGES_MAX = 10
 
 
 class Readable:
@@ -30,12 +34,15 @@ class Readable:
         self.name = name
         self.agent = agent
         self.dialect = dialect
+        self._project = Project(dialect.project, dialect.partial)
+        # What the store said of it, the last time that it was listed or looked for.
+        self.seen: Known | None = None
         self._store = store
         self._all_readers: MutableSet[Readers] = set() if readers is None else readers
         self._readers = self._reading(ends)
 
     def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> Readers:
-        readers = Readers(self._store, self.id, finished, self.dialect.project, since=since)
+        readers = Readers(self._store, self.id, finished, self._project, since=since)
         self._all_readers.add(readers)
         return readers
 
@@ -60,6 +67,30 @@ class Readable:
         epoch, seq = place_of(after)
         return await self._readers.page(seq, limit, epoch=epoch)
 
+    async def page_before(self, before: str | int, *, limit: int = READ_EVENTS_MAX) -> Sequence[Event]:
+        """The last events before a cursor, at most `limit`, oldest first; fewer if they are very long. A bare seq may
+        be beyond the end: then they are the last there are. `HistoryLost` as in `follow`."""
+        epoch, seq = place_of(before)
+        return await self._readers.page_before(seq, limit, epoch=epoch)
+
+    async def last_frames(self) -> tuple[Event | None, Event | None]:
+        """The last line from the agent, and the last to it, as its log has them. None: there is none, or so much came
+        after it that it is not looked for."""
+        heard: Event | None = None
+        told: Event | None = None
+        place = self.committed + 1
+        for number in range(LOOK_BACK_PAGES_MAX):
+            events = await self.page_before(place, limit=READ_EVENTS_MAX if number else FIRST_LOOK_EVENTS)
+            for event in reversed(events):
+                if event.kind == SENT:
+                    told = told or event
+                elif event.is_frame:
+                    heard = heard or event
+            if not events or (heard and told):
+                break
+            place = events[0].seq
+        return heard, told
+
     @property
     def committed(self) -> int:
         """The seq of the last event that is committed."""
@@ -70,6 +101,11 @@ class Readable:
         """When it was made. Another session of the same id, after this one was deleted, was made at another time."""
         known = self._store.find(self.id)
         return 0.0 if known is None else known.created
+
+    @property
+    def known(self) -> Known | None:
+        """What a listing says of it; None: it is not there any more."""
+        return self.seen or self._store.find(self.id)
 
     async def head(self) -> str | None:
         """The cursor of the last event that is committed."""

@@ -40,4 +40,5 @@ def opening_of(agent: str, record: Mapping[str, Any] | None) -> Opening:
         hooks=None,
         tools=(),
         rules_wanted=record["rules"],
+        labels=record.get("labels") or (),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from banksman.core import past as pasts
@@ -63,13 +63,16 @@ async def take_over(
     then: Callable[[Past], Sequence[Entry]],
     *,
     resumes: str | None = None,
+    brings: Callable[[Past], Awaitable[Sequence[Entry]]] | None = None,
 ) -> Past:
     """Of a session that was claimed under this epoch: its conversation, or the one that it `resumes`, is leased; what
     is left of its last host is ended; what was open is settled, once, and what is to be said `then` is written behind
-    it, in one. `NotOwner`: another session drives the conversation."""
+    it, in one, with what was to be said of what it `brings` along. `NotOwner`: another session drives the
+    conversation."""
     past = await load(store, session, config)
     await _lease(store, session, epoch, config, resumes or past.session.conversation)
-    return await _settle(store, session, epoch, past, then(past))
+    brought = () if brings is None else await brings(past)
+    return await _settle(store, session, epoch, past, [*then(past), *brought])
 
 
 async def claim(store: Log, session: str) -> int:

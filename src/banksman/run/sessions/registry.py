@@ -12,8 +12,8 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from banksman.core.config import Config
@@ -21,13 +21,16 @@ from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, Project,
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_effects import StartProcess
-from banksman.errors import BanksmanError, NameTaken, NotFound, NotOwner, UsageError
+from banksman.errors import BanksmanError, Moving, NameTaken, NotFound, NotOwner, UsageError
+from banksman.run.child.lease import Lease
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.abandoned import is_waited_in
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.cleaning import Cleaning
+from banksman.run.sessions.fence import Fence
 from banksman.run.sessions.following import Readers
 from banksman.run.sessions.gate import Gate
+from banksman.run.sessions.herald import Herald
 from banksman.run.sessions.life import Life
 from banksman.run.sessions.names import checked_id, checked_name
 from banksman.run.sessions.opening import Opening
@@ -54,17 +57,19 @@ class Startup:
     and tools that are called are those that the running one was told of: its names for them mean others in the next.
     """
 
-    def __init__(self, session: Session, opening: Opening) -> None:
+    def __init__(self, session: Session, opening: Opening, lease: Lease | None = None) -> None:
+        """`lease`: of the claim that it is opened under, whatever is claimed after it."""
         self.session = session
         self.next = opening
+        self._lease = lease
         self.running: Opening | None = None
 
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
         self.running = self.next
         self._call_its_own()
-        workspace = self.next.workspace()
+        workspace = self.next.workspace(self._lease)
         self.session.work_in(workspace)
-        return self.next.spawn(effect, on_event if workspace is None else workspace.ending_with(on_event))
+        return self.next.spawn(effect, on_event if workspace is None else workspace.ending_with(on_event), self._lease)
 
     def replace(self, opening: Opening) -> bool:
         """Whether the process that runs is not the one that is wanted now."""
@@ -90,12 +95,18 @@ class Sessions:
         self.permit = permit
         self.redactor = redactor
         self.totals = Totals()
+        # Where a host is one of many: who tells the others what it has.
+        self.herald: Herald | None = None
+        self._fence = Fence()
+        store.guard(self._fence)
         self._pool = pool
         # Those that we have, or had until they were closed, oldest first; and how those that are open were opened.
         self._known: dict[str, Session] = {}
         self._startups: dict[str, Startup] = {}
         self._gate = Gate()
-        self._cleaning = Cleaning(store, self._gate)
+        # Of a store that many hosts share by a network, what a dead one had is gone on with by one of the others. To
+        # settle it beside that would only keep them from it.
+        self._cleaning = None if getattr(store, "cluster", None) is not None else Cleaning(store, self._gate)
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Handles on sessions that are not ours, as long as somebody has one.
         self._others: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
@@ -105,15 +116,31 @@ class Sessions:
         self._profile = functools.cache(profiles.load_or_plain)
 
     # -- opening -----------------------------------------------------------------------------------------------------
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncGenerator[None]:
+        """The one way in for all that claims: the store can be asked, and the host does not close."""
+        # Before the gate: a close waits for whoever is inside, and the store may take as long as it is away.
+        await self.store.ready()
+        async with self._gate.at_work():
+            yield
+
     async def open(
         self, opening: Opening, *, name: str | None, on_question: OnQuestion | None, id: str | None = None
     ) -> Session:
         """A new one, under the `id` if one is given; or, under the name of one that is known, that one: as it is, if it
         is open here, which from its next turn on is as asked for; else it is claimed, and goes on where it was."""
         checked_name(name, self.redactor)
-        async with self._gate.at_work():
-            self._cleaning.begin()
-            return await self._open(opening, name, on_question, id)
+        async with self._at_work():
+            if self._cleaning is not None:
+                self._cleaning.begin()
+            session = await self._open(opening, name, on_question, id)
+        return await self._heard(session)
+
+    async def _heard(self, session: Session) -> Session:
+        """Whoever opened it may tell others of it, and they may ask in the next moment."""
+        if self.herald is not None:
+            await self.herald.wait_heard(session)
+        return session
 
     async def _open(
         self, opening: Opening, name: str | None, on_question: OnQuestion | None, id: str | None
@@ -144,6 +171,8 @@ class Sessions:
             if here is not None and here.is_open:
                 here.name = known.name
                 return self._open_again(here, opening, on_question)
+            if here is not None and here.is_leaving and not here.is_closed:
+                raise Moving("the session is leaving this host", hint="try again in a moment", session=known.id)
             if here is not None and not here.is_closed:
                 await here.close()  # It is on its way out, or fenced off: what it leaves is what is opened.
             try:
@@ -163,12 +192,16 @@ class Sessions:
     ) -> Session:
         if id is None:
             id = f"s-{os.urandom(8).hex()}"
-        elif self.store.find(id) is not None:
-            raise UsageError(f"there is a session {id!r} already", hint="another id", session=id)
+        elif (known := self.store.find(id)) is not None:
+            if known.seq:
+                raise UsageError(f"there is a session {id!r} already", hint="another id", session=id)
+            # Whoever was to open it died, or was cut off, before it could say how: nobody was told that it is there.
+            return await self._reopen(known, opening, on_question)
         session = self._face(id, name, opening.profile)
+        losses = self._fence.losses
         epoch = await recovery.create(self.store, id, name, opening.profile.name)
         try:
-            await self._begin(session, epoch, opening, on_question, resume=opening.resume, settings=settings)
+            await self._begin(session, epoch, opening, on_question, losses, resume=opening.resume, settings=settings)
         except BaseException:
             with suppress(BanksmanError):  # What went wrong first is what is told.
                 await self.store.delete(id)  # Nothing was said in it, and nobody has it.
@@ -186,13 +219,14 @@ class Sessions:
 
     async def _take(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> None:
         """Claim one that has a past."""
+        losses = self._fence.losses
         epoch = await recovery.claim(self.store, session.id)
         try:
             if opening.resume is not None:
                 past = await recovery.load(self.store, session.id, opening.config)
                 if opening.forks or past.session.conversation != opening.resume:
                     raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
-            await self._begin(session, epoch, opening, on_question)
+            await self._begin(session, epoch, opening, on_question, losses)
         except BaseException:
             self.store.release(session.id, epoch)
             raise
@@ -203,6 +237,7 @@ class Sessions:
         epoch: int,
         opening: Opening,
         on_question: OnQuestion | None,
+        losses: int,
         *,
         resume: str | None = None,
         settings: tuple[tuple[str, str], ...] = (),
@@ -216,12 +251,21 @@ class Sessions:
             told = [entry(None, SESSION_SETTING, name=name, value=value, by=by) for name, value, by in changed]
             return [opened, *told] if self.redactor is None else self.redactor.entries([opened, *told])
 
+        herald = self.herald
         past = await recovery.take_over(
-            self.store, session.id, epoch, opening.config, then, resumes=opening.resumes if resume else None
+            self.store,
+            session.id,
+            epoch,
+            opening.config,
+            then,
+            resumes=opening.resumes if resume else None,
+            brings=None if herald is None else functools.partial(herald.bring, session.id, opening),
         )
         # Else nobody would ever close it: all that are to be closed have been told so.
         self._gate.check_open()
-        startup = Startup(session, opening)
+        # And all that was to be let go of has been: this was claimed before that, and is not in the list.
+        self._fence.check(losses)
+        startup = Startup(session, opening, self._fence.lease)
         life = Life(
             session.id,
             past,
@@ -233,18 +277,29 @@ class Sessions:
             frame_bytes_max=opening.frame_bytes_max,
             redactor=self.redactor,
         )
+        life.promises.on_resolved = functools.partial(self._on_turn_over, session)
         self.totals.follow(life)
+        self._fence.watch(session.id, life)
         self._others.pop(session.id, None)
         self._known[session.id] = session
         self._startups[session.id] = startup
+        session.opened_with(opening)
         session.live(life)
-        session.when_closed(functools.partial(self._close_startup, session.id, startup))
+        session.when_closed(functools.partial(self._close_startup, session, startup))
+        if self.herald is not None:
+            self.herald.on_open(session)
         await self._forget()
 
-    def _close_startup(self, id: str, startup: Startup) -> None:
+    def _on_turn_over(self, session: Session, turn: str) -> None:
+        if self.herald is not None:
+            self.herald.on_turn_over(session, turn)
+
+    def _close_startup(self, session: Session, startup: Startup) -> None:
         startup.next.close()
-        if self._startups.get(id) is startup:
-            del self._startups[id]
+        if self._startups.get(session.id) is startup:
+            del self._startups[session.id]
+            if self.herald is not None:
+                self.herald.on_closed(session)
 
     def _open_again(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> Session:
         startup = self._startups[session.id]
@@ -271,11 +326,12 @@ class Sessions:
             raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
         forked = startup.next.forked(conversation)
         try:
-            async with self._gate.at_work():
-                return await self._add(forked, name, on_question or session.on_question, settings=session.settings)
+            async with self._at_work():
+                added = await self._add(forked, name, on_question or session.on_question, settings=session.settings)
         except NameTaken as exc:
             forked.close()
             raise UsageError(f"there is a session {name!r} already", hint="another name") from exc
+        return await self._heard(added)
 
     # -- finding -----------------------------------------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
@@ -302,22 +358,30 @@ class Sessions:
     # -- reading many ------------------------------------------------------------------------------------------------
     async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> ManyPage:
         """Events of many sessions, in the order in which they were committed."""
+        await self.store.ready()
         return await self.store.read_many(after, limit, sessions=sessions, project_of=self._project_of)
+
+    async def wait_past(self, position: str) -> None:
+        await self.store.ready()
+        await self.store.wait_past_position(position)
 
     def _project_of(self, session: str) -> Project | None:
         known = self.store.find(session)
-        return None if known is None else self._profile(known.agent).dialect.project
+        if known is None:
+            return None
+        dialect = self._profile(known.agent).dialect
+        return Project(dialect.project, dialect.partial)
 
     def _handle(self, known: Known) -> Session:
         """One that was closed here is asked anew by a handle of its own: it may be claimed again, by whomever."""
         here = self._known.get(known.id)
-        if here is not None and not here.is_closed:
-            here.name = known.name
+        if here is not None and not here.is_closed and not self._fence.is_ending(known.id):
+            here.name, here.seen = known.name, known
             return here
         other = self._others.get(known.id)
         if other is None:
             other = self._others[known.id] = self._face(known.id, known.name, self._profile(known.agent))
-        other.name = known.name
+        other.name, other.seen = known.name, known
         return other
 
     def _face(self, id: str, name: str | None, profile: profiles.Profile) -> Session:
@@ -336,10 +400,12 @@ class Sessions:
 
     async def _claim(self, session: Session) -> None:
         """Somebody asks in a session that is not ours: take it, as it was opened the last time."""
-        async with self._gate.at_work(), self._gate.alone("session", session.id):
+        async with self._at_work(), self._gate.alone("session", session.id):
             if session.is_ours:
                 return
             here = self._known.get(session.id)
+            if here is not None and self._fence.is_ending(session.id):
+                await here.wait_closed()  # What we had of it goes first: two processes would drive one conversation.
             if here is not None and not here.is_closed:
                 hint = f"host.session({session.id!r}) gives the one that is open here"
                 raise NotOwner("the session is open here already, by another handle", hint=hint, session=session.id)
@@ -354,12 +420,23 @@ class Sessions:
                 opening.close()
                 raise
 
+    async def take_over(self, id: str) -> Session:
+        """Claim one that is in the store, as it was opened the last time; or the one that is open here."""
+        await self.store.ready()
+        session = self.find(id)
+        if not session.is_ours:
+            await self._claim(session)
+        return await self._heard(session)
+
     async def take_up(self) -> None:
         """Go on with every session that nobody has, and in which somebody waits: see abandoned.py."""
         await self.settle()
         for known in self.store.sessions():
             try:
-                if await is_waited_in(self.store, known):
+                waits = await is_waited_in(self.store, known)
+                here = self._known.get(known.id)
+                # Whoever has opened it meanwhile has gone on with it.
+                if waits and (here is None or here.is_closed):
                     await self._claim(self._handle(known))
             except BanksmanError as exc:
                 # Who opens it is told the same. Those who wait there are still kept.
@@ -368,7 +445,7 @@ class Sessions:
     # -- forgetting --------------------------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:
         """For good, with all its history."""
-        async with self._gate.at_work(), self._gate.alone("session", session.id):
+        async with self._at_work(), self._gate.alone("session", session.id):
             here = self._known.get(session.id)
             if here is not None:
                 await here.close()
@@ -382,20 +459,26 @@ class Sessions:
 
     async def settle(self) -> None:
         """What was open under hosts that are dead is settled: see cleaning.py."""
-        await self._cleaning.wait()
+        await self.store.ready()
+        if self._cleaning is not None:
+            await self._cleaning.wait()
 
     async def close(self) -> None:
         """Nobody is to read any more: the log is about to be closed."""
         self.open_no_more()
         if not self._ends.done():
             self._ends.set_result(None)
-        await self._cleaning.stop()
+        if self._cleaning is not None:
+            await self._cleaning.stop()
         await self._gate.wait_idle()
         await asyncio.gather(*(readers.wait_left() for readers in list(self._readers)))
+        self._fence.close()
 
     async def _forget(self) -> None:
         closed = [session for session in self.ours() if session.is_closed]
         for session in closed[: max(0, len(closed) - SESSIONS_KEPT_MAX)]:
             self._known.pop(session.id, None)
-            if not self.store.is_durable:
+            # In one that has left somebody may wait, and whoever comes next is to find them.
+            has_waiting = session.is_leaving and bool(session.status().queue)
+            if not self.store.is_durable and not has_waiting:
                 await self.store.delete(session.id)

@@ -11,15 +11,18 @@ ours: the first such call claims it (`Life`), or is refused because a live host 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableSet, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from banksman.core.arbiter import BACKGROUND, NORMAL
 from banksman.core.config import Config
 from banksman.core.dialects.dialect import Dialect
+from banksman.core.ladder import Timings
 from banksman.core.outcome import By, Receipt
 from banksman.core.redaction import Redactor
 from banksman.core.session_facts import (
@@ -30,12 +33,14 @@ from banksman.core.session_facts import (
     CloseAsked,
     DrainAsked,
     InterruptAsked,
+    LeaveAsked,
     Reconfigured,
     SettingAsked,
 )
-from banksman.core.state import Mode, Store
+from banksman.core.state import KEEPING, Mode, Store
 from banksman.core.turn import Phase
-from banksman.errors import NotFound, UsageError
+from banksman.errors import Moved, NotFound, Refused, UsageError
+from banksman.run.commands.options import check_seconds, endless_beyond
 from banksman.run.sessions import holding, status
 from banksman.run.sessions.driver import Driver
 from banksman.run.sessions.following import Readers
@@ -50,7 +55,7 @@ from banksman.run.sessions.recovery import load
 from banksman.run.sessions.status import Status
 from banksman.run.sessions.tools import ToolServer
 from banksman.run.sessions.turn import Turn, Watch
-from banksman.run.sessions.wishes import Wishes, priority_of
+from banksman.run.sessions.wishes import Wishes, moved, priority_of
 from banksman.run.sessions.workspace import Workspace
 from banksman.store.log import Log
 
@@ -84,6 +89,17 @@ class Session(Readable):
         self._life: Life | None = None
         # How often it was opened here.
         self.openings = 0
+        # Where its agent works, as far as is known; and by when a process that is being stopped is gone.
+        self.cwd: str | None = None
+        self._stop_seconds_max = Timings().seconds_max
+        # Where its agent keeps a conversation, by the name of that; asks the file system.
+        self.transcript_of: Callable[[str], Path | None] | None = None
+
+    def opened_with(self, opening: Opening) -> None:
+        """What is shown of how it was opened."""
+        self.cwd = opening.cwd
+        self.transcript_of = opening.transcript
+        self._stop_seconds_max = opening.stop_seconds_max
 
     def live(self, life: Life) -> None:
         """It is ours from here on."""
@@ -178,7 +194,7 @@ class Session(Readable):
             ignore(accepted)
             if callers[turn.id] == 1 and not turn.takers:
                 life.keys.forget(turn)
-                self.withdraw(turn)
+                self._give_up(turn)
             raise
         except BaseException:
             life.keys.forget(turn)
@@ -229,13 +245,15 @@ class Session(Readable):
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
         """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
 
-        Cancelling this only stops waiting: the turn is stopped all the same.
+        Cancelling this only stops waiting: the turn is stopped all the same. `Moved`: the session has left, and the ask
+        waits in its log for whoever has it next, which is who can stop it.
         """
         await self._own()
         if turn is None:
             turn = status.holder(self._driver.state)
         if turn is None:
             return Receipt(stopped=False, by=By.ALREADY_OVER)
+        self._promises.raise_if_passed_on(_id(turn))
         interrupt = f"i-{os.urandom(8).hex()}"
         receipt = self._promises.expect_receipt(interrupt, turn)
         self._tell(InterruptAsked(self._now(), _id(turn), interrupt))
@@ -243,17 +261,37 @@ class Session(Readable):
         return await asyncio.shield(receipt)
 
     def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
-        """Put a queued ask before another of its class, or to the head of its class. Else nothing happens."""
+        """Put a queued ask before another of its class, or to the head of its class. Else nothing happens. `Moved` as
+        in `interrupt`."""
+        self._promises.raise_if_passed_on(_id(turn))
         self._tell(AskMoved(self._now(), _id(turn), None if before is None else _id(before)))
 
+    async def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
+        """The same, for who must know that it was done: `Refused` if the ask, or the other, does not wait any more,
+        `UsageError` if the two are not of one class."""
+        life = await self._own()
+        try:
+            first, other = moved(life.driver.state, _id(turn), None if before is None else _id(before))
+        except Refused as exc:
+            await self.turn(str(exc.ids["turn"]))  # `NotFound`: there never was one.
+            raise
+        if first != other:
+            self.move(first, before=other)
+
     def withdraw(self, turn: Turn | str) -> None:
-        """Take a queued ask back; one that runs is interrupted."""
+        """Take a queued ask back; one that runs is interrupted. `Moved` as in `interrupt`."""
+        self._promises.raise_if_passed_on(_id(turn))
         self._tell(AskWithdrawn(self._now(), _id(turn)))
 
     def let_go(self, turn: Turn) -> None:
         """Whoever got it from `ask` no longer wants it. Withdrawn when the last one says so: a key may be shared."""
         turn.takers -= 1
         if turn.takers <= 0 and turn.id not in self._here.callers:
+            self._give_up(turn)
+
+    def _give_up(self, turn: Turn) -> None:
+        """Nobody wants it any more, nor waits to hear what becomes of it."""
+        with suppress(Moved):
             self.withdraw(turn)
 
     @asynccontextmanager
@@ -347,6 +385,7 @@ class Session(Readable):
         """It was opened again. Whoever did is the one that is asked from now on; `replaces`: and what runs is not what
         was asked for, so that the next turn gets another process. `drops`: settings that are as opened again."""
         self.openings += 1
+        self.opened_with(opening)
         self._here.questions.on_question = on_question
         self._driver.frame_bytes_max = opening.frame_bytes_max
         # One that only waits for its place is started as it is asked for now.
@@ -367,13 +406,22 @@ class Session(Readable):
         glance; `look` says more."""
         if self._life is None:
             return status.glance(self._store.find(self.id), self.id, name=self.name, agent=self.agent)
-        return status.take(self._driver, name=self.name, agent=self.agent)
+        redact = None if self._redactor is None else self._redactor.redact_text
+        return status.take(
+            self._driver,
+            name=self.name,
+            agent=self.agent,
+            stop_seconds_max=self._stop_seconds_max,
+            preview=functools.partial(status.preview, redact=redact),
+        )
 
     async def look(self) -> Status:
         """What it is doing, wherever it is: of one that is not ours, what its log says. Changes nothing."""
         if self._life is not None:
             return self.status()
         past = await load(self._store, self.id, Config(dialect=self.dialect))
+        if past.opened is not None and isinstance(cwd := past.opened.get("cwd"), str):
+            self.cwd = cwd
         return status.told(past, self.status())
 
     def state_of(self, turn: str) -> str:
@@ -406,8 +454,38 @@ class Session(Readable):
         if self._life is not None:
             self._tell(DrainAsked(self._now()))
 
+    async def leave(self, timeout: float | None = None) -> None:
+        """Let go of it, for another host to have it: take nothing new (`Moving`), finish the turn that runs, stop the
+        process, release the session. It is not closed, and who waits in it is not refused: they are kept in its log,
+        as if this host had died, and whoever claims it next serves them; `turn.outcome()` raises `Moved` for them.
+
+        Past `timeout` seconds what runs is stopped by the ladder (INTERRUPTED); of several deadlines the first one
+        counts. If the log cannot be written, that is waited for, and past `timeout` no more. May be called again, and
+        by several; cancelling stops waiting. One that is not ours, or is being closed already, is let be; one that is
+        closed meanwhile is closed. `Host.session` can claim it again, also here.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self.leave_nowait(timeout)
+        await self.wait_closed()
+
+    def leave_nowait(self, timeout: float | None = None) -> None:
+        """Begin to leave; `wait_closed` tells when it has left."""
+        if self._life is not None:
+            now, seconds = self._now(), endless_beyond(timeout)
+            self._tell(LeaveAsked(now, None if seconds is None else now + seconds))
+
+    def end_nowait(self) -> None:
+        """Its host ends. What is closed by that refuses who waits in it; but one that is leaving has to go at once, and
+        keeps them."""
+        if self.is_leaving:
+            self.leave_nowait(0.0)
+        else:
+            self.close_nowait()
+
     async def wait_closed(self) -> None:
-        """Until it is closed, its callbacks have ended, and who was reading its log by then has what it reads."""
+        """Until it is closed or has left, its callbacks have ended, and who was reading its log by then has what it
+        reads."""
         life = self._life
         if life is not None:
             await asyncio.shield(life.promises.finished)
@@ -415,6 +493,11 @@ class Session(Readable):
             await life.callbacks.wait_ended()
             await life.promises.wait_read()
             await self._readers.wait_left()
+
+    @property
+    def conversation(self) -> str | None:
+        """The agent's own name for it, while the session is ours; None: nothing was said in it yet."""
+        return self._driver.state.conversation
 
     @property
     def origin(self) -> str | None:
@@ -442,11 +525,17 @@ class Session(Readable):
             return False
         return self._driver.state.mode is Mode.OPEN and self._driver.state.store is not Store.LOST
 
+    @property
+    def is_leaving(self) -> bool:
+        """It is let go of, or was, and goes on wherever it is claimed next."""
+        return self._life is not None and self._driver.state.mode in KEEPING - {Mode.OPEN}
+
     def when_closed(self, call: Callable[[], None]) -> None:
         self._promises.finished.add_done_callback(lambda _: call())
 
     @property
     def is_closed(self) -> bool:
+        """It was closed here, or has left."""
         return self._life is not None and self._life.is_over
 
     def abandon(self) -> None:

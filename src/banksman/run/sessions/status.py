@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from banksman.core.arbiter import Hold
+from banksman.core.dialects.dialect import Prompt
+from banksman.core.hearing import HANDSHAKE
 from banksman.core.past import Past
-from banksman.core.state import Mode, Session, Store
-from banksman.core.turn import Turn
+from banksman.core.session_facts import Timer
+from banksman.core.state import Mode, ProcessPhase, Session, Store
+from banksman.core.turn import Phase, Turn
 from banksman.run.sessions.driver import Driver
 from banksman.store.log import Known, Owner
+
+# Of a prompt, for a person to know it by.
+PREVIEW_CHARACTERS_MAX = 200
+# What is looked through for secrets before it is cut, and how many parts of a prompt.
+SECRET_CHARACTERS_MAX = 4096
+BLOCKS_MAX = 8
+# An agent that says nothing for so long, and is known to wait for nothing, seems stuck.
+QUIET_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """An ask in the queue."""
+    """An ask in the queue. `prompt`: its beginning. `at`: since when it waits here, as a time of the wall's clock;
+    None: nobody can tell."""
 
     turn: str
     priority: int
     seconds: float
     attempt: int
+    prompt: str = ""
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +49,36 @@ class ClockStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Something that the agent was told to do besides its turns, and has not answered. `seconds`: since when; None:
+    nobody can tell."""
+
+    id: str
+    kind: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """What a session is doing, at this moment.
 
-    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed, failed, or
-    fenced (another writer has claimed it, and nothing can be said in it here any more). Of a session that is not ours:
-    deleted, closed (as `look` says), elsewhere (a live host has it: `owner`), lost (its host died), or asleep (nobody
-    has it).
+    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed, leaving, parting,
+    left (see `Session.leave`), failed, or fenced (another writer has claimed it, and nothing can be said in it here any
+    more). Of a session that is not ours: deleted, closed (as `look` says), elsewhere (a live host has it: `owner`),
+    lost (its host died), or asleep (nobody has it).
 
-    `holder`: the turn that is granted, or the agent's own; `hold`: the hold that is granted. `waits_for_place`: it is
-    to start a process, and those of other sessions have all the places, or all that may start at once.
+    `state`: the same at a glance, in the words of a person who looks at many. See `state_of`.
+
+    `holder`: the turn that is granted, or the agent's own; `holder_prompt`: the beginning of what it was asked; `hold`:
+    the hold that is granted. `waits_for_place`: it is to start a process, and those of other sessions have all the
+    places, or all that may start at once. `requests`: what the agent has not answered.
     """
 
     id: str
     name: str | None
     agent: str
     phase: str
+    state: str
     holder: str | None
     hold: str | None
     queue: tuple[Waiting, ...]
@@ -64,6 +95,8 @@ class Status:
     seconds_since_out: float | None
     cost: float | None
     owner: Owner | None = None
+    holder_prompt: str | None = None
+    requests: tuple[Request, ...] = ()
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -97,18 +130,104 @@ def phase(driver: Driver) -> str:
     return {"NONE": "idle", "READY": "idle"}.get(state.process.phase.name, state.process.phase.name.lower())
 
 
-def take(driver: Driver, *, name: str | None, agent: str) -> Status:
-    state = driver.state
+def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> str:
+    """Its beginning, for a person to know it by, without secrets: what is in memory has not been through the log."""
+    if not isinstance(prompt, str):
+        texts = (block["text"] for block in prompt if isinstance(block.get("text"), str))
+        prompt = "\n\n".join(text[:SECRET_CHARACTERS_MAX] for text in itertools.islice(texts, BLOCKS_MAX))
+    if redact is not None:
+        # A secret that is cut is not known for one.
+        prompt = redact(prompt[:SECRET_CHARACTERS_MAX])
+    return prompt[:PREVIEW_CHARACTERS_MAX]
+
+
+def state_of(driver: Driver, phase: str, *, has_question: bool, stop_seconds_max: float) -> str:
+    """asks (a question waits for an answer), wedged (it cannot go on, or seems so), running, queued (something waits,
+    and nothing runs), idle, or gone."""
+    if phase in ("closed", "left"):
+        return "gone"
+    if has_question:
+        return "asks"
+    if phase in ("failed", "fenced", "backing_off") or _is_stuck(driver, stop_seconds_max):
+        return "wedged"
+    if phase == "idle" or (phase == "starting" and driver.waits_for_place):
+        return "queued" if driver.state.queue else "idle"
+    return "running"
+
+
+def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
+    """Its process should be gone by now; or its agent has said nothing for long, and nothing is known that it could be
+    waiting for. Nothing follows from it: the watchdogs are who acts, and this is what a person is shown."""
     now = driver.now()
+    if driver.stopping_since is not None:
+        return now - driver.stopping_since > stop_seconds_max
+    turn = driver.state.own or driver.state.turn
+    if turn is None or turn.phase is not Phase.RUNNING or turn.tools:
+        return False
+    return now - max(driver.last_in or 0.0, turn.began_at) > QUIET_SECONDS_MAX
+
+
+def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
+    """What the agent was told to do, and has not answered. Since when is told by the timers that wait for it."""
+    process, config = driver.state.process, driver.state.config
+
+    def since(timer: Timer, subject: str, seconds: float) -> float | None:
+        handle = driver.timers.get((timer, subject))
+        return None if handle is None else max(0.0, seconds - (handle.when() - now))
+
+    is_starting = process.phase is ProcessPhase.STARTING and process.is_there
+    begun = max(0.0, now - (process.start_due - config.start_seconds))
+    return (
+        *((Request(id=f"{HANDSHAKE}-{process.number}", kind="handshake", seconds=begun),) if is_starting else ()),
+        *(
+            Request(id=request, kind="interrupt", seconds=since(Timer.DRAIN, key, config.drain_seconds))
+            for request, key in process.unacknowledged
+        ),
+        *(
+            Request(
+                id=change.request,
+                kind=f"set {change.name}",
+                seconds=since(Timer.SETTING, change.request, config.setting_seconds),
+            )
+            for change in process.changes
+        ),
+    )
+
+
+def take(
+    driver: Driver,
+    *,
+    name: str | None,
+    agent: str,
+    stop_seconds_max: float = math.inf,
+    preview: Callable[[Prompt], str] = preview,
+) -> Status:
+    """`stop_seconds_max`: by when a process that is being stopped is gone."""
+    state = driver.state
+    now, wall = driver.now(), time.time()
+    current = phase(driver)
+    questions = (
+        *(question.id for question in state.questions),
+        *(question.id for question in state.kept if question.decision is None),
+    )
+    granted = state.own or state.turn
     return Status(
         id=driver.id,
         name=name,
         agent=agent,
-        phase=phase(driver),
+        phase=current,
+        state=state_of(driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max),
         holder=holder(state),
         hold=None if state.hold is None else state.hold.id,
         queue=tuple(
-            Waiting(turn=turn.id, priority=turn.priority, seconds=now - turn.ask.at, attempt=turn.attempt)
+            Waiting(
+                turn=turn.id,
+                priority=turn.priority,
+                seconds=now - turn.ask.at,
+                attempt=turn.attempt,
+                prompt=preview(turn.ask.prompt),
+                at=wall - (now - turn.ask.at),
+            )
             for turn in state.queue
             if not isinstance(turn, Hold) and turn.ask is not None
         ),
@@ -117,10 +236,7 @@ def take(driver: Driver, *, name: str | None, agent: str) -> Status:
             for c in state.clocks
         ),
         timers={f"{t.value} {subject}": timer.when() - now for (t, subject), timer in driver.timers.items()},
-        questions=(
-            *(question.id for question in state.questions),
-            *(question.id for question in state.kept if question.decision is None),
-        ),
+        questions=questions,
         pids=() if driver.pid is None else (driver.pid,),
         waits_for_place=driver.waits_for_place,
         conversation=state.conversation,
@@ -130,6 +246,8 @@ def take(driver: Driver, *, name: str | None, agent: str) -> Status:
         seconds_since_in=None if driver.last_in is None else now - driver.last_in,
         seconds_since_out=None if driver.last_out is None else now - driver.last_out,
         cost=state.cost,
+        holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
+        requests=_requests(driver, now),
     )
 
 
@@ -149,6 +267,7 @@ def glance(known: Known | None, id: str, *, name: str | None, agent: str) -> Sta
         name=name if known is None else known.name,
         agent=agent,
         phase=phase,
+        state="elsewhere" if phase == "elsewhere" else "gone",
         holder=None,
         hold=None,
         queue=(),
@@ -172,13 +291,22 @@ def told(past: Past, seen: Status) -> Status:
     """What a log says of a session, with what was seen of it at a glance."""
     state = past.session
     waiting = [turn for turn in state.queue if isinstance(turn, Turn)]
+    granted = state.own or state.turn
     is_closed = seen.phase == "asleep" and state.mode is Mode.CLOSED
     return replace(
         seen,
         phase="closed" if is_closed else seen.phase,
         holder=holder(state),
+        holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
         queue=tuple(
-            Waiting(turn=turn.id, priority=turn.priority, seconds=0.0, attempt=turn.attempt) for turn in waiting
+            Waiting(
+                turn=turn.id,
+                priority=turn.priority,
+                seconds=0.0,
+                attempt=turn.attempt,
+                prompt="" if turn.ask is None else preview(turn.ask.prompt),
+            )
+            for turn in waiting
         ),
         questions=tuple(question.id for question in past.questions),
         pids=() if past.process is None or seen.phase != "elsewhere" else (past.process.pid,),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ from banksman.core.dialects.dialect import Dialect
 from banksman.core.event import Event
 from banksman.core.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.turn import Phase
-from banksman.errors import StoreError
+from banksman.errors import Moved, StoreError
 
 log = logging.getLogger("banksman")
 
@@ -22,6 +23,8 @@ log = logging.getLogger("banksman")
 class Home(Protocol):
     """The session of a turn, as far as a turn needs it."""
 
+    @property
+    def id(self) -> str: ...
     @property
     def dialect(self) -> Dialect: ...
     def state_of(self, turn: str) -> str: ...
@@ -49,7 +52,8 @@ class Turn:
         # How many callers have it: those that came with the same key share it.
         self.takers = 0
         self._after = after
-        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        # Or that nobody here will ever know it.
+        self._outcome: asyncio.Future[Outcome | Moved] = asyncio.get_running_loop().create_future()
         self._kept: asyncio.Future[str | None] | None = None
         # Of one that nobody here was promised: its end is looked for in the log, by whoever wants to know it.
         self._watch: Watch | None = None
@@ -60,7 +64,7 @@ class Turn:
     @property
     def state(self) -> str:
         """queued, starting, running, interrupting or ended."""
-        if self._outcome.done():
+        if self._has_ended:
             return Phase.ENDED
         if self._watch is not None and not self._watch.is_over:
             return self._watch.phase
@@ -69,13 +73,28 @@ class Turn:
     @property
     def was_never_sent(self) -> bool:
         """It is over, and nothing came of it: who asks with its key again makes another ask."""
-        return self._outcome.done() and self._outcome.result().kind in (Kind.REFUSED, Kind.WITHDRAWN)
+        outcome = self._outcome.result() if self._outcome.done() else None
+        return isinstance(outcome, Outcome) and outcome.kind in (Kind.REFUSED, Kind.WITHDRAWN)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._outcome.done() and isinstance(self._outcome.result(), Outcome)
 
     async def outcome(self) -> Outcome:
-        """How it ended; never raises for an ending. Cancelling this only stops waiting."""
+        """How it ended; never raises for an ending. Cancelling this only stops waiting.
+
+        `Moved`: it has not ended, and will not end here. Its session has left this host (`Session.leave`) while it
+        waited, and it is kept in the log. Whoever has the session next serves it, and nobody can say when that is: so
+        no outcome is made up, and nobody is kept waiting. It must not be asked again. `await
+        host.session(id).turn(turn)` has an `outcome()` that waits for the log to say it, and `follow` tells it too.
+        """
         if self._watch is not None and not self._outcome.done():
             await self._find_outcome(self._watch)
-        return await asyncio.shield(self._outcome)
+        outcome = await asyncio.shield(self._outcome)
+        if isinstance(outcome, Moved):
+            # Each gets its own: one that is raised again and again would keep the frames of all who got it.
+            raise copy(outcome)
+        return outcome
 
     def watch(self, watch: Watch) -> None:
         """Nobody will tell it how it ends: the log says so, or will."""
@@ -112,7 +131,7 @@ class Turn:
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
         """What the agent says in this turn, from its beginning, as ACP session updates, text as it comes; ends with the
-        turn."""
+        turn. `Moved` as in `outcome`: it will be said elsewhere."""
         projector = self.session.dialect.projector()
         is_over = self._watch is not None and self._watch.is_over
         async with aclosing(self._events(waits=not is_over)) as events:
@@ -120,6 +139,7 @@ class Turn:
                 if event.kind == kinds.UPDATE:
                     for update in projector.project(event.data):
                         yield update
+        self.raise_if_passed_on()
 
     async def _events(self, *, waits: bool) -> AsyncGenerator[Event]:
         """The events of this turn: its own, and those of the turn it was collected or steered into."""
@@ -142,6 +162,17 @@ class Turn:
     def resolve(self, outcome: Outcome) -> None:
         assert not self._outcome.done(), f"turn {self.id} has two outcomes"
         self._outcome.set_result(outcome)
+
+    def pass_on(self) -> None:
+        """Its session has left, and it waits in the log."""
+        assert not self._outcome.done(), f"turn {self.id} has an outcome, and is passed on"
+        hint = "do not ask again: host.session(id).turn(turn) waits for its outcome, wherever the session is"
+        message = "the session has left this host, and the ask waits in its log for whoever has it next"
+        self._outcome.set_result(Moved(message, hint=hint, session=self.session.id, turn=self.id))
+
+    def raise_if_passed_on(self) -> None:
+        if self._outcome.done() and isinstance(moved := self._outcome.result(), Moved):
+            raise copy(moved)
 
     async def complete(self, outcome: Outcome) -> None:
         """The agent gave no final answer: what it had said until then is in the log."""

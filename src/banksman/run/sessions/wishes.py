@@ -12,8 +12,10 @@ from banksman.core import schema as schemas
 from banksman.core.arbiter import Priority
 from banksman.core.dialects.dialect import PLAIN, Dialect
 from banksman.core.event import storable
-from banksman.core.turn import Ask
-from banksman.errors import UsageError
+from banksman.core.state import Session
+from banksman.core.turn import Ask, Phase, Turn
+from banksman.errors import Refused, UsageError
+from banksman.run.sessions.status import find_turn
 
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
@@ -134,3 +136,19 @@ def _kinds(prompt: Any) -> set[str]:
     blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
     kinds = (cast(Any, block).get("type") for block in blocks if isinstance(block, Mapping))
     return {kind for kind in kinds if isinstance(kind, str)}
+
+
+def moved(state: Session, turn: str, before: str | None) -> tuple[str, str | None]:
+    """The turns that these asks belong to in the queue: the one to be moved, and the other. `Refused` if one of them
+    does not wait, `UsageError` if they are in different classes."""
+    found: list[Turn] = []
+    for id in (turn,) if before is None else (turn, before):
+        waiting = find_turn(state, id)
+        if waiting is None or waiting.phase is not Phase.QUEUED:
+            raise Refused("the turn does not wait any more", hint="see the queue", turn=id)
+        found.append(waiting)
+    first, other = found[0], found[-1]
+    if first.priority != other.priority:
+        hint = "a turn is moved within its class; ask with another priority"
+        raise UsageError("the two turns are of different classes", hint=hint, turn=first.id, before=other.id)
+    return first.id, None if before is None else other.id

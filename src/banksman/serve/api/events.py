@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import msgspec
+from contextlib import suppress
 
-from banksman.serve.api import messages
+from banksman.errors import NotFound
+from banksman.serve.api import event_pages, messages
 from banksman.serve.api.messages import EVENTS_MAX
 from banksman.serve.api.routes import Answer, Asgi, Call, Route
 from banksman.serve.context import Context
 from banksman.serve.problems import Problem
-from banksman.serve.streams.encoding import Form, encode
+from banksman.serve.streams.encoding import Form
 from banksman.serve.streams.follower import Follower
 from banksman.serve.streams.sources import ManySessions, OneSession
 
 STREAMS = (Form.SSE.value, Form.NDJSON.value)
-# A page ends before the event that exceeds it, whatever `limit` says: the next one begins there.
-PAGE_BYTES_MAX = 4 << 20
 # As many as a URL has room for.
 SESSIONS_MAX = 500
+# No position of any store is called so.
+NOW = "now"
 
 
 async def of_session(call: Call) -> Answer | Asgi:
     context: Context = call.context
     query: messages.ReadEvents = call.query
     session = context.session(call.path["id"])
-    after = query.after if query.after is not None else call.header("last-event-id")
     form = _form(call)
+    wanted = event_pages.Wanted(
+        limit=min(query.limit, EVENTS_MAX), raw=query.raw, partial=query.partial, frames=query.frames
+    )
+    if query.before is not None:
+        if query.after is not None:
+            raise Problem(422, "BadRequest", "a page is after a cursor or before one", hint="after=, or before=")
+        if form is not None:
+            raise Problem(422, "BadRequest", "a stream leads forward", hint="before= is for a page: ask for JSON")
+        return Answer(await event_pages.before(session, query.before, wanted))
+    after = query.after if query.after is not None else call.header("last-event-id")
     if form is not None:
-        source = OneSession(session, raw=query.raw)
+        source = OneSession(session, raw=query.raw, partial=query.partial, frames=query.frames)
         return Follower(context.streams, source, await source.begin(after or None), form, kind="session")
-    page = await session.page(after or None, limit=min(query.limit, EVENTS_MAX))
-    # Each as a stream would show it; one way of showing, and no second.
-    events: list[msgspec.Raw] = []
-    size = 0
-    for event in page.events:
-        data = encode(event, raw=query.raw)
-        size += len(data)
-        if events and size > PAGE_BYTES_MAX:
-            break
-        events.append(msgspec.Raw(data))
-    shown = {
-        "events": events,
-        "next": page.events[len(events) - 1].cursor if events else after or None,
-        "head": await session.head(),
-        **({} if page.gap is None else {"gap": {"first": page.gap[0], "last": page.gap[1]}}),
-    }
-    return Answer(shown)
+    return Answer(await event_pages.after(session, after or None, wanted))
 
 
 async def of_many(call: Call) -> Asgi:
@@ -53,14 +47,36 @@ async def of_many(call: Call) -> Asgi:
     query: messages.FollowMany = call.query
     wanted: frozenset[str] | None = None
     if query.sessions is not None:
-        names = [name for name in query.sessions.split(",") if name]
-        if not 1 <= len(names) <= SESSIONS_MAX:
+        names = _names(query.sessions, "sessions")
+        if not names:
             raise Problem(400, "BadRequest", f"sessions names 1 to {SESSIONS_MAX} sessions", hint="sessions=a,b")
         wanted = frozenset(context.session(name).id for name in names)
+    frames_of = None if query.frames_of is None else _known(context, _names(query.frames_of, "frames_of"))
     after = query.after if query.after is not None else call.header("last-event-id")
-    source = ManySessions(context.host, wanted, raw=query.raw)
-    place = await source.begin(after or None)
+    if after == NOW and (came_back := call.header("last-event-id")):
+        # A browser that lost its connection asks for the same URL again: it is to miss nothing of what came meanwhile.
+        after = came_back
+    source = ManySessions(context.host, wanted, raw=query.raw, partial=query.partial, frames_of=frames_of)
+    place = await (source.end() if after == NOW else source.begin(after or None))
     return Follower(context.streams, source, place, _form(call) or Form.SSE, kind="many")
+
+
+def _names(listed: str, parameter: str) -> list[str]:
+    names = [name for name in listed.split(",") if name]
+    if len(names) > SESSIONS_MAX:
+        hint = f"{parameter}=a,b"
+        raise Problem(400, "BadRequest", f"{parameter} names at most {SESSIONS_MAX} sessions", hint=hint)
+    return names
+
+
+def _known(context: Context, names: list[str]) -> frozenset[str]:
+    """Their ids. Of one that is not there nothing can come: whoever comes back to a stream of everything is not turned
+    away because one of those that it watched was deleted meanwhile."""
+    found: set[str] = set()
+    for name in names:
+        with suppress(NotFound):
+            found.add(context.session(name).id)
+    return frozenset(found)
 
 
 def _form(call: Call) -> Form | None:
@@ -74,11 +90,13 @@ ROUTES = (
         method="GET",
         path="/v1/sessions/{id}/events",
         handle=of_session,
-        summary="The events of a session after a cursor: a page, or a stream by Accept.",
+        summary="The events of a session after a cursor, or before one: a page, or a stream by Accept.",
         query=messages.ReadEvents,
         answer=messages.Events,
         streams=STREAMS,
         problems=(410, 422, 429),
+        # A page without frames may have to look through very many.
+        waits=True,
     ),
     Route(
         method="GET",

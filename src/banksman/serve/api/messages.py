@@ -54,6 +54,7 @@ class OpenSession(Body):
     resume: Word | None = None
     fork: bool = False
     rules: Variables | None = None
+    labels: Annotated[list[Word], Meta(max_length=32)] = []
 
 
 class ChangeSession(Body):
@@ -74,10 +75,14 @@ class DeleteSession(Query):
 
 
 class Waiting(Struct):
+    """`prompt`: its beginning. `at`: since when it waits; null: nobody can tell."""
+
     turn: str
     priority: int
     seconds: float
     attempt: int
+    prompt: str
+    at: float | None
 
 
 class Owner(Struct):
@@ -86,10 +91,19 @@ class Owner(Struct):
 
 
 class Session(Struct, kw_only=True):
+    """`state`: the phase at a glance: running, asks, queued, idle, wedged, gone, elsewhere; where many hosts share the
+    store, also unreachable (its host is silent, and what it accepted is kept) and "not movable" (its host died, and no
+    other can go on with it). `at`: the time of its last event; null: it has none. `cwd`: null where it is not known, in
+    a list of one that is not open here. `host`: the name of the one that has it, where many share the store."""
+
     id: str
     name: str | None
     agent: str
     phase: str
+    state: str
+    created: float
+    at: float | None
+    cwd: str | None
     holder: str | None
     hold: str | None
     queue: list[Waiting]
@@ -98,6 +112,7 @@ class Session(Struct, kw_only=True):
     seq: int
     cost: float | None
     owner: Owner | None
+    host: str | None = None
 
 
 class Sessions(Struct):
@@ -120,7 +135,39 @@ class ProcessShown(Struct):
     rss_bytes: int
 
 
+class Frame(Struct):
+    """A line to the agent or from it, as the log has it: its beginning."""
+
+    at: float
+    text: str
+
+
+class Request(Struct):
+    """What the agent was told besides its turns, and has not answered. `seconds` null: nobody can tell since when."""
+
+    id: str
+    kind: str
+    seconds: float | None
+
+
+class Question(Struct):
+    id: str
+    turn: str | None
+    tool: str
+    input: dict[str, Any]
+    wants: str
+    details: dict[str, Any]
+
+
 class Why(Session, kw_only=True):
+    """`asked`: the questions that wait, whole. `last_in`, `last_out`: the last line from the agent, and to it; null:
+    there is none among the last events."""
+
+    holder_prompt: str | None
+    last_in: Frame | None
+    last_out: Frame | None
+    requests: list[Request]
+    asked: list[Question]
     clocks: list[Clock]
     timers: dict[str, float]
     pids: list[int]
@@ -168,6 +215,16 @@ class Turn(Struct):
     outcome: Outcome | None
 
 
+class MoveTurn(Body):
+    """Before which other one that waits; null: to the head of its class."""
+
+    before: Word | None = None
+
+
+class Moved(Struct):
+    queue: list[Waiting]
+
+
 class Receipt(Struct):
     stopped: bool
     by: str
@@ -177,16 +234,26 @@ class Receipt(Struct):
 
 # -- events ----------------------------------------------------------------------------------------------------------
 class ReadEvents(Query):
+    """`before`: the last ones before it, instead of those after; for a page only. `frames` false: without what the
+    agent said and was told. `partial`: also what it has said of a text that is not complete."""
+
     after: str | None = None
+    before: str | None = None
     limit: Annotated[int, Meta(ge=1)] = EVENTS_DEFAULT
     raw: bool = False
+    frames: bool = True
+    partial: bool = False
 
 
 class FollowMany(Query):
+    # A position, or "now": what is there is not shown.
     after: str | None = None
     # Separated by commas; ids or names.
     sessions: str | None = None
+    # The same; whose frames are shown, besides our own kinds of every session. Not given: everybody's.
+    frames_of: str | None = None
     raw: bool = False
+    partial: bool = False
 
 
 class Event(Struct, kw_only=True, omit_defaults=True):
@@ -208,12 +275,14 @@ class Gap(Struct):
 
 
 class Events(Struct, omit_defaults=True):
-    """`next`: where to go on; `head`: the last one there is. `gap`: retention took these before the first."""
+    """`next`: where to go on; `head`: the last one there is. `gap`: retention took these before the first. `first`, if
+    asked for what is before a cursor: the oldest one that is kept."""
 
     events: list[Event]
     next: str | None
     head: str | None
     gap: Gap | None = None
+    first: str | None = None
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
@@ -232,15 +301,6 @@ class Answered(Struct):
     by: str
     message: str | None
     first: bool
-
-
-class Question(Struct):
-    id: str
-    turn: str | None
-    tool: str
-    input: dict[str, Any]
-    wants: str
-    details: dict[str, Any]
 
 
 class Questions(Struct):
@@ -383,6 +443,29 @@ class Agent(Struct):
 
 class Agents(Struct):
     agents: list[Agent]
+
+
+class Host(Struct, kw_only=True):
+    """One that shares the store, as it said last. `room`: how many sessions it takes, 0: none, it asks the others;
+    `used`: how many it has. `here`: it is the one that answers this. `silent`: it was not heard of for a lease, and its
+    end was not heard of either: it is this server that is cut off."""
+
+    id: str
+    name: str
+    pid: int
+    labels: list[str]
+    agents: list[str]
+    room: int
+    used: int
+    version: str
+    draining: bool
+    since: float
+    here: bool
+    silent: bool = False
+
+
+class Hosts(Struct):
+    hosts: list[Host]
 
 
 class Drain(Body):

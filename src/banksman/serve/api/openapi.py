@@ -22,6 +22,8 @@ _ALWAYS = (400, 403, 405, 408, 414, 431, 500, 503)
 _WITH_TOKEN = (401,)
 _WITH_ID = (404,)
 _WITH_BODY = (413, 415)
+# About a session that another host may have.
+_TO_OWNER = (502, 504)
 
 _WORDS = {
     400: "It could not be understood.",
@@ -40,7 +42,8 @@ _WORDS = {
     431: "The head is too large.",
     500: "A bug of Banksman's own.",
     502: "The agent failed.",
-    503: "The server is on its way out, or the store or the machine has no room.",
+    503: "The server is on its way out, the store or the machine has no room, or the host of the session is silent.",
+    504: "The host that has the session has not answered: whether it was done is not known.",
 }
 
 
@@ -129,6 +132,7 @@ def _statuses(route: Route) -> set[int]:
         *(_WITH_TOKEN if not route.is_open or route.body is not None else ()),
         *(_WITH_ID if "{" in route.path else ()),
         *(_WITH_BODY if route.body is not None else ()),
+        *(_TO_OWNER if route.to_owner is not None else ()),
     }
 
 

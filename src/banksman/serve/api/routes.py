@@ -6,6 +6,7 @@ The table of routes is the API. Requests are taken apart by it, and the OpenAPI 
 from __future__ import annotations
 
 import asyncio
+import enum
 import errno
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -33,9 +34,25 @@ Q = TypeVar("Q", bound=Query)
 R = TypeVar("R")
 
 
+class ToOwner(enum.Enum):
+    """What becomes of a request about a session that another host has, if that one does not answer: see front.py."""
+
+    # The log is asked instead.
+    READS = enum.auto()
+    # It is sent again with its key: it is done once.
+    KEYED = enum.auto()
+    # It is sent again if nobody got it: it names what it is about, and means the same a moment later.
+    NAMED = enum.auto()
+    # It means this moment, and is not sent again.
+    NOW = enum.auto()
+    # What nobody has needs no owner for it.
+    ENDS = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, taken apart. `context` is the server that it came to."""
+    """One request, taken apart. `context` is the server that it came to. `data`: its body, as it came. `is_forwarded`:
+    another host has sent it here, since we have the session."""
 
     context: Any
     request: Request
@@ -43,6 +60,8 @@ class Call:
     body: Any
     query: Any
     key: str | None
+    data: bytes = b""
+    is_forwarded: bool = False
 
     def header(self, name: str) -> str | None:
         return self.request.headers.get(name)
@@ -64,14 +83,15 @@ class Answer:
         return Sliced(data, self.status, dict(self.headers), self.media_type)
 
 
-Handle = Callable[[Call], Coroutine[Any, Any, Answer | Response | Asgi]]
+Result = Answer | Response | Asgi
+Handle = Callable[[Call], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """`problems`: the statuses it may answer besides those that every route may. `streams`: the media types that it
     answers without end, if `Accept` asks for one. `has_key`: it takes an `Idempotency-Key`. `waits`: it changes nothing
-    and may take long, which is not for a client that is gone."""
+    and may take long, which is not for a client that is gone. `to_owner`: it is for the host that has the session."""
 
     method: str
     path: str
@@ -85,6 +105,7 @@ class Route:
     streams: Sequence[str] = ()
     has_key: bool = False
     waits: bool = False
+    to_owner: ToOwner | None = None
     is_open: bool = False
     media_type: str = "application/json"
 
@@ -103,7 +124,7 @@ class Endpoint:
         request = Request(scope, receive)
         method: str = scope["method"]
         route = self._routes.get("GET" if method == "HEAD" else method)
-        response: Answer | Response | Asgi
+        response: Result
         try:
             if route is None:
                 hint = f"this path takes {self._allow}"
@@ -111,7 +132,8 @@ class Endpoint:
                     405, "WrongMethod", f"there is no {method} here", hint=hint, headers={"Allow": self._allow}
                 )
             call = await self._taken_apart(route, request)
-            response = await (_while_there(route.handle(call), request) if route.waits else route.handle(call))
+            handling = _handled(route, call)
+            response = await (_while_there(handling, request) if route.waits else handling)
         except Problem as problem:
             response = problem.response()
         except BanksmanError as exc:
@@ -128,17 +150,19 @@ class Endpoint:
         key = request.headers.get("idempotency-key")
         if key is not None and _KEY.fullmatch(key) is None:
             raise Problem(400, "BadKey", "this cannot be an Idempotency-Key", hint="1 to 255 visible ASCII characters")
+        data = b"" if route.body is None else await self._read(request)
         return Call(
             context=self._context,
             request=request,
             path={name: unquote(value) for name, value in request.path_params.items()},
-            body=None if route.body is None else await self._body(route.body, request),
+            body=None if route.body is None else self._body(route.body, request, data),
             query=None if route.query is None else _query(route.query, request),
             key=key,
+            data=data,
+            is_forwarded=getattr(request.state, "is_forwarded", False),
         )
 
-    async def _body(self, kind: type[B], request: Request) -> B:
-        data = await self._read(request)
+    def _body(self, kind: type[B], request: Request, data: bytes) -> B:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if data and content_type != "application/json":
             raise Problem(415, "NotJson", "the body must be JSON", hint="Content-Type: application/json")
@@ -169,6 +193,16 @@ class Endpoint:
         except TimeoutError as exc:
             raise Problem(408, "TooSlow", f"a body takes at most {BODY_SECONDS_MAX:g} s") from exc
         return b"".join(pieces)
+
+
+async def _handled(route: Route, call: Call) -> Result:
+    """Here; or, where many hosts share the store, by whoever has the session."""
+    front = call.context.front
+    if front is not None and route.path.startswith("/v1/sessions/"):
+        await front.know(call.path["id"])
+    if route.to_owner is None or front is None:
+        return await route.handle(call)
+    return await front.answer(call, route)
 
 
 async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:

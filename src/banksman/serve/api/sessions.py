@@ -6,25 +6,38 @@ from contextlib import suppress
 
 import msgspec
 
-from banksman.errors import NotFound
+from banksman import Event
+from banksman.errors import NotFound, NotOwner
 from banksman.run.sessions import profiles
 from banksman.run.sessions import session as sessions
 from banksman.run.sessions.status import Status
-from banksman.serve.api import messages, tree
+from banksman.serve import listing, placing
+from banksman.serve.api import messages, tree, turns
 from banksman.serve.api.messages import SESSIONS_MAX
 from banksman.serve.api.once import session_id
-from banksman.serve.api.routes import Answer, Call, Route
+from banksman.serve.api.routes import Answer, Call, Result, Route, ToOwner
 from banksman.serve.context import Context
+from banksman.serve.front import Front
+
+# Of a frame: enough to know it by.
+FRAME_CHARACTERS_MAX = 500
 
 
-async def open_session(call: Call) -> Answer:
+async def open_session(call: Call) -> Result:
+    context: Context = call.context
+    if context.front is not None and not call.is_forwarded:
+        return await placing.open_session(context.front, call, _open_here)
+    return await _open_here(call)
+
+
+async def _open_here(call: Call) -> Answer:
     context: Context = call.context
     body: messages.OpenSession = call.body
 
     async def do() -> Answer:
         session = await _open(context, body, None if call.key is None else session_id(call.key))
         headers = {"Location": f"/v1/sessions/{session.id}"}
-        return Answer(shown(await session.look(), session), 201, headers)
+        return Answer(shown(await session.look(), session, call.context.front), 201, headers)
 
     def is_still_there(answer: Answer) -> bool:
         return context.has_session(answer.value.id)
@@ -35,7 +48,10 @@ async def open_session(call: Call) -> Answer:
 async def _open(context: Context, body: messages.OpenSession, id: str | None) -> sessions.Session:
     if id is not None:
         with suppress(NotFound):
-            return context.host.session(id)  # Made with this key before this server was started.
+            found = context.host.session(id)  # Made with this key before this server was started.
+            # Without an event nobody knows how it was to be opened, and nobody was told that it was.
+            if found.is_open or found.known is None or found.known.seq:
+                return found
     policy = context.policy
     profile = profiles.load(body.agent)
     usual = profile.own_command() if body.command is None else profile.command
@@ -55,6 +71,7 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         resume=body.resume,
         fork=body.fork,
         rules=body.rules,
+        labels=body.labels,
         id=id,
     )
 
@@ -62,26 +79,38 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
 async def list_sessions(call: Call) -> Answer:
     """Oldest first. The next page begins after the last one of this."""
     query: messages.ListSessions = call.query
+    if call.is_forwarded:
+        # Another host has the list, and wants to know what ours are doing.
+        ours = [session for session in call.context.host.our_sessions() if not session.is_closed]
+        return Answer(messages.Sessions([shown(each.status(), each, call.context.front) for each in ours], None))
     limit = min(query.limit, SESSIONS_MAX)
     after = None if query.after is None else call.context.session(query.after).id
     # One more than is shown tells whether there is a next page.
     found = call.context.host.sessions(after, limit=limit + 1)
     following = found[limit - 1].id if len(found) > limit else None
-    return Answer(messages.Sessions([shown(session.status(), session) for session in found[:limit]], following))
+    front: Front | None = call.context.front
+    listed = [shown(session.status(), session, front) for session in found[:limit]]
+    return Answer(messages.Sessions(listed if front is None else await listing.filled(front, listed), following))
 
 
 async def look(call: Call) -> Answer:
     session = call.context.session(call.path["id"])
-    return Answer(shown(await session.look(), session))
+    return Answer(shown(await session.look(), session, call.context.front))
 
 
 async def why(call: Call) -> Answer:
     session = call.context.session(call.path["id"])
     status = await session.look()
-    base = shown(status, session)
+    base = shown(status, session, call.context.front)
+    heard, told = await session.last_frames()
     return Answer(
         messages.Why(
-            **msgspec.structs.asdict(base),
+            **{name: getattr(base, name) for name in messages.Session.__struct_fields__},
+            holder_prompt=status.holder_prompt,
+            last_in=_frame(heard),
+            last_out=_frame(told),
+            requests=[messages.Request(each.id, each.kind, each.seconds) for each in status.requests],
+            asked=[turns.question(each) for each in await session.open_questions()],
             clocks=[messages.Clock(c.name, c.seconds, c.left, c.is_running) for c in status.clocks],
             timers=dict(status.timers),
             pids=list(status.pids),
@@ -94,6 +123,14 @@ async def why(call: Call) -> Answer:
     )
 
 
+def _frame(event: Event | None) -> messages.Frame | None:
+    """As the log has it, so that no secret is in it."""
+    if event is None:
+        return None
+    data = (event.frame or b"")[: 4 * FRAME_CHARACTERS_MAX]
+    return messages.Frame(event.at, data.decode(errors="replace").rstrip("\n")[:FRAME_CHARACTERS_MAX])
+
+
 async def change(call: Call) -> Answer:
     session = call.context.session(call.path["id"])
     body: messages.ChangeSession = call.body
@@ -103,7 +140,7 @@ async def change(call: Call) -> Answer:
         await session.set_model(body.model)
     if body.permission_mode is not msgspec.UNSET:
         await session.set_permission_mode(body.permission_mode)
-    return Answer(shown(await session.look(), session))
+    return Answer(shown(await session.look(), session, call.context.front))
 
 
 async def close(call: Call) -> Answer:
@@ -114,25 +151,45 @@ async def close(call: Call) -> Answer:
         await call.context.host.delete(session)
         call.context.streams.pages.clear()
         return Answer(status=204)
+    _check_not_elsewhere(session)
     await session.close()
-    return Answer(shown(await session.look(), session))
+    return Answer(shown(await session.look(), session, call.context.front))
 
 
-def shown(status: Status, session: sessions.Session) -> messages.Session:
-    owner = status.owner
+def _check_not_elsewhere(session: sessions.Session) -> None:
+    """To close what another host has would do nothing, and must not look as if it had: that one is to be asked."""
+    status = session.status()
+    if status.phase == "elsewhere" and status.owner is not None:
+        pid, address = status.owner.pid, status.owner.address
+        raise NotOwner(
+            f"the session {session.id} is in the hands of a live host, process {pid}{' at ' * bool(address)}{address}",
+            hint="close it there, or end that process",
+            session=session.id,
+            pid=pid,
+            address=address,
+        )
+
+
+def shown(status: Status, session: sessions.Session, front: Front | None) -> messages.Session:
+    owner, known = status.owner, session.known
     return messages.Session(
         id=status.id,
         name=session.name,
         agent=status.agent,
         phase=status.phase,
+        state=status.state if front is None else front.state_of(status, known),
+        created=0.0 if known is None else known.created,
+        at=known.changed if known is not None and known.seq else None,
+        cwd=session.cwd,
         holder=status.holder,
         hold=status.hold,
-        queue=[messages.Waiting(w.turn, w.priority, w.seconds, w.attempt) for w in status.queue],
+        queue=[turns.waiting(each) for each in status.queue],
         questions=list(status.questions),
         conversation=status.conversation,
         seq=status.seq,
         cost=status.cost,
         owner=None if owner is None else messages.Owner(owner.pid, owner.address),
+        host=None if front is None else front.fleet.name_of(known),
     )
 
 
@@ -158,11 +215,19 @@ ROUTES = (
         answer=messages.Sessions,
         problems=(404,),
     ),
-    Route(method="GET", path=ID, handle=look, summary="What a session is doing.", answer=messages.Session),
+    Route(
+        method="GET",
+        path=ID,
+        handle=look,
+        to_owner=ToOwner.READS,
+        summary="What a session is doing.",
+        answer=messages.Session,
+    ),
     Route(
         method="PATCH",
         path=ID,
         handle=change,
+        to_owner=ToOwner.NAMED,
         summary="Another name, model or permission mode.",
         body=messages.ChangeSession,
         answer=messages.Session,
@@ -172,6 +237,7 @@ ROUTES = (
         method="DELETE",
         path=ID,
         handle=close,
+        to_owner=ToOwner.ENDS,
         summary="Close a session; with forget=1, forget it for good.",
         query=messages.DeleteSession,
         answer=messages.Session,
@@ -181,6 +247,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/why",
         handle=why,
+        to_owner=ToOwner.READS,
         summary="Who holds it, who waits, every clock, the last frames, the tree of processes.",
         answer=messages.Why,
     ),

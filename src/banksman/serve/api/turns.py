@@ -1,14 +1,16 @@
-"""Turns and questions over HTTP: ask, look, interrupt, answer."""
+"""Turns and questions over HTTP: ask, look, move, interrupt, answer."""
 
 from __future__ import annotations
 
 import asyncio
 
 from banksman import Outcome, Receipt
+from banksman.run.sessions.questions import Question
+from banksman.run.sessions.status import Waiting
 from banksman.run.sessions.turn import Turn
 from banksman.serve.api import messages
 from banksman.serve.api.messages import WAIT_SECONDS_MAX
-from banksman.serve.api.routes import Answer, Call, Route
+from banksman.serve.api.routes import Answer, Call, Route, ToOwner
 from banksman.serve.context import Context
 
 
@@ -59,13 +61,17 @@ async def interrupt_now(call: Call) -> Answer:
     return Answer(receipt(await call.context.session(call.path["id"]).interrupt()))
 
 
+async def move(call: Call) -> Answer:
+    """Who asks hears the queue as it is then."""
+    body: messages.MoveTurn = call.body
+    session = call.context.session(call.path["id"])
+    await session.reorder(call.path["turn"], before=body.before)
+    return Answer(messages.Moved([waiting(each) for each in session.status().queue]))
+
+
 async def list_questions(call: Call) -> Answer:
     questions = await call.context.session(call.path["id"]).open_questions()
-    return Answer(
-        messages.Questions(
-            [messages.Question(q.id, q.turn, q.tool, dict(q.input), q.wants, dict(q.details)) for q in questions]
-        )
-    )
+    return Answer(messages.Questions([question(each) for each in questions]))
 
 
 async def answer(call: Call) -> Answer:
@@ -101,6 +107,18 @@ def shown(outcome: Outcome) -> messages.Outcome:
     )
 
 
+def question(question: Question) -> messages.Question:
+    return messages.Question(
+        question.id, question.turn, question.tool, dict(question.input), question.wants, dict(question.details)
+    )
+
+
+def waiting(waiting: Waiting) -> messages.Waiting:
+    return messages.Waiting(
+        waiting.turn, waiting.priority, waiting.seconds, waiting.attempt, waiting.prompt, waiting.at
+    )
+
+
 def receipt(receipt: Receipt) -> messages.Receipt:
     return messages.Receipt(receipt.stopped, str(receipt.by), receipt.kept, list(receipt.queued))
 
@@ -111,6 +129,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/turns",
         handle=ask,
+        to_owner=ToOwner.KEYED,
         summary="Ask for one turn. Accepted once the log has it.",
         body=messages.Ask,
         answer=messages.Accepted,
@@ -122,6 +141,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/turns/{{turn}}",
         handle=look,
+        to_owner=ToOwner.READS,
         summary="Where a turn stands, and how it ended.",
         query=messages.WaitFor,
         answer=messages.Turn,
@@ -131,6 +151,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/turns/{{turn}}/interrupt",
         handle=interrupt,
+        to_owner=ToOwner.NAMED,
         summary="Stop this turn; the receipt tells what became of it.",
         answer=messages.Receipt,
         problems=(409, 422),
@@ -139,14 +160,26 @@ ROUTES = (
         method="POST",
         path=f"{ID}/interrupt",
         handle=interrupt_now,
+        to_owner=ToOwner.NOW,
         summary="Stop the turn that runs now.",
         answer=messages.Receipt,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/turns/{{turn}}/move",
+        handle=move,
+        to_owner=ToOwner.NAMED,
+        summary="Put a turn that waits before another of its class, or to the head of its class.",
+        body=messages.MoveTurn,
+        answer=messages.Moved,
         problems=(409, 422),
     ),
     Route(
         method="GET",
         path=f"{ID}/questions",
         handle=list_questions,
+        to_owner=ToOwner.READS,
         summary="The questions that wait for an answer.",
         answer=messages.Questions,
     ),
@@ -154,6 +187,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/questions/{{question}}",
         handle=answer,
+        to_owner=ToOwner.NAMED,
         summary="Answer a question. It has one answer; whoever comes second is told which.",
         body=messages.Answer,
         answer=messages.Answered,

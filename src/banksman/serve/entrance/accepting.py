@@ -1,4 +1,4 @@
-"""Who comes in by the listening socket, as many at once as this process has room for.
+"""Who comes in by the listening sockets, as many at once as this process has room for.
 
 asyncio's own server, when it is out of fds, fails as often as connections wait, logs each of them, and tries again a
 second later; meanwhile the host cannot start anything either. So some fds are kept back for what the server is for, and
@@ -12,7 +12,7 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from banksman.serve.entrance.wire import Connection
 
@@ -38,9 +38,10 @@ def connections_max() -> int:
 class Acceptor:
     """Makes a connection of each who comes. It owns the tasks that do so, and not the connections."""
 
-    def __init__(self, listener: socket.socket, connection: Callable[[], Connection]) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], connection: Callable[[], Connection]) -> None:
+        """By whichever they come, they are counted together: they take the same fds."""
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
+        self._listeners = listeners
         self._connection = connection
         self._connections_max = connections_max()
         self._count = 0
@@ -54,7 +55,7 @@ class Acceptor:
         self._listen()
 
     async def close(self) -> None:
-        """Nobody more. Who waits in the kernel is let go when the socket is closed."""
+        """Nobody more. Who waits in the kernel is let go when the sockets are closed."""
         self._is_closed = True
         self._pause()
         if self._timer is not None:
@@ -66,14 +67,16 @@ class Acceptor:
         self._timer = None
         if not self._is_listening and not self._is_closed:
             self._is_listening = True
-            self._loop.add_reader(self._listener.fileno(), self._accept)
+            for listener in self._listeners:
+                self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _pause(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            self._loop.remove_reader(self._listener.fileno())
+            for listener in self._listeners:
+                self._loop.remove_reader(listener.fileno())
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_AT_ONCE_MAX):
             if self._count >= self._connections_max:
                 if not self._was_full:
@@ -82,7 +85,7 @@ class Acceptor:
                 self._pause()  # Until somebody goes.
                 return
             try:
-                peer, _address = self._listener.accept()
+                peer, _address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:

@@ -12,6 +12,10 @@ to: not another port of this machine, and not `null`. Whatever else it carries, 
 Who is it? A token in `Authorization`, compared in constant time, or the cookie that `/v1/login` gives for it. A
 browser adds a cookie by itself, so with a cookie more is asked: what changes something must say its origin, and
 what only reads must not say that another site began it.
+
+Who comes by the socket of our own user (sockets.py) is asked none of these: the kernel says who it is, and no page can
+come by there. A proxy could, if somebody put one before it, and would bring in whoever stands before the proxy. So
+whatever a browser or a proxy adds to a request is refused there.
 """
 
 from __future__ import annotations
@@ -25,12 +29,16 @@ from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from banksman import sockets
 from banksman.serve.entrance import token as tokens
+from banksman.serve.entrance.wire import Connection
 from banksman.serve.problems import Problem
 
 LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
 # A name or an address, and perhaps a port.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+# Only browsers and proxies say these.
+_NOT_LOCAL = ("origin", "cookie", "sec-fetch-site", "sec-fetch-mode", "forwarded", "x-forwarded-for", "via")
 COOKIE_SECONDS = 30 * 24 * 3600
 
 
@@ -60,6 +68,9 @@ class Door:
 
     def _admit(self, method: str, path: str, headers: Headers, scope: Scope) -> str:
         """Who it is, for counting; a Problem if it is not let in."""
+        connection: Connection = scope["state"]["connection"]
+        if connection.is_local:
+            return self._admit_local(connection, headers)
         host = self._check_host(headers)
         origins = headers.getlist("origin")
         # A proxy may have taken the TLS off: the page is then at https, and the request is not.
@@ -78,6 +89,16 @@ class Door:
             return f"nobody {address}"
         hint = "send `Authorization: Bearer TOKEN`; it is in the file banksman/token of the state folder of its user"
         raise Problem(401, "NotLetIn", "there is no token, or not the right one", hint=hint, headers=_CHALLENGE)
+
+    @staticmethod
+    def _admit_local(connection: Connection, headers: Headers) -> str:
+        if not sockets.is_ours(connection.uid):
+            hint = "ask by its URL, with the token"
+            raise Problem(403, "NotLetIn", "this socket is for the user of the server alone", hint=hint)
+        if any(name in headers for name in _NOT_LOCAL):
+            hint = "a proxy is put before the server's URL, with the token"
+            raise Problem(403, "ForeignOrigin", "neither browsers nor proxies come in by this socket", hint=hint)
+        return f"user {connection.uid}"
 
     def _check_host(self, headers: Headers) -> str:
         hosts = headers.getlist("host")

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from banksman.errors import MachineError, UsageError
+from banksman.folders import state_folder
 
 TOKEN_BYTES = 32
 FILE_BYTES_MAX = 4096
@@ -31,13 +32,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 def default_path() -> Path:
     """Beside the store, in the user's state folder."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # As the specification has it, a relative path there means nothing.
-        return Path(state) / "banksman" / "token"
-    home = os.path.expanduser("~")
-    if not os.path.isabs(home) or not home.strip("/"):
-        raise UsageError("there is no home folder to keep the token in", hint="token_file, or XDG_STATE_HOME")
-    return Path(home) / ".local" / "state" / "banksman" / "token"
+    return state_folder() / "token"
 
 
 def load_or_make(path: Path) -> str:

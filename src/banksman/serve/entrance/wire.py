@@ -24,6 +24,7 @@ from typing import Any, cast
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from banksman import sockets
 from banksman.serve.problems import MEDIA_TYPE, Problem
 
 HEAD_BYTES_MAX = 64 << 10
@@ -73,6 +74,10 @@ class Connection(HttpToolsProtocol):
         """`on_stall` is told of each that is cut off because it does not read, and whether that was a stream."""
         super().__init__(**rest)
         self.lost: asyncio.Future[None] = self.loop.create_future()
+        # It came by a socket of this machine, which no browser can.
+        self.is_local = False
+        # Who is at the other end of that; None: nobody knows.
+        self.uid: int | None = None
         self._stall_seconds = stall_seconds
         self._on_stall = on_stall
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -97,6 +102,9 @@ class Connection(HttpToolsProtocol):
             # has the one before. (asyncio does this for sockets that were made for TCP by name, and accepted ones were
             # not.)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif peer is not None and peer.family == socket.AF_UNIX:
+            self.is_local = True
+            self.uid = sockets.peer_uid(peer)
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6) and sys.platform == "linux":
             milliseconds = max(1, int(self._stall_seconds * 1000))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

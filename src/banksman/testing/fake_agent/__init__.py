@@ -31,11 +31,13 @@ def command(
     *,
     evidence: str | os.PathLike[str] | None = None,
     memory: str | os.PathLike[str] | None = None,
+    remembers_at_home: bool = False,
 ) -> list[str]:
     """The words that start a fake agent with this script; what is added to them is recorded, and ignored.
 
     `evidence`: a folder where each process leaves what it was given. `memory`: a folder that keeps conversations, for
-    `--resume` to find and `--fork-session` to copy. Raises `ScriptError` if the script cannot be meant.
+    `--resume` to find and `--fork-session` to copy. `remembers_at_home`: they are kept where Claude keeps them, in the
+    home of whoever starts it. Raises `ScriptError` if the script cannot be meant.
     """
     Script(script)
     words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")]
@@ -44,6 +46,8 @@ def command(
         words.append(f"--fake-evidence={os.path.abspath(evidence)}")
     if memory is not None:
         words.append(f"--fake-memory={os.path.abspath(memory)}")
+    elif remembers_at_home:
+        words.append("--fake-memory=~")
     return words
 
 

@@ -357,7 +357,7 @@ def main(argv: Sequence[str]) -> None:
     assert "exit" in VERBS
     options = _options(argv)
     record = Record(options.get("--fake-evidence"), argv)
-    memory = Memory(options.get("--fake-memory"), options.get("--resume") or options.get("--session-id") or "")
+    memory = Memory(_folder(options.get("--fake-memory")), options.get("--resume") or options.get("--session-id") or "")
     try:
         script = Script(_mapping(options.get("--fake-script", "{}")))
     except ScriptError as error:
@@ -379,6 +379,14 @@ def main(argv: Sequence[str]) -> None:
 def _refuse(why: str, code: int) -> NoReturn:
     os.write(2, f"{why}\n".encode())
     os._exit(code)
+
+
+def _folder(memory: str | None) -> str | None:
+    """As Claude has it: for each folder that it works in, one in its own that is named by its path."""
+    if memory != "~":
+        return memory
+    named = "".join(each if each.isascii() and each.isalnum() else "-" for each in os.getcwd())
+    return os.path.join(os.environ["HOME"], ".claude", "projects", named)
 
 
 def _mapping(text: str) -> Mapping[str, Sequence[str]]:

@@ -121,9 +121,9 @@ def _lives_of_bundle(values: Sequence[Frame]) -> list[list[Step]]:
 
 def _is_own_death(rest: Sequence[Frame], turns: set[str]) -> bool:
     """Whether a process ended by itself. What comes after tells: a turn that was open failed by it; if none was, the
-    session was not closed, because then it was asked to end."""
+    session was not closed and has not left, because then it was asked to end."""
     if not turns:
-        return all(later["kind"] != "session.closed" for later in rest)
+        return all(later["kind"] not in ("session.closed", "session.left") for later in rest)
     ends: list[Frame] = [later.get("body") or {} for later in rest if later["kind"] == "turn.ended"]
     return any(end.get("outcome") == "failed" and end.get("by") == "exit" for end in ends)
 

@@ -70,6 +70,25 @@ def stream(turn: Turn, step: Step) -> Act:
     turn.stream_end("end_turn")
 
 
+@verb("speak", "SECONDS TEXT")
+def speak(turn: Turn, step: Step) -> Act:
+    """This text word by word, a stream_event delta each and so long after the last, then the assistant frame."""
+    turn.stream_begin()
+    for number, word in enumerate(_words(step.word(1))):
+        if number and step.seconds(0):
+            yield pause(step.seconds(0))
+        turn.stream_chunk(word)
+        yield from room(turn)
+    turn.say(turn.streamed)
+    turn.stream_end("end_turn")
+
+
+def _words(text: str) -> list[str]:
+    """With the space before each, so that together they are the text."""
+    first, *rest = text.split(" ")
+    return [first, *(f" {word}" for word in rest)]
+
+
 @verb("thinking", "COUNT SECONDS")
 def thinking(turn: Turn, step: Step) -> Act:
     """So many stream_event deltas of thinking, each so long after the last, and nothing else."""

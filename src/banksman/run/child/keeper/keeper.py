@@ -6,8 +6,10 @@ deadline, and that it does not itself go before the last of the tree is gone.
 Theory of operation. The keeper sits in poll() on four things: the leader's pidfd, the control socket, a pidfd of the
 host, and a pipe that SIGCHLD writes to. The host drives the stop ladder, rung by rung. But each rung it sends says how
 long the keeper is to wait for the next one; after that the keeper goes on alone (TERM, then KILL). So a stop once begun
-ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or frozen (the deadline). While nothing is
-being stopped, the host may have a part of the tree ended and the rest left alone (`pruning.py`); a stop comes first.
+ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or frozen (the deadline). Where the tree
+works for something that the host has for a time only, that time is a deadline too, from the start (`lease.py`). While
+nothing is being stopped, the host may have a part of the tree ended and the rest left alone (`pruning.py`); a stop
+comes first.
 
 That the tree is empty is never read from /proc. The keeper is a subreaper, so every orphan of the tree becomes its
 child, and `waitpid(-1)` answering ECHILD proves that there is none. That proof needs the leader reaped, and reaping
@@ -27,6 +29,7 @@ import time
 from banksman.run.child import system
 from banksman.run.child.keeper import wire
 from banksman.run.child.keeper.helper import Helper
+from banksman.run.child.keeper.lease import Lease
 from banksman.run.child.keeper.plumbing import close_all_but, milliseconds_until, read_file, wake_on_child
 from banksman.run.child.keeper.pruning import Pruning
 from banksman.run.child.keeper.spawn import SpawnFailed, spawn
@@ -92,6 +95,7 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
         order_bytes = read_file(fds.pop())
     order: dict[str, Any] = marshal.loads(order_bytes)
     control_fd, cwd, *fds = fds
+    page = fds.pop(0) if order["has_lease"] else None
     control = _socket.socket(fileno=control_fd)
     if is_spoken_to(control):
         # The host has hung up or wants it stopped, before it was even begun. Whoever was told that it is over must not
@@ -99,15 +103,21 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
         system.send(control, wire.encode(wire.FAILED, "stopped", 0))
         return
     try:
+        lease = Lease(page)
+        if lease.is_due(RUNNING, time.monotonic()):
+            raise SpawnFailed("lease", 0)  # The order has waited for us, or for a host that was stopped, too long.
         leader = spawn(order, cwd, fds)
     except SpawnFailed as exc:
         system.send(control, wire.encode(wire.FAILED, exc.step, exc.errno))
+        return
+    except OSError as exc:
+        system.send(control, wire.encode(wire.FAILED, "memory", exc.errno or 0))
         return
     # The folder must not be held by us (it may be on a mount that somebody wants to unmount), nor must any of the
     # child's files (a pipe's reader waits for the last writer, and that must be the child).
     os.chdir("/")
     close_all_but(0, 1, 2, control_fd, host, *woken)
-    Keeper(control, host, woken[0], leader, order).stay()
+    Keeper(control, host, woken[0], leader, order, lease).stay()
 
 
 def rehearse(host: int) -> None:
@@ -121,14 +131,14 @@ def rehearse(host: int) -> None:
     ours, theirs = system.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     order: dict[str, Any] = {
         **{"path": b"/bin/true", "argv": (b"true",), "env": {}, "umask": 0o077, "limits": None, "nofile": 1024},
-        **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None},
+        **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
         **{"terminal": None, "user": None, "ender": None},
     }
     order = marshal.loads(wire.decode(wire.encode(wire.SPAWN, 0, marshal.dumps(order)))[2])
     folder = system.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_spoken_to(theirs)
-        Keeper(theirs, host, woken[0], spawn(order, folder, [null, null]), order).stay()
+        Keeper(theirs, host, woken[0], spawn(order, folder, [null, null]), order, Lease(None)).stay()
     finally:
         for fd in (null, folder, *woken):
             system.close(fd)
@@ -145,7 +155,9 @@ def is_spoken_to(control: _socket.socket) -> bool:
 
 
 class Keeper:
-    def __init__(self, control: _socket.socket, host: int, woken: int, leader: int, order: dict[str, Any]) -> None:
+    def __init__(  # noqa: PLR0917
+        self, control: _socket.socket, host: int, woken: int, leader: int, order: dict[str, Any], lease: Lease
+    ) -> None:
         self._control = control
         self._host = host
         self._woken = woken
@@ -171,6 +183,7 @@ class Keeper:
         # When to act without being told. None: never, the host is trusted to be there.
         self._deadline: float | None = None
         self._renew(order["deadline"])
+        self._lease = lease
         self._outbox: list[bytes] = []
         self._is_behind = False
         self._poller = select.poll()
@@ -194,6 +207,8 @@ class Keeper:
             self._reap()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._go_on_alone()
+            if self._lease.is_due(self._phase, time.monotonic()):
+                self._go_on_alone(by_lease=True)
             if self._phase is KILLING:
                 self._sweep_round()
             self._prune_on()
@@ -201,7 +216,7 @@ class Keeper:
         self._flush_to_the_end()
 
     def _timeout_ms(self) -> float | None:
-        dues = [self._next_round if self._phase is KILLING else self._deadline]
+        dues = [self._next_round if self._phase is KILLING else self._deadline, self._lease.due(self._phase)]
         if self._is_held:
             dues.append(time.monotonic() + RETRY_SECONDS)
         if self._pruning is not None:
@@ -249,11 +264,13 @@ class Keeper:
             case (wire.TERM | wire.REST, _) if self._phase is KILLING:
                 pass  # From a host that was late. A frozen tree must not be continued.
             case (wire.TERM, seconds):
+                self._bound_stop(seconds)
                 self._term_group()
-                self._deadline = time.monotonic() + seconds + MARGIN_SECONDS
             case (wire.REST, seconds):
+                self._bound_stop(seconds)
                 self._term_rest()
-                self._deadline = time.monotonic() + seconds + MARGIN_SECONDS
+            case (wire.HURRY, term_at, kill_at):
+                self._lease.take_over(term_at, kill_at)
             case (wire.KILL,):
                 self._kill()
             case (wire.SIGNAL, number, to_group):
@@ -284,20 +301,30 @@ class Keeper:
     def _renew(self, seconds: float | None) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
+    def _bound_stop(self, seconds: float) -> None:
+        """The host has taken a rung, and takes the next one after so long. A stop that is under way is only ever
+        shortened: a host that wakes late does not give a tree more time than it had."""
+        due = time.monotonic() + seconds + MARGIN_SECONDS
+        if self._phase is TERMED and self._deadline is not None:
+            due = min(due, self._deadline)
+        self._deadline = due
+
     # -- the rungs ---------------------------------------------------------------------------------------------------
-    def _go_on_alone(self) -> None:
+    def _go_on_alone(self, *, by_lease: bool = False) -> None:
         """The rung that is next, without being told."""
         self._is_alone = True
+        now = time.monotonic()
         if self._phase is TERMED:
-            self._say(wire.ACTED, wire.KILL, time.monotonic())
+            self._say(wire.ACTED, wire.KILL, now, by_lease)
             self._kill()
             return
-        self._deadline = time.monotonic() + self._grace
+        # Cut to the lease as it is now: one that is renewed after all gives no more time to what was begun.
+        self._deadline = min(now + self._grace, self._lease.kill_at) if by_lease else now + self._grace
         if self._has_exited:
-            self._say(wire.ACTED, wire.REST, time.monotonic())
+            self._say(wire.ACTED, wire.REST, now, by_lease)
             self._term_rest()
         else:
-            self._say(wire.ACTED, wire.TERM, time.monotonic())
+            self._say(wire.ACTED, wire.TERM, now, by_lease)
             self._term_group()
 
     def _term_group(self) -> None:

@@ -3,7 +3,7 @@
 A message arrives whole or not at all, so a keeper killed in mid-word cannot leave half a frame. `marshal` is safe here
 and only here: both ends are one program, run by one interpreter, joined by a socketpair that nobody else can open.
 
-    host → zygote    (SPAWN, count, order) + fds [control, cwd, *the child's]   give this to a keeper
+    host → zygote    (SPAWN, count, order) + fds [control, cwd, (lease), *the child's]  give this to a keeper
                      (SPAWN, count, None) + fds […, file]               the same; the order is too long, and in a file
                      (KILL_KEEPER, pid)                  a keeper that does not answer; the zygote ends its tree
     host → keeper    (TERM, seconds)                     TERM to the leader's group; go on alone after `seconds`
@@ -11,11 +11,12 @@ and only here: both ends are one program, run by one interpreter, joined by a so
                      (KILL,)                             freeze and kill everything
                      (SIGNAL, number, to_group)
                      (RENEW, seconds | None)             the deadline after which the keeper acts alone
+                     (HURRY, term_at, kill_at)           the host ends it by these times, in the place of the lease's
                      (PRUNE, number, tick, pid, ends)    end what was born since, or only look; PRUNED answers it
     keeper → host    (STARTED, leader, keeper, at)
                      (FAILED, step, errno)               nothing runs
                      (EXITED, code, signal, at, by_itself)   sent while the leader is a zombie
-                     (ACTED, rung, at)                   a rung taken without being told
+                     (ACTED, rung, at, by_lease)         a rung taken without being told
                      (SWEPT, [(pid, command), …])        what had to be ended besides the leader; may be repeated
                      (GONE, [(pid, command, why), …])    the tree is gone, but for these
                      (PRUNED, number, [(pid, command), …], [(pid, command, why), …], is_over)
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
 TERM, REST, KILL, SIGNAL, RENEW, PRUNE = "term", "rest", "kill", "signal", "renew", "prune"
+HURRY = "hurry"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
 PRUNED = "pruned"
 

@@ -5,5 +5,6 @@ these requests for one process of an agent; what it is made of is told in each f
 """
 
 from banksman.run.sessions.workspace.serving import GROUPS, Workspace
+from banksman.run.sessions.workspace.terminals import start_command
 
-__all__ = ["GROUPS", "Workspace"]
+__all__ = ["GROUPS", "Workspace", "start_command"]

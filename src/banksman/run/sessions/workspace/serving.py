@@ -164,13 +164,16 @@ class Workspace:
         until now begins. Those that were running. `ends` False: they go on, and are only told."""
         return self._terminals.stop(since, ends=ends)
 
-    def end(self) -> None:
-        """The process is gone, or the session: every terminal ends, and nothing more is served. May be called again."""
+    def end(self, kill_by: float | None = None) -> None:
+        """The process is gone, or the session: every terminal ends, and nothing more is served. May be called again:
+        `kill_by` (`time.monotonic()`) shortens what is under way."""
         if not self._is_over:
             self._is_over = True
             self._close_root()
             self._lane.give_up()
             self._terminals.end()
+        if kill_by is not None:
+            self._terminals.end(kill_by)
 
     def abandon(self) -> None:
         """The loop is closed: the keepers end what runs."""

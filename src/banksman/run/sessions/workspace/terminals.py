@@ -30,6 +30,7 @@ from typing import Any
 from banksman.core.facts import Swept
 from banksman.errors import BanksmanError, Closed, NotFound, ProgramNotFound, Refused
 from banksman.run.child.launch import Launch, prepare
+from banksman.run.child.lease import Lease
 from banksman.run.commands.command import Command
 from banksman.run.commands.options import Options
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
@@ -52,9 +53,9 @@ _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+")
 Start = Callable[[Launch, Options], Command]
 
 
-def start_command(launch: Launch, options: Options) -> Command:
-    """One that nobody but its terminal knows."""
-    return Command(launch, options, id=os.urandom(6).hex(), on_end=lambda _: None)
+def start_command(launch: Launch, options: Options, lease: Lease | None = None) -> Command:
+    """One that nobody but its terminal knows. `lease`: that of the session it is for."""
+    return Command(launch, options, id=os.urandom(6).hex(), on_end=lambda _: None, lease=lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +221,12 @@ class Terminals:
                 command.stop_nowait()
         return tuple(Swept(command.pid or 0, " ".join(command.argv)) for command in running)
 
-    def end(self) -> None:
-        """The same, and there will be no more."""
+    def end(self, kill_by: float | None = None) -> None:
+        """The same, and there will be no more. `kill_by`: see `Running.stop_nowait`."""
         self._is_over = True
         self.stop(0.0, ends=True)
+        for command in () if kill_by is None else self._running():
+            command.stop_nowait(kill_by=kill_by)
         self._terminals.clear()
 
     async def wait_ended(self) -> None:

@@ -1,0 +1,90 @@
+"""The hosts that share a store, as they are seen from here: which of them has a session, and which could take one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from banksman.run.sessions import needs
+from banksman.serve.problems import Problem
+from banksman.store.bus import Hosts, HostSeen
+from banksman.store.log import Known
+
+# Names of hosts that were seen, for as long as sessions are said to be with them.
+NAMES_MAX = 1000
+
+
+class Fleet:
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._names: dict[str, str] = {}
+
+    def all(self) -> list[HostSeen]:
+        hosts = self._hosts.all()
+        self._names |= {host.id: host.name for host in hosts}
+        while len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
+        return hosts
+
+    def is_silent(self, host: HostSeen) -> bool:
+        """For longer than its lease: would we hear anything, we would have heard of its end."""
+        return time.monotonic() - host.seen > self._hosts.lease_seconds
+
+    @property
+    def own_id(self) -> str:
+        return self._hosts.id
+
+    def find(self, id_or_name: str) -> list[HostSeen]:
+        """By its id, else all of that name."""
+        hosts = self.all()
+        by_id = [host for host in hosts if host.id == id_or_name]
+        return by_id or [host for host in hosts if host.name == id_or_name]
+
+    def host_of(self, known: Known | None) -> HostSeen | None:
+        """Whoever has it, if it is heard of. An address is `ID@MACHINE`."""
+        if known is None or known.owner is None:
+            return None
+        id = known.owner.address.partition("@")[0]
+        return next((host for host in self.all() if host.id == id), None)
+
+    def name_of(self, known: Known | None) -> str | None:
+        """Of the host that has it; of one that is not heard of any more, as it was called, or its machine."""
+        if known is None or known.owner is None:
+            return None
+        id, _, machine = known.owner.address.partition("@")
+        if id not in self._names:
+            self.all()
+        return self._names.get(id, machine)
+
+    # -- ourselves ---------------------------------------------------------------------------------------------------
+    def _me(self) -> HostSeen | None:
+        return next((host for host in self.all() if host.id == self._hosts.id), None)
+
+    def has_room(self) -> bool:
+        me = self._me()
+        return me is not None and not me.is_draining and me.used < me.room
+
+    def can_take(self, need: Sequence[str]) -> bool:
+        me = self._me()
+        return me is not None and self.has_room() and not needs.lacking(need, me.labels, me.agents)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+    def check_satisfiable(self, need: Sequence[str]) -> None:
+        """Said at once, for to wait would not help: somebody has to start such a host, or to ask for less."""
+        hosts = [host for host in self.all() if host.room > 0]
+        lacks = {host.name: needs.lacking(need, host.labels, host.agents) for host in hosts}
+        if not hosts:
+            hint = "banksman host --store … starts one; try again then"
+            raise Problem(503, "NoHost", "there is no host that takes sessions", hint=hint)
+        if all(lacks.values()):
+            told = "; ".join(f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items()))
+            hint = "start a host that has them (--label), or ask for less (labels)"
+            raise Problem(422, "NoSuchHost", f"no host has what the session needs: {told}", hint=hint)
+
+    def no_room(self, need: Sequence[str]) -> Problem:
+        fit = [host for host in self.all() if host.room and not needs.lacking(need, host.labels, host.agents)]
+        told = ", ".join(
+            f"{host.name} has {host.used} of {host.room}{' and drains' * host.is_draining}" for host in fit
+        )
+        hint = "close a session, or start another host; it was not opened, and will not be"
+        return Problem(503, "NoRoom", f"no host took the session in time: {told or 'none is there'}", hint=hint)

@@ -1,0 +1,29 @@
+"""The end of a process, as the log has it."""
+
+from __future__ import annotations
+
+from tests.core.scenarios import ask
+from tests.core.talk import Talk
+
+from banksman.core import event as kinds
+from banksman.core.arbiter import NORMAL
+from banksman.core.facts import Rung
+from banksman.core.session_facts import ProcessExited, ProcessGone
+
+TOOK = (Rung("eof", 100.5), Rung("term", 101.5), Rung("kill", 106.5))
+
+
+def test_the_rungs_that_were_taken_are_logged_and_where_there_were_none_nothing_is() -> None:
+    for ladder, told in ((TOOK, [{"rung": each.rung, "at": each.at} for each in TOOK]), ((), None)):
+        talk = Talk()
+        talk.serve(ask("a", NORMAL))
+        talk.tell(ProcessExited(talk.at, 1, None, 9))
+        talk.tell(ProcessGone(talk.at, 1, ladder=ladder))
+        assert talk.logged(kinds.PROCESS_STOPPED) == ([] if told is None else [{"process": 1, "ladder": told}])
+
+
+def test_the_rungs_of_another_process_are_nobodys() -> None:
+    talk = Talk()
+    talk.serve(ask("a", NORMAL))
+    talk.tell(ProcessGone(talk.at, 7, ladder=TOOK))
+    assert not talk.logged(kinds.PROCESS_STOPPED)

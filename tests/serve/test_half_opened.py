@@ -1,0 +1,37 @@
+"""A session of which only the record was made, when its host died or was cut off: nobody was told that it is there."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from banksman import Host
+from banksman.run.sessions import recovery
+from banksman.serve import app, inside
+from banksman.serve.api.once import session_id
+from banksman.serve.forwarding import Request, response_of
+from banksman.serve.settings import Settings
+from banksman.testing import fake_agent
+
+
+@pytest.mark.parametrize("name", [None, "a-name"])
+async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: str | None) -> None:
+    settings = Settings(store="memory:")
+    async with Host("memory:") as host:
+        context = inside.context_of(host, settings, lambda _: None)
+        app.make(context, token="a-token-of-the-tests", port=0)
+        assert context.application is not None
+        id = session_id("the-key")
+        # As far as its host came: the record, and nothing of how it was to be opened.
+        host.log.release(id, await recovery.create(host.log, id, name, "claude"))
+        headers = {"content-type": "application/json", "idempotency-key": "the-key"}
+        body = msgspec.json.encode({"command": fake_agent.command({}), "name": name})
+        opened = response_of(await context.application(Request("POST", "/v1/sessions", headers, body).encoded()))
+        assert (opened.status, msgspec.json.decode(opened.body)["id"]) == (201, id)
+        # It has the command that was asked for, and not the one that its agent usually has.
+        turn = await host.session(id).ask("hello")
+        assert (await turn.outcome()).text == "hello"
+        again = response_of(await context.application(Request("POST", "/v1/sessions", headers, body).encoded()))
+        assert msgspec.json.decode(again.body)["id"] == id
+        page = await host.log.read(id, 0, 1000)
+        assert [event.kind for event in page.events].count("session.opened") == 1
