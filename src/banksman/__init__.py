@@ -2,11 +2,14 @@
 
     done = await banksman.execute(["make", "test"], timeout=600)
 
-The names below are the public surface. They are loaded when first used: `import banksman` alone costs nothing, and the
+The names below are the public surface. They are loaded when first used: `import banksman` alone costs little, and the
 keepers, which import a part of this package in an interpreter of their own, stay small.
 """
 
 from __future__ import annotations
+
+# At once, and not when first used: that may be in a signal handler, which may come twice.
+from banksman.run.shutdown import shutdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
     from banksman.run.sessions.status import Status
     from banksman.run.sessions.tools import Tool, tool
     from banksman.run.sessions.turn import Turn
-    from banksman.run.shutdown import shutdown
 
 __version__ = "0.1.0"
 
@@ -88,7 +90,6 @@ _HOMES = {
     "run.commands.output": ("Output",),
     "run.sessions.questions": ("Answer", "Answered", "Question"),
     "run.sessions.session": ("Session",),
-    "run.shutdown": ("shutdown",),
     "run.sessions.status": ("Status",),
     "run.sessions.tools": ("Tool", "tool"),
     "run.sessions.turn": ("Turn",),

@@ -811,6 +811,18 @@ asyncio.run(main())
     assert_clean(run_program(code, marker), marker, "{(True, True)}\nhost_closed\n")
 
 
+def test_shutdown_imports_nothing_when_it_is_called() -> None:
+    """It is called in signal handlers: a second signal would find a module that is half there."""
+    code = """
+import sys, banksman
+before = set(sys.modules)
+assert banksman.shutdown()
+print(set(sys.modules) - before)
+"""
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout == "set()\n"
+
+
 def test_shutdown_in_a_signal_handler_survives_the_signal_coming_twice(marker: str) -> None:
     """A service manager, or a person, that is not patient: the handler is entered again while it waits in the first."""
     code = """

@@ -1,8 +1,18 @@
-"""`shutdown`: end everything this process has started, and wait for it."""
+"""`shutdown`: end everything this process has started, and wait for it.
+
+It may be called in a signal handler, and handlers are entered again while they run: so it imports nothing when it is
+called, and is there itself from the moment `banksman` is. Whoever has started something has loaded the spawner.
+"""
 
 from __future__ import annotations
 
-from banksman.run.child.spawner import spawner
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from banksman.run.child.spawner import Spawner
+
+_HOLDER = "banksman.run.child.spawner"
 
 
 def shutdown() -> bool:
@@ -12,4 +22,6 @@ def shutdown() -> bool:
     before `os._exit`, or where a leftover helper process is in the way. Commands that somebody still waits for end as
     HOST_CLOSED. A later command starts a new zygote.
     """
-    return spawner.shutdown()
+    # Not there, or a handler that came while it is being loaded: nothing has been started.
+    spawner: Spawner | None = getattr(sys.modules.get(_HOLDER), "spawner", None)
+    return spawner is None or spawner.shutdown()
