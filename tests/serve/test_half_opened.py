@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import msgspec
 import pytest
+from tests.store.kit import Writer, data, everything
 
-from banksman import Host
+from banksman import Host, UsageError
 from banksman.run.sessions import recovery
 from banksman.serve import app, inside
 from banksman.serve.api.once import session_id
 from banksman.serve.forwarding import Request, response_of
 from banksman.serve.settings import Settings
+from banksman.store.memory import MemoryLog
 from banksman.testing import fake_agent
 
 
@@ -35,3 +40,25 @@ async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: st
         assert msgspec.json.decode(again.body)["id"] == id
         page = await host.log.read(id, 0, 1000)
         assert [event.kind for event in page.events].count("session.opened") == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_one_that_another_host_has_made_meanwhile_is_neither_taken_for_new_nor_deleted(
+    is_cancelled: bool,
+) -> None:
+    log = MemoryLog()
+    writer = await Writer.claim(log)
+    await writer.commit(b"of another host")
+    writer.release()
+    creating = asyncio.ensure_future(recovery.create(log, "s", None, "claude"))
+    if is_cancelled:
+        await asyncio.sleep(0)
+        creating.cancel()
+        with suppress(asyncio.CancelledError, UsageError):
+            await creating
+    else:
+        with pytest.raises(UsageError, match="there is a session 's' already"):
+            await creating
+    assert data(await everything(log)) == [b"of another host"]
+    assert (await Writer.claim(log)).epoch == writer.epoch + 2  # It was let go of.
+    await log.close()

@@ -17,7 +17,7 @@ from banksman.core.config import Config
 from banksman.core.event import Entry
 from banksman.core.past import Past
 from banksman.core.settling import settle
-from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, StoreTooNew
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, StoreTooNew, UsageError
 from banksman.run.child import orphans
 from banksman.run.sessions.tenure import lease_name
 from banksman.store.log import Done, Known, Log
@@ -86,8 +86,13 @@ async def claim(store: Log, session: str) -> int:
 
 
 async def create(store: Log, session: str, name: str | None, agent: str) -> int:
-    """The same, of one that is new."""
-    return await _claim(store, session, name, agent)
+    """The same, of one that is new. `UsageError`, and it is let go of, if there is one with a past: that another host
+    has made it may be news here."""
+    epoch = await _claim(store, session, name, agent)
+    if store.head(session).seq:
+        store.release(session, epoch)
+        raise UsageError(f"there is a session {session!r} already", hint="another id", session=session)
+    return epoch
 
 
 async def _claim(store: Log, session: str, name: str | None, agent: str | None) -> int:
@@ -101,7 +106,7 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((claiming,))
         if not claiming.cancelled() and claiming.exception() is None:
-            if agent is None:
+            if agent is None or store.head(session).seq:
                 store.release(session, claiming.result())
             else:
                 with suppress(BanksmanError):
