@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import expect
 from tests.browser.chromium import Chromium
 from tests.browser.tab import wait_for
@@ -20,6 +21,7 @@ DEEDS = {
 }
 
 
+@pytest.mark.thorough
 def test_nothing_of_this_goes_unnoticed(chromium: Chromium, served: Served) -> None:
     chromium.belongs(served.url)
     page = chromium.context().new_page()

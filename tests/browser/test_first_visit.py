@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import expect
 from tests.browser.tab import Tab, Visits
 from tests.serve.kit import TOKEN
@@ -28,6 +29,7 @@ def test_the_first_visit(visits: Visits) -> None:
     tab.wait_live()
 
 
+@pytest.mark.thorough
 def test_without_a_token_it_says_so(visits: Visits) -> None:
     visits.chromium.expect(r"status of 401")
     visits.chromium.belongs(visits.served.url)

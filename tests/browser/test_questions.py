@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from playwright.sync_api import expect
 from tests.browser.tab import Visits
 
@@ -33,6 +34,7 @@ def test_all_of_an_input_is_shown(visits: Visits) -> None:
         expect(tab.questions).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_one_that_cannot_be_read_can_still_be_denied(visits: Visits) -> None:
     odd = json.dumps({"questions": [None, {"question": {"toString": "x", "valueOf": "y"}, "options": [None]}]})
     tab = visits.tab(visits.served.open({"prompt": [f"ask AskUserQuestion {odd}"]}, name="odd"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 from tests.browser.tab import Visits, followers, told, wait_for
 
@@ -30,6 +31,7 @@ def test_ten_tabs_are_live_and_each_can_post(visits: Visits) -> None:
     assert followers(served) == 1
 
 
+@pytest.mark.thorough
 def test_closing_the_leading_tab_hands_over(visits: Visits) -> None:
     """Each time that the one goes which reads for all, in the middle of what it reads."""
     served = visits.served

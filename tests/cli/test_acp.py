@@ -150,6 +150,7 @@ def test_a_turn_that_fails_is_an_error_with_its_outcome(editor: Editor) -> None:
     assert editor.prompt(session, "again") == "end_turn"
 
 
+@pytest.mark.thorough
 def test_a_prompt_of_8_megabytes_goes_through(editor: Editor, served: Served) -> None:
     session = editor.new()
     assert editor.prompt(session, "x" * (8 << 20) + "\n@@say heard") == "end_turn"
@@ -371,6 +372,7 @@ def test_delete_forgets_a_session(editor: Editor, served: Served) -> None:
 
 
 # -- an editor that does not read ------------------------------------------------------------------------------------
+@pytest.mark.thorough
 def test_stdout_that_is_not_read_stops_nothing(served: Served, editor: Editor) -> None:
     """It falls behind the log, and that is all: the turn runs to its end, another can be stopped, and when it reads
     again it has everything, in order."""

@@ -37,6 +37,7 @@ def other(served: Served, tmp_path: Path) -> Iterator[Editor]:
         yield editor
 
 
+@pytest.mark.thorough
 def test_each_sees_what_the_other_asks_and_what_is_said(one: Editor, other: Editor, served: Served) -> None:
     session = one.new()
     other.load(session)

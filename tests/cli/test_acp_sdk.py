@@ -110,6 +110,7 @@ async def test_a_prompt_with_chunks_and_a_tool(tmp_path: Path) -> None:
         assert kinds.index(ToolCallStart) < kinds.index(ToolCallProgress) < kinds.index(AgentMessageChunk)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("choice", "status"), [("allow_once", "completed"), ("reject_once", "failed")])
 async def test_a_permission_is_asked_and_answered(tmp_path: Path, choice: str, status: str) -> None:
     watcher = Watcher()
@@ -136,6 +137,7 @@ async def test_a_turn_is_cancelled(tmp_path: Path) -> None:
         assert (await prompt).stop_reason == "cancelled"
 
 
+@pytest.mark.thorough
 async def test_cancelled_with_a_question_open(tmp_path: Path) -> None:
     watcher = Watcher()
     watcher.choice = None
@@ -158,6 +160,7 @@ async def test_errors_are_errors(tmp_path: Path) -> None:
         assert unknown.value.code == -32602
 
 
+@pytest.mark.thorough
 async def test_a_session_is_loaded_after_our_death(tmp_path: Path) -> None:
     first = Watcher()
     async with driven(tmp_path, first) as (connection, process):

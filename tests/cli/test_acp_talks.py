@@ -92,6 +92,7 @@ def prompt(talks: Talks, talk: Talk, text: str) -> threading.Thread:
     return thread
 
 
+@pytest.mark.thorough
 def test_the_one_that_was_not_used_for_longest_rests_and_misses_nothing(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_turn_that_the_log_says_nothing_of_is_answered_all_the_same(
     assert ear.answers.get(timeout=SECONDS_MAX)[1]["stopReason"] == "end_turn"
 
 
+@pytest.mark.thorough
 def test_a_session_that_is_deleted_fails_what_waits_in_it(served: Served, backend: Backend) -> None:
     talks, ear = Talks(), Ear()
     talk = opened(served, backend, ear)

@@ -110,6 +110,7 @@ def test_a_narrow_terminal_has_a_paragraph_for_each(machine: Machine) -> None:
     assert b"\x1b" not in said
 
 
+@pytest.mark.thorough
 def test_one_agent_is_told_with_all_that_is_known(machine: Machine) -> None:
     done = machine.run("opencode", COLUMNS="80")
     assert done.stdout.startswith(
@@ -147,6 +148,7 @@ def test_a_users_own_are_among_them(machine: Machine) -> None:
     assert machine.run("--format", "quiet").stdout == "house\n"
 
 
+@pytest.mark.thorough
 def test_nothing_is_started_unless_versions_are_asked_for(machine: Machine, tmp_path: Path) -> None:
     mark = tmp_path / "started"
     note = f"import sys, os; open({str(mark)!r}, 'a').write(repr(sys.argv[1:]) + os.environ.get('CLAUDECODE', '-'))"

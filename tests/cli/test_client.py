@@ -275,6 +275,7 @@ def test_the_exit_codes_of_no_server_and_of_a_bad_url() -> None:
     assert (bad.returncode, SECRET in bad.stderr) == (2, False)
 
 
+@pytest.mark.thorough
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[serve]\nprot = 3\n")

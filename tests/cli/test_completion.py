@@ -137,6 +137,7 @@ def test_bash_offers_folders_and_files(scripts: Path, tmp_path: Path) -> None:
     assert bash(["config", "--config", "a f"], scripts, tmp_path) == ["a file", "a folder"]
 
 
+@pytest.mark.thorough
 def test_fish_offers(scripts: Path, tmp_path: Path) -> None:
     needs("fish")
     for words, offered in CASES:
@@ -230,6 +231,7 @@ def test_what_is_wrong_is_nobodys_business_here(spoilt: str, scripts: Path, tmp_
     assert run("bash", "banksman completion --list sessions", scripts, tmp_path) == "", "and nothing on stderr"
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_answer_is_given_up(scripts: Path, tmp_path: Path) -> None:
     import socket
 

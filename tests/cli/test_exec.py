@@ -186,6 +186,7 @@ def test_a_reader_that_goes_away_ends_the_tree(marker: str) -> None:
     assert marked(marker) == []
 
 
+@pytest.mark.thorough
 def test_a_reader_that_is_slow_costs_neither_memory_nor_the_timeout(marker: str) -> None:
     child = subprocess.Popen(
         [*BANKSMAN, "exec", "--timeout", "1", "--", "sh", "-c", "yes # " + marker],

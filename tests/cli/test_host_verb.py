@@ -85,6 +85,7 @@ def test_without_the_package_it_is_said_how_to_get_it(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_verbs_ask_the_hosts_of_a_store_without_any_server(many: Fleet) -> None:
     many.host("build-1", "gpu", room=3)
     store = ("--store", many.store)

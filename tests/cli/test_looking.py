@@ -87,6 +87,7 @@ def test_ps_fits(served: Served, columns: int) -> None:
     assert "…" not in lines[0], "a column is whole, or not there; only a name is cut"
 
 
+@pytest.mark.thorough
 def test_colour_is_for_who_wants_it(served: Served) -> None:
     assert b"\x1b[33masks" in seen(served, "ps").said
     assert b"\x1b[32mrunning" in seen(served, "why", "fix-the-build-that-is-red-since-monday").said
@@ -104,6 +105,7 @@ def test_a_line_of_the_log_goes_on_under_what_is_said(served: Served) -> None:
     assert all(line[10:18].count(":") == 2 for line in begun), f"cursor and time stand in columns of their own: {begun}"
 
 
+@pytest.mark.thorough
 def test_a_log_that_is_followed_says_that_the_connection_is_lost_and_back(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served:
         session = served.open()
@@ -124,6 +126,7 @@ def test_a_log_that_is_followed_says_that_the_connection_is_lost_and_back(tmp_pa
         assert len(cursors) == len(set(cursors)), "nothing twice"
 
 
+@pytest.mark.thorough
 def test_doctor_fits(served: Served) -> None:
     terminal = seen(served, "doctor", columns=50, rows=200)
     assert b"\x1b[32mok" in terminal.said

@@ -68,6 +68,7 @@ def read_until(stream: IO[str] | None, kind: str, turn: str | None = None) -> li
     raise AssertionError(f"{kind} never came")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ends", ["stop", "kill"])
 def test_a_follower_joins_exactly_across_restarts(served: Served, ends: str) -> None:
     from banksman.testing import fake_agent
@@ -95,6 +96,7 @@ def test_a_follower_joins_exactly_across_restarts(served: Served, ends: str) -> 
     assert seen == whole
 
 
+@pytest.mark.thorough
 def test_an_ask_whose_server_dies_learns_what_became_of_it(served: Served) -> None:
     from banksman.testing import fake_agent
 
@@ -122,6 +124,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_an_ask_whose_server_does_not_come_back_says_so_and_ends(served: Served, form: str) -> None:
     from banksman.testing import fake_agent

@@ -238,6 +238,7 @@ def test_stacks_say_where_the_server_stands(served: Served) -> None:
     assert run(served, "why").returncode == 2
 
 
+@pytest.mark.thorough
 def test_log_pages_and_limits(served: Served) -> None:
     opened(served, "logged")
     run(served, "ask", "logged", "@@stream 3 0\n@@say hello")
@@ -273,6 +274,7 @@ def test_a_followed_log_goes_on_until_ctrl_c(served: Served) -> None:
         assert (following.returncode, rest, told) == (130, "", "")
 
 
+@pytest.mark.thorough
 def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None:
     opened(served, "deleted")
     with begin(served, "log", "deleted", "--follow") as following:
@@ -284,6 +286,7 @@ def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None
         assert "Traceback" not in told
 
 
+@pytest.mark.thorough
 def test_what_an_agent_says_does_not_reach_the_terminal_as_a_command(served: Served) -> None:
     evil = "\x1b]0;title\x07\x1b[2Jred\x9b31m\u202edlrow\x7f\r.\ttab"
     opened(served, "evil")

@@ -155,7 +155,10 @@ LATER = frozenset(
         *("a few words more", "one crash after the other"),
         *("a leave", "a leave among three", "a leave, withdrawn from", "a leave, and a close"),
         *("a leave, and a question", "a leave, and an own turn", "a leave while collecting"),
-        *("a leave, and a log that fails",),
+        *("a leave, and a log that fails", "a leave, and an exit", "a leave, steered", "a leave, late"),
+        *("a leave, and a log that fails twice", "a leave, and another configuration", "a leave, and a drain"),
+        *("four asks", "tools that live on, and an own turn", "a late answer", "steered, merged", "an eviction"),
+        *("a log that fails twice", "another model, and a log that fails", "tools that live on, closed"),
     )
 )
 assert SCENARIOS.keys() > LATER

@@ -170,6 +170,7 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
     return [(line, CLAUDE.read(line)) for line in lines]
 
 
+@pytest.mark.thorough
 @each_cut
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
 def test_lines_and_meanings_are_the_same_however_the_bytes_come(newline: bytes, cut: Cut) -> None:

@@ -292,6 +292,7 @@ def test_four_times_the_trickle_is_four_times_the_work(length: int, size: int) -
     pytest.fail(f"four times the bytes cost {ratios} times the work")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 3, 1000, 4096, 5000])
 def test_memory_is_bounded_by_the_limit_however_small_the_pieces(size: int) -> None:
     limit = 4 * HEAD_BYTES

@@ -118,6 +118,7 @@ def test_the_corpus_has_every_kind_that_is_folded() -> None:
 
 
 # -- what is folded ----------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 @given(st.lists(st.tuples(st.none() | st.text(max_size=3), st.sampled_from([kinds.UPDATE, kinds.SENT]), st.binary())))
 def test_frames_are_counted_and_not_looked_into(frames: list[Entry]) -> None:
     """Nearly all of a log is frames, and an agent may say what is no JSON."""

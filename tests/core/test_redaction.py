@@ -236,6 +236,7 @@ def test_one_text_is_no_list_of_secrets(given: Any) -> None:
         Redactor(given)
 
 
+@pytest.mark.thorough
 def test_the_longest_and_the_shortest_secrets_are_found() -> None:
     for secret in ("q" * SECRET_CHARS_MIN, "qx" * (SECRET_CHARS_MAX // 2)):
         assert Redactor([secret]).redact(secret.encode()) == b"[redacted]"

@@ -319,6 +319,7 @@ _TWICE: list[Any] = []
 _TWICE.extend([_TWICE, _TWICE])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("value", "given_schema", "reason"),
     [

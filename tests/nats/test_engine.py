@@ -73,6 +73,7 @@ async def test_of_fifty_hosts_that_claim_at_once_one_gets_it_each_time(
 # What is not answered.
 
 
+@pytest.mark.thorough
 async def test_what_is_not_answered_is_unknown_and_is_stored_once(tmp_path: Path, prefix: str) -> None:
     with Servers(1) as servers:
         async with opened(servers, tmp_path, prefix, lease=30) as log:
@@ -167,6 +168,7 @@ async def test_a_lease_that_ends_is_seen_by_the_others_and_the_session_is_theirs
             await writer.commit(b"two")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["ended", "deleted"])
 async def test_a_lease_that_the_servers_have_ended_is_lost_though_our_clock_says_no(
     how: str, nats_one: Servers, tmp_path: Path, prefix: str
@@ -209,6 +211,7 @@ async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path
 # The journal.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_claimed", [False, True])
 async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_report(
     is_claimed: bool, tmp_path: Path, prefix: str

@@ -96,6 +96,7 @@ async def test_the_next_host_goes_on_with_the_conversation(
         assert restored == {"conversation": head.conversation, "turn": head.turn, "missing": 0}
 
 
+@pytest.mark.thorough
 async def test_without_a_copy_the_log_says_that_the_context_is_lost(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
@@ -117,6 +118,7 @@ async def test_without_a_copy_the_log_says_that_the_context_is_lost(
         assert bodies(events, kinds.SESSION_CONTEXT_RESTORED) == []
 
 
+@pytest.mark.thorough
 async def test_what_a_copy_does_not_have_is_said(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
@@ -239,6 +241,7 @@ async def test_what_holds_a_secret_of_the_host_is_not_copied(
         assert unpack(data)[0].turn == first.id
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mirrors", [True, False])
 def test_it_goes_with_a_drain_unless_the_settings_say_otherwise(
     nats_one: Servers,

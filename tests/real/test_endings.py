@@ -156,6 +156,7 @@ async def test_a_deadline_that_passed_is_reported_even_if_its_timer_ran_late(mar
     assert (done.ended, done.code) == (Ended.TIMEOUT, 0)
 
 
+@pytest.mark.thorough
 async def test_a_command_that_exited_in_time_is_not_timed_out_by_a_late_timer(marker: str) -> None:
     """The loop is busy from before the exit until after the deadline, which was after the exit."""
     async with Host() as host:
@@ -430,6 +431,7 @@ class Tracer(threading.Thread):
         self.let_go.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("who", ["leader", "descendant"])
 async def test_a_process_that_never_goes_after_kill_is_named_and_the_wait_settles(marker: str, who: str) -> None:
     """Scenario 13, the zombie that stays: the report comes after the sweep's five seconds, and names what is left.

@@ -176,6 +176,7 @@ asyncio.run(main())
 
 
 # -- guards that are stopped -----------------------------------------------------------------------------------------
+@pytest.mark.thorough
 async def test_a_tree_whose_keeper_and_zygote_are_both_stopped_is_ended_all_the_same(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +248,7 @@ asyncio.run(main())
     assert_said(run_program(code, marker), marker, f"{expected} ({hint})\n")
 
 
+@pytest.mark.thorough
 def test_the_tree_of_a_lost_keeper_has_its_whole_time_though_an_older_orphan_cannot_be_ended(
     marker: str, tmp_path: Path
 ) -> None:

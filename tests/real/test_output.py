@@ -348,6 +348,7 @@ asyncio.run(main())
 
 
 # -- the clocks and the cap that count output ------------------------------------------------------------------------
+@pytest.mark.thorough
 async def test_output_on_either_stream_holds_the_idle_clock_off(marker: str) -> None:
     """The child writes to stderr alone for longer than the idle timeout, and then falls silent: only then it ends.
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.real.helpers import REPOSITORY, child, program, wait_none
 from tests.real.test_user import as_nobody, folder, helper, left_alive, python, root
 
@@ -72,6 +73,7 @@ def test_a_helper_ends_a_tool_that_is_not_ours_to_signal(helper: Path, python: P
     assert left == [seen["agent"]]
 
 
+@pytest.mark.thorough
 def test_a_helper_that_hangs_holds_nobody_up(helper: Path, python: Path, folder: Path, marker: str) -> None:
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")

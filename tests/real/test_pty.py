@@ -398,6 +398,7 @@ asyncio.run(fault_host.main())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ["host", "keeper"])
 @pytest.mark.timeout(120)
 def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(role: str, marker: str, tmp_path: Path) -> None:

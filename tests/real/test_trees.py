@@ -280,6 +280,7 @@ async def test_background_commands_are_drained_with_their_host(marker: str) -> N
     assert {command.result().ended for command in host.commands()} == {Ended.HOST_CLOSED}
 
 
+@pytest.mark.thorough
 async def test_who_may_not_be_signalled_is_named_as_a_survivor(marker: str) -> None:
     """A root that has given up CAP_KILL, and a child that became somebody else: what `sudo` is to an ordinary user."""
     if os.geteuid() != 0:
@@ -486,6 +487,7 @@ asyncio.run(main())
     wait_none(marker)
 
 
+@pytest.mark.thorough
 def test_a_frozen_host_does_not_keep_a_command_past_its_timeout(marker: str) -> None:
     """The keeper holds the deadline too, and goes on alone. Thawed, the host reports what was done and why."""
     code = """

@@ -210,6 +210,7 @@ async def test_a_search_that_is_killed_is_an_error(marker: str) -> None:
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 async def test_a_pattern_that_never_ends_stops_nobody(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "SEARCH_SECONDS_MAX", 1.0)
     monkeypatch.setattr(watching, "OVERTIME_SECONDS_MAX", 0.1)

@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from tests.serve.kit import Served
 
 from banksman.serve.entrance import accepting
@@ -13,6 +14,7 @@ from banksman.serve.entrance import accepting
 FDS = 160
 
 
+@pytest.mark.thorough
 def test_out_of_fds_the_rest_waits_and_what_is_started_still_starts(tmp_path: Path) -> None:
     with Served(tmp_path / "server", fds_max=FDS) as served, ExitStack() as open_ones:
         session = served.open()

@@ -109,6 +109,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["orphans", "zygote", "popen", "late", "host"])
 def test_as_process_1(case: str) -> None:
     if os.geteuid():

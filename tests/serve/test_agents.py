@@ -12,6 +12,7 @@ import pytest
 from tests.serve.kit import Served
 
 
+@pytest.mark.thorough
 def test_the_server_tells_what_the_command_line_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     users = tmp_path / "config" / "banksman" / "agents"
@@ -43,6 +44,7 @@ def test_the_server_tells_what_the_command_line_tells(tmp_path: Path, monkeypatc
             assert {name: shown[name] for name in each} == each
 
 
+@pytest.mark.thorough
 def test_a_wrong_file_of_ones_own_is_a_problem_of_its_open_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_command_from_its_start_to_its_end(served: Served, tmp_path: Path) -> 
     assert path.rpartition("/")[2] in [command["id"] for command in served.get("/v1/commands")["commands"]]
 
 
+@pytest.mark.thorough
 def test_reading_waits_no_longer_than_it_is_told(served: Served) -> None:
     path = start(served, "sleep", "1000")
     assert served.get(f"{path}/output?wait=0.05") == {"next": 0, "missed": 0, "end": False, "text": ""}
@@ -71,6 +72,7 @@ def test_what_is_sent_to_its_stdin_comes_back_whole(served: Served) -> None:
     assert read_all(served, given) == "given"
 
 
+@pytest.mark.thorough
 def test_a_character_is_not_cut_in_two(served: Served) -> None:
     path = start(served, "printf", "äöü€𝄞x")
     finished(served, path)

@@ -177,6 +177,7 @@ async def test_a_refusal_has_the_headers_that_every_answer_has(monkeypatch: pyte
 
 
 # -- a client that does not read --------------------------------------------------------------------------------------
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=only_linux)], ids=["by us", "by the kernel"])
 async def test_a_stream_that_is_cut_off_is_counted_and_a_plain_answer_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_kernel: bool

@@ -136,6 +136,7 @@ def test_a_request_has_one_host(served: Served) -> None:
         assert status in (400, 403), hosts
 
 
+@pytest.mark.thorough
 def test_the_name_of_a_proxy_can_be_made_ours(tmp_path: Path) -> None:
     with Served(tmp_path / "server", hosts=["agents.example"]) as served:
         assert ask(served, "GET /v1/server", host="agents.example", token=True) == 200
@@ -168,6 +169,7 @@ def test_a_foreign_origin_is_refused_whatever_it_brings(served: Served) -> None:
     assert served.get("/v1/sessions")["sessions"] == []
 
 
+@pytest.mark.thorough
 def test_a_preflight_gets_no_permission(served: Served) -> None:
     for origin in ("http://evil.example", f"http://127.0.0.1:{served.port}"):
         for token in (True, False):
@@ -256,6 +258,7 @@ def test_an_event_source_of_our_page_needs_the_cookie_only(served: Served) -> No
     assert statuses(said) == [200]
 
 
+@pytest.mark.thorough
 def test_a_cookie_of_another_server_or_port_is_none(served: Served) -> None:
     name, _, value = cookie(served).partition("=")
     assert value == tokens.cookie_of(TOKEN, served.port)
@@ -270,6 +273,7 @@ def test_a_cookie_of_another_server_or_port_is_none(served: Served) -> None:
         assert ask(served, "GET /v1/server", f"Cookie: {one}") == 401, one
 
 
+@pytest.mark.thorough
 def test_odd_cookies_of_others_do_not_hide_ours(served: Served) -> None:
     """A browser sends what all ports of this machine have set, in one header."""
     good = cookie(served)
@@ -277,6 +281,7 @@ def test_odd_cookies_of_others_do_not_hide_ours(served: Served) -> None:
         assert ask(served, "GET /v1/server", f"Cookie: {other}; {good}; {other}") == 200, other
 
 
+@pytest.mark.thorough
 def test_a_cookie_lives_as_long_as_the_token(tmp_path: Path) -> None:
     served = Served(tmp_path / "server")
     with served:

@@ -91,6 +91,7 @@ def test_without_frames_there_is_what_we_said_ourselves_and_nothing_is_left_out(
     assert [event["kind"] for event in more] == ["turn.queued", "turn.started", "turn.ended"]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_meant_is_told(served: Served) -> None:
     session = served.open()
     said(served, session, "hello")
@@ -127,6 +128,7 @@ def test_backward_it_ends_where_retention_began(tmp_path: Path) -> None:
             assert (page["events"], page["first"]) == ([], kept[0]["cursor"])
 
 
+@pytest.mark.thorough
 async def test_long_events_make_short_pages_backward_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The newest are what is asked for: what does not fit is left out at the other end."""
     monkeypatch.setattr(event_pages, "PAGE_BYTES_MAX", 5000)
@@ -209,6 +211,7 @@ async def write_long(path: Path) -> None:
     await log.close()
 
 
+@pytest.mark.thorough
 def test_a_few_of_ours_among_very_many_frames_are_found_quickly(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()

@@ -117,6 +117,7 @@ def test_an_interrupt_and_a_close_reach_the_owner(many: Fleet) -> None:
     assert (closed.status, closed.json["phase"]) == (200, "closed")
 
 
+@pytest.mark.thorough
 def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Fleet) -> None:
     hosts = {name: many.host(name) for name in ("a", "b")}
     front = many.front()
@@ -137,6 +138,7 @@ def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Flee
     assert [event["kind"] for event in events].count("turn.queued") == 2
 
 
+@pytest.mark.thorough
 def test_an_owner_that_is_silent_is_unreachable_and_not_gone(many: Fleet) -> None:
     host = many.host("a")
     front = many.front()
@@ -157,6 +159,7 @@ def test_an_owner_that_is_silent_is_unreachable_and_not_gone(many: Fleet) -> Non
         host.signal(signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_one_that_is_silent_while_its_lease_stands_is_unreachable_and_comes_back(
     tmp_path: Path, nats_one: Servers
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_drained_host_leaves_its_sessions_to_another_and_exits(many: Fleet) ->
     assert front.request("POST", "/v1/hosts/nobody/drain", {}).status == 404
 
 
+@pytest.mark.thorough
 def test_what_one_front_end_has_told_the_other_knows(many: Fleet) -> None:
     many.host("a", room=32)
     first, second = many.front("first"), many.front("second")
@@ -284,6 +288,7 @@ async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
         await other.cluster.records.look_for("nobody")
 
 
+@pytest.mark.thorough
 def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(many: Fleet) -> None:
     host = many.host("a")
     front = many.front()
@@ -299,6 +304,7 @@ def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(
         host.signal(signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_a_session_whose_folder_is_nowhere_else_waits_visibly_and_goes_on_when_it_is_there(
     many: Fleet, tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_nothing_is_lost_at_the_end(closes: str) -> None:
     assert [line.rpartition(" ")[2] for line in run(code).stderr.splitlines()] == [str(n) for n in range(2000)]
 
 
+@pytest.mark.thorough
 def test_a_stderr_that_nobody_reads_stops_nobody() -> None:
     """The pipe is full from the first moment on, and stays so; the program logs more than can wait, and ends."""
     reading, writing = os.pipe()

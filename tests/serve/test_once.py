@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.serve.kit import Answer, Served
 
 from banksman.testing import fake_agent
@@ -66,6 +67,7 @@ def test_another_body_under_a_key_is_refused_and_another_place_is_another_key(tm
         assert send(served, f"/v1/sessions/{first}/turns", {"prompt": "y"}, "k").status == 422
 
 
+@pytest.mark.thorough
 def test_what_has_failed_may_be_tried_again_with_the_same_key(tmp_path: Path) -> None:
     with Served(tmp_path / "server") as served:
         program = tmp_path / "program"

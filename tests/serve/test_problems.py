@@ -139,6 +139,7 @@ def test_a_server_on_its_way_out_takes_nothing_new_and_shows_what_there_is(tmp_p
         assert served.process.wait(60) == 0
 
 
+@pytest.mark.thorough
 def test_a_session_of_another_server_says_whose_it_is(tmp_path: Path) -> None:
     with Served(tmp_path / "one") as one, Served(tmp_path / "two", store=one.settings["store"]) as two:
         session = one.open({"prompt": ["hang"]})

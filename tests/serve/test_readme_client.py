@@ -23,6 +23,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.thorough
 def test_it_survives_a_server_that_is_killed(served: Served, tmp_path: Path) -> None:
     state = tmp_path / "home" / "banksman"
     state.mkdir(parents=True)

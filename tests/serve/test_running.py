@@ -71,6 +71,7 @@ def test_term_lets_what_runs_finish_and_takes_nothing_new(served: Served, tmp_pa
     assert served.outcome(session, turn) == {**served.outcome(session, turn), "kind": "done", "text": "finished"}
 
 
+@pytest.mark.thorough
 def test_what_does_not_finish_in_time_is_stopped(tmp_path: Path) -> None:
     with Served(tmp_path / "server", drain_seconds=0.2) as served:
         session = served.open(HANGS)
@@ -82,6 +83,7 @@ def test_what_does_not_finish_in_time_is_stopped(tmp_path: Path) -> None:
         assert served.outcome(session, turn)["kind"] in ("interrupted", "failed")
 
 
+@pytest.mark.thorough
 def test_a_second_signal_does_not_wait(served: Served) -> None:
     session = served.open(HANGS)
     turn = served.ask(session, "work")
@@ -117,6 +119,7 @@ def test_nothing_of_a_server_that_was_killed_is_left(served: Served, tmp_path: P
 
 
 # -- the beginning ---------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(served: Served, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "banksman", "serve", "--port", str(served.port), "--store", f"sqlite:{tmp_path / 's'}"],
@@ -145,6 +148,7 @@ def test_it_is_announced_and_the_token_is_private(tmp_path: Path) -> None:
         assert (folder / "token").read_text().strip() == token
 
 
+@pytest.mark.thorough
 def test_what_is_printed_has_the_token_in_its_fragment_but_not_for_a_journal(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:"]
     for is_journal in (False, True):
@@ -240,6 +244,7 @@ def test_it_can_be_the_first_process_of_a_container(tmp_path: Path) -> None:
         process.communicate()
 
 
+@pytest.mark.thorough
 def test_ending_is_prompt_with_a_client_that_takes_nothing(tmp_path: Path) -> None:
     """Bounded by CLOSE_SECONDS_MAX, and not by the client: half of what a minute would be is a generous deadline."""
     with Served(tmp_path / "server") as served:

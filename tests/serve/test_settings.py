@@ -135,6 +135,7 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.thorough
 def test_an_address_that_others_can_reach_needs_a_word(tmp_path: Path) -> None:
     for bind in ("0.0.0.0", "::", "example.com"):
         out, err = (process := start(tmp_path, "--bind", bind)).communicate(timeout=60)

@@ -192,6 +192,7 @@ def test_the_mode_is_the_same_whatever_the_umask_is(tmp_path: Path, umask: int) 
     sockets.remove(path)
 
 
+@pytest.mark.thorough
 def test_a_folder_that_is_deeper_than_an_address_is_long(tmp_path: Path) -> None:
     deep = tmp_path / ("a" * 100) / ("b" * 100)
     deep.mkdir(parents=True)
@@ -204,6 +205,7 @@ def test_a_folder_that_is_deeper_than_an_address_is_long(tmp_path: Path) -> None
     assert not path.exists()
 
 
+@pytest.mark.thorough
 def test_two_servers_have_two(tmp_path: Path) -> None:
     with Served(tmp_path / "one") as one:
         first = socket_of(one)

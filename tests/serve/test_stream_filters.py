@@ -51,6 +51,7 @@ def ends(turn: str) -> Callable[[Message], bool]:
     return is_it
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accept", [SSE, NDJSON])
 def test_without_frames_nothing_is_lost_and_nothing_comes_twice_however_often_one_goes(
     served: Served, accept: str
@@ -141,6 +142,7 @@ def test_now_is_a_place_of_an_empty_store_too(served: Served) -> None:
         assert next(message for message in stream.messages() if message.id is not None).data["session"] == session
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["one", "many"])
 def test_a_stream_that_passes_over_all_that_is_said_still_gives_signs_of_life(tmp_path: Path, path: str) -> None:
     with Served(tmp_path / "server", heartbeat_seconds=0.2) as served:

@@ -76,6 +76,7 @@ def test_live_comes_once_also_while_more_is_written(tmp_path: Path) -> None:
 
 
 # -- stream.heartbeat ------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 @pytest.mark.parametrize("accept", [SSE, NDJSON])
 def test_a_quiet_stream_says_that_it_is_there(tmp_path: Path, accept: str) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=0.2) as served:
@@ -98,6 +99,7 @@ def test_a_quiet_stream_says_that_it_is_there(tmp_path: Path, accept: str) -> No
             client.view()
 
 
+@pytest.mark.thorough
 def test_a_stream_that_has_something_to_say_has_no_heartbeat_before_it(tmp_path: Path) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=30) as served:
         session = served.open()
@@ -221,6 +223,7 @@ def test_the_streams_of_a_deleted_session_end(tmp_path: Path) -> None:
             assert stream.status == 404
 
 
+@pytest.mark.thorough
 def test_a_session_that_is_closed_and_opened_again_keeps_its_streams(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served:
         session = served.open()
@@ -244,6 +247,7 @@ def test_a_session_that_is_closed_and_opened_again_keeps_its_streams(tmp_path: P
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 def test_a_client_has_so_many_streams_and_is_told_when_to_come_again(tmp_path: Path) -> None:
     with Served(tmp_path / "served", streams_max=3) as served:
         session = served.open()

@@ -106,6 +106,7 @@ async def last_seq(session: Session) -> int:
     return int(head.rpartition(".")[2])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_many", [False, True], ids=["one", "many"])
 async def test_what_many_follow_is_encoded_once(is_many: bool) -> None:
     Counted.made = CountedMany.made = 0

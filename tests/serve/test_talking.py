@@ -147,6 +147,7 @@ def test_a_question_is_answered_once_from_two_clients_and_both_are_told(served: 
     assert answered == [winner]
 
 
+@pytest.mark.thorough
 def test_an_answer_sent_again_is_the_same_answer_also_after_a_restart(served: Served) -> None:
     session = served.open(ASKS)
     turn = served.ask(session, "go")
@@ -181,6 +182,7 @@ def test_nothing_runs_before_the_decision_and_the_waiting_is_seen(served: Served
     assert served.get(f"/v1/sessions/{session}/questions") == {"questions": []}
 
 
+@pytest.mark.thorough
 def test_a_question_expires_once_and_a_late_answer_is_told(served: Served) -> None:
     session = served.open(ASKS, options={"question_seconds": 0.05})
     turn = served.ask(session, "go")
@@ -236,6 +238,7 @@ def test_a_name_may_have_a_slash(served: Served) -> None:
 
 
 # -- sessions that another host has ----------------------------------------------------------------------------------
+@pytest.mark.thorough
 async def test_what_another_host_does_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
     """A turn that runs and one that waits there, and a question: each is shown at once, as the log has it."""
     with Served(tmp_path / "server") as served:

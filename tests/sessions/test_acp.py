@@ -213,6 +213,7 @@ async def test_a_tool_that_is_left_running_after_a_cancel_is_ended(tmp_path: Pat
         assert swept["by"] == "interrupt"
 
 
+@pytest.mark.thorough
 async def test_a_tool_that_is_left_running_may_be_kept_and_is_told_of(tmp_path: Path) -> None:
     character, options = {"leaves_tools": True}, {"after_interrupt": "keep"}
     async with opened(tmp_path, character=character, options=options) as case:

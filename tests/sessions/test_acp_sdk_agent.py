@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.sessions.helpers import Case
 
 from banksman import Host
@@ -99,6 +100,7 @@ async def test_killed_it_loads_its_conversation_and_what_it_recites_is_not_said_
         assert said == ["remember this", "on"]
 
 
+@pytest.mark.thorough
 async def test_what_it_does_not_remember_is_told(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("remember this")).kind is Kind.DONE

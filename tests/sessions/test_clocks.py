@@ -55,6 +55,7 @@ async def test_after_a_tool_silence_counts_again(tmp_path: Path) -> None:
         assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
 
 
+@pytest.mark.thorough
 async def test_long_thinking_is_not_silence(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"bytes": 1.0}}) as case:
         assert (await case.answer("@@thinking 65 0.02\n@@say thought")).text == "thought"
@@ -75,6 +76,7 @@ async def test_a_question_makes_all_others_stand_still(tmp_path: Path) -> None:
 
 
 # -- what ends -------------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("prompt", "clocks", "clock"),
     [

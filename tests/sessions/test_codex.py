@@ -225,6 +225,7 @@ async def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
+@pytest.mark.thorough
 async def test_what_a_command_left_running_may_be_kept_until_the_end(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"after_interrupt": "keep"}) as case:
         turn, pids = await _in_a_tool(case, tmp_path)

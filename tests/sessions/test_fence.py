@@ -105,6 +105,7 @@ async def test_the_ladder_is_cut_and_none_of_its_rungs_is_skipped(tmp_path: Path
         assert rungs(command.finished) == ["eof", "term", "kill"]
 
 
+@pytest.mark.thorough
 async def test_a_ladder_that_fits_is_left_as_it_is(tmp_path: Path, marker: str) -> None:
     async with opened(tmp_path, marker, options=QUICK) as case:
         await case.running("one")
@@ -114,6 +115,7 @@ async def test_a_ladder_that_fits_is_left_as_it_is(tmp_path: Path, marker: str) 
         assert QUICK["eof_grace"] + QUICK["grace"] <= time.monotonic() - began < 20
 
 
+@pytest.mark.thorough
 async def test_a_close_that_is_under_way_is_cut_too(tmp_path: Path, marker: str) -> None:
     async with opened(tmp_path, marker) as case:
         await case.running("one")
@@ -139,6 +141,7 @@ async def test_a_process_that_waits_for_its_place_is_not_started(tmp_path: Path,
         assert len(case.processes) == 1
 
 
+@pytest.mark.thorough
 async def test_an_agents_terminals_go_with_it_and_not_after_it(tmp_path: Path, marker: str) -> None:
     """An agent that takes all of its time must not leave none to its terminals."""
     store = LeasedLog(times(60, 60))
@@ -190,6 +193,7 @@ async def test_what_is_being_opened_is_lost_too(tmp_path: Path, is_known: bool) 
 
 
 # -- beginning anew --------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["name", "id"])
 async def test_a_host_begins_anew_and_what_it_lost_stays_lost(tmp_path: Path, marker: str, by: str) -> None:
     """Asked for at once: what is left of the process before goes first. A lease that is renewed after a loss is another
@@ -213,6 +217,7 @@ async def test_a_host_begins_anew_and_what_it_lost_stays_lost(tmp_path: Path, ma
         await again.wait_closed()
 
 
+@pytest.mark.thorough
 async def test_a_host_that_lost_everything_closes_as_any_other(tmp_path: Path, marker: str) -> None:
     async with opened(tmp_path, marker) as case:
         await case.running("one")

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import pytest
+
 from banksman import Host, Outcome
 from banksman.core import event as kinds
 from banksman.run.sessions.backlog import PASS_SECONDS_MAX, SLICE_LINES_MAX, Backlog, slices
@@ -72,6 +74,7 @@ def test_slices_are_the_whole_in_its_order() -> None:
     assert max(map(len, slices(many))) == SLICE_LINES_MAX
 
 
+@pytest.mark.thorough
 async def test_a_program_that_only_says_yes_holds_up_nobody_and_is_ended() -> None:
     """Half a million lines a read."""
     async with asyncio.timeout(60), Host("memory:") as host:

@@ -103,7 +103,13 @@ class Storm:
         return outcome.text if outcome.kind is Kind.DONE else None
 
 
-@pytest.mark.parametrize(("seed", "agent"), list(enumerate(AGENTS)))
+SLOW = (3, 4)
+STORMS = [
+    pytest.param(seed, agent, marks=[pytest.mark.thorough] if seed in SLOW else []) for seed, agent in enumerate(AGENTS)
+]
+
+
+@pytest.mark.parametrize(("seed", "agent"), STORMS)
 async def test_every_guarantee_holds_in_a_storm(tmp_path: Path, agent: str, seed: int) -> None:
     random = Random(seed)
 

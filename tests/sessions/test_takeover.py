@@ -270,6 +270,7 @@ KILLS = 20 if IS_THOROUGH else 6
 
 
 # -- again and again -------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
 async def test_hosts_that_are_killed_at_random_one_after_the_other(tmp_path: Path, marker: str) -> None:
     """Each takes over what the one before it had, or is killed before it has."""
     seed = random.randrange(1 << 32)
@@ -459,6 +460,7 @@ async def test_who_waits_is_come_to_by_a_host_that_takes_up_and_who_looks_meanwh
             check(await read(session), it.agents, it.accepted)
 
 
+@pytest.mark.thorough
 async def test_of_hosts_that_start_together_one_settles(tmp_path: Path, marker: str) -> None:
     async with scene(tmp_path, marker) as it:
         await it.reaches("one\n@@hang")

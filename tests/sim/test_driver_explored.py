@@ -21,7 +21,7 @@ from tests.sim.scenarios import CASES  # noqa: E402
 # With a budget of its own it takes as long as it takes.
 IS_LONG = "BANKSMAN_EXPLORE" in os.environ
 pytestmark = [pytest.mark.timeout(3600 if IS_LONG else 120), pytest.mark.explored]
-SAMPLE = 300
+SAMPLE = 200
 
 
 @pytest.fixture(autouse=True)

@@ -231,7 +231,7 @@ async def stale_host(log: Log) -> None:
 SCENARIOS = [late_finaliser, stale_host]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [late_finaliser, pytest.param(stale_host, marks=pytest.mark.thorough)])
 def test_in_no_schedule_is_the_new_turn_lost(scenario: Callable[[Log], Awaitable[object]]) -> None:
     explored(lambda: scenario(WorldLog()), departures=3, schedules=6000)
 

@@ -57,6 +57,7 @@ def test_ctrl_c_stops_it_and_twice_ends_it(env: dict[str, str], folder: Path, ti
     assert processes_in(folder) == []
 
 
+@pytest.mark.thorough
 def test_another_terminal_answers_and_interrupts(env: dict[str, str], folder: Path) -> None:
     prompt = '@@ask Bash {"command": "ls"}\n@@say answered\n@@hang'
     words = ("run", "claude", prompt, "--name", "shared", *AGENT)
@@ -74,6 +75,7 @@ def test_another_terminal_answers_and_interrupts(env: dict[str, str], folder: Pa
             assert second.end() == 0
 
 
+@pytest.mark.thorough
 def test_attach_talks_to_a_session_of_the_store(env: dict[str, str], folder: Path) -> None:
     assert piped(env, "run", "claude", "hello", "--name", "kept", *AGENT).returncode == 0
     with Terminal("attach", "kept", env=env, cwd=folder) as terminal:

@@ -74,6 +74,7 @@ def test_a_line_is_asked_and_ctrl_d_leaves(served: Served, env: dict[str, str]) 
     assert phase(served, session) == "idle"
 
 
+@pytest.mark.thorough
 def test_what_is_typed_is_not_torn_by_what_is_said(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env) as terminal:
@@ -197,6 +198,7 @@ def test_ctrl_c_twice_leaves_and_the_session_goes_on(served: Served, env: dict[s
     served.request("DELETE", f"/v1/sessions/{session}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ends", ["kill", "stop"])
 def test_a_lost_connection_is_told_and_nothing_is_lost_or_said_twice(tmp_path: Path, ends: str) -> None:
     command = fake_agent.command(memory=tmp_path / "memory")

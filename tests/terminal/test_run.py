@@ -186,6 +186,7 @@ def test_sequences_of_the_agent_do_not_act(env: dict[str, str], folder: Path) ->
             assert sequence not in terminal.said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_sequence_for_who_wants_none(env: dict[str, str], folder: Path, more: dict[str, str]) -> None:
     # Silent for longer than it takes to be told what is going on.
@@ -222,6 +223,7 @@ def test_what_becomes_of_a_question_can_be_said_before(env: dict[str, str], fold
     assert ("over" in done.stdout) == (how != "fail")
 
 
+@pytest.mark.thorough
 def test_a_turn_that_takes_too_long_is_stopped(env: dict[str, str], folder: Path, served: Served) -> None:
     done = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", *AGENT, cwd=folder)
     assert (done.returncode, "by the overall clock" in done.stderr) == (1, True)

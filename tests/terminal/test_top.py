@@ -65,6 +65,7 @@ def test_states_appear_as_they_come_and_who_needs_somebody_is_first(fresh: Serve
         assert terminal.text == ""
 
 
+@pytest.mark.thorough
 def test_who_attaches_and_leaves_again_leaves_no_reader_behind(tmp_path: Path) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=0.2) as served:
         served.open(name="lazy")
@@ -180,6 +181,7 @@ def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, s
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_server_that_goes_is_told_and_waited_for(fresh: Served) -> None:
     fresh.open(name="before")
     with Terminal("top", env=variables(fresh), columns=100) as terminal:
@@ -194,6 +196,7 @@ def test_a_server_that_goes_is_told_and_waited_for(fresh: Served) -> None:
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_what_others_say_does_not_act(fresh: Served) -> None:
     session = fresh.open(name="evil")
     fresh.ask(session, "\x1b[2J\x1b]0;mine\x07 prompt\n@@hang")

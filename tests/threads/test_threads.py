@@ -439,6 +439,7 @@ def test_ctrl_c_in_ask_and_wait_withdraws(tmp_path: Path) -> None:
         program.end()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_in_outcome_and_close_only_stops_waiting(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     arguments = (
@@ -906,6 +907,7 @@ def test_threads_that_outlive_the_main_one_use_their_host_to_the_end() -> None:
         program.end()
 
 
+@pytest.mark.thorough
 def test_a_fork_cannot_use_the_host_and_harms_it_in_nothing() -> None:
     arguments = (
         """
