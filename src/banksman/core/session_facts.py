@@ -130,12 +130,15 @@ class SettingAsked:
 @dataclass(frozen=True, slots=True)
 class Reconfigured:
     """The session was opened again. `replaces`: in another way, so that what runs now is not what was asked for.
-    `drops`: the settings that are what they were opened with again."""
+    `drops`: the settings that are what they were opened with again. `opened`: how, for the log, if that is not as the
+    log has it; `change` names the promise to tell when it is."""
 
     at: float
     config: Config
     replaces: bool
     drops: tuple[str, ...] = ()
+    opened: Mapping[str, Any] | None = None
+    change: str = ""
 
 
 @dataclass(frozen=True, slots=True)

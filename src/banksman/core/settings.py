@@ -66,6 +66,9 @@ def reconfigure(work: Work, fact: Reconfigured) -> None:
     # So that a rest that has begun is measured by the new time.
     resting.wake(work)
     work.set(config=fact.config)
+    if fact.opened is not None:
+        # Whoever takes the session over opens it as the log says that it was opened the last time.
+        work.log(None, kinds.SESSION_OPENED, **fact.opened)
     if fact.replaces:
         work.set_process(stale=Stale.NOW)
         # What crashed was another.
@@ -81,6 +84,8 @@ def reconfigure(work: Work, fact: Reconfigured) -> None:
         if name in dict(work.state.settings):
             work.set(settings=tuple(pair for pair in work.state.settings if pair[0] != name))
             work.log(None, kinds.SESSION_SETTING, name=name, value=None, by="opening")
+    if fact.change:
+        work.after_commit(SettingTaken(fact.change))
 
 
 def on_reply(work: Work, reply: Replied) -> None:

@@ -61,6 +61,8 @@ class Startup:
         """`lease`: of the claim that it is opened under, whatever is claimed after it."""
         self.session = session
         self.next = opening
+        # What the log says of how it was opened.
+        self.record = opening.record()
         self._lease = lease
         self.running: Opening | None = None
 
@@ -170,7 +172,7 @@ class Sessions:
             here = self._known.get(known.id)
             if here is not None and here.is_open:
                 here.name = known.name
-                return self._open_again(here, opening, on_question)
+                return await self._open_again(here, opening, on_question)
             if here is not None and here.is_leaving and not here.is_closed:
                 raise Moving("the session is leaving this host", hint="try again in a moment", session=known.id)
             if here is not None and not here.is_closed:
@@ -301,7 +303,7 @@ class Sessions:
             if self.herald is not None:
                 self.herald.on_closed(session)
 
-    def _open_again(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> Session:
+    async def _open_again(self, session: Session, opening: Opening, on_question: OnQuestion | None) -> Session:
         startup = self._startups[session.id]
         before = startup.next
         if opening.profile.name != before.profile.name:
@@ -309,8 +311,15 @@ class Sessions:
             raise UsageError(f"the session {session.name!r} is one with {before.profile.name}", hint=hint)
         if opening.forks or (opening.resumes and opening.resumes != session.status().conversation):
             raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
+        # What is answered, what is started and what another host would start are one: so the log has it, too.
+        record = opening.record()
+        opened = None if record == startup.record else {**record, "resume": None, "fork": False}
+        if opened is not None:
+            session.check_log()
         drops = opening.settings_unlike(before)
-        session.reconfigure(opening, replaces=startup.replace(opening), drops=drops, on_question=on_question)
+        replaces = startup.replace(opening)
+        await session.reconfigure(opening, replaces=replaces, drops=drops, opened=opened, on_question=on_question)
+        startup.record = record
         return session
 
     async def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:

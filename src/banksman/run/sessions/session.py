@@ -372,6 +372,9 @@ class Session(Readable):
         change = f"c-{os.urandom(8).hex()}"
         taken = self._promises.expect_change(change)
         self._tell(SettingAsked(self._now(), change, name, value))
+        await self._wait_change(taken)
+
+    async def _wait_change(self, taken: asyncio.Future[None]) -> None:
         self._raise_if_failed(taken)
         try:
             await asyncio.shield(taken)
@@ -379,18 +382,36 @@ class Session(Readable):
             ignore(taken)
             raise
 
-    def reconfigure(
-        self, opening: Opening, *, replaces: bool, drops: Sequence[str], on_question: OnQuestion | None
+    def check_log(self) -> None:
+        """`StoreError`: nothing can be written to it now."""
+        if (error := self._driver.state.store_error) is not None:
+            raise error
+
+    async def reconfigure(
+        self,
+        opening: Opening,
+        *,
+        replaces: bool,
+        drops: Sequence[str],
+        opened: Mapping[str, Any] | None,
+        on_question: OnQuestion | None,
     ) -> None:
         """It was opened again. Whoever did is the one that is asked from now on; `replaces`: and what runs is not what
-        was asked for, so that the next turn gets another process. `drops`: settings that are as opened again."""
+        was asked for, so that the next turn gets another process. `drops`: settings that are as opened again. `opened`:
+        what the log is to say of it, and does not yet: returns when it does. Cancelling this only stops waiting."""
         self.openings += 1
         self.opened_with(opening)
         self._here.questions.on_question = on_question
         self._driver.frame_bytes_max = opening.frame_bytes_max
         # One that only waits for its place is started as it is asked for now.
         is_due = replaces and not self._driver.waits_to_start
-        self._tell(Reconfigured(self._now(), opening.config, is_due, tuple(drops)))
+        if opened is None:
+            self._tell(Reconfigured(self._now(), opening.config, is_due, tuple(drops)))
+            return
+        change = f"c-{os.urandom(8).hex()}"
+        written = self._promises.expect_change(change)
+        self._tell(Reconfigured(self._now(), opening.config, is_due, tuple(drops), opened, change))
+        await self._wait_change(written)
 
     def call_these(self, hooks: Hooks, server: ToolServer) -> None:
         """What the process that runs was told of."""

@@ -1,0 +1,71 @@
+"""A name that is known, opened otherwise: what is answered, what is started and what the log says are one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.serve.test_forwarding import put_through
+
+from banksman import Host, Session
+from banksman.serve.forwarding import Request
+from banksman.testing import fake_agent
+
+
+async def bodies(session: Session) -> Sequence[dict[str, Any]]:
+    return [event.body for event in (await session.page()).events if event.kind == "session.opened"]
+
+
+async def works_in(session: Session) -> str:
+    """Where the agent is that answers."""
+    await (await session.ask("hello")).outcome()
+    (pid,) = session.status().pids
+    return os.readlink(f"/proc/{pid}/cwd")
+
+
+async def test_another_folder_is_in_the_log_and_is_where_whoever_takes_it_over_goes_on(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    command = fake_agent.command()
+    async with Host(store) as host:
+        session = await host.open("claude", command=command, name="x", cwd=one)
+        assert await works_in(session) == str(one)
+        assert await host.open("claude", command=command, name="x", cwd=two) is session
+        assert [body["cwd"] for body in await bodies(session)] == [str(one), str(two)]
+        assert session.cwd == str(two)
+        assert await works_in(session) == str(two)
+    async with Host(store) as other:
+        # As a host does that finds it in the store, and was not told how to open it.
+        taken = await other.take_over(session.id)
+        assert (taken.cwd, await works_in(taken)) == (str(two), str(two))
+
+
+async def test_what_is_opened_as_it_was_says_nothing_twice(tmp_path: Path) -> None:
+    async with Host("memory:") as host:
+        how = {"command": fake_agent.command(), "name": "x", "cwd": tmp_path}
+        session = await host.open("claude", **how)
+        await host.open("claude", **how)
+        assert len(await bodies(session)) == 1
+        # A number is no reason for another process, and one for whoever takes it over.
+        await host.open("claude", **how, options={"drain_seconds": 9})
+        await host.open("claude", **how, options={"drain_seconds": 9})
+        assert [body["options"] for body in await bodies(session)] == [{}, {"drain_seconds": 9}]
+
+
+async def test_the_answer_and_the_log_name_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+
+    def opening(cwd: Path) -> Request:
+        body = msgspec.json.encode({"command": fake_agent.command(), "name": "x", "cwd": str(cwd)})
+        return Request("POST", "/v1/sessions", {"content-type": "application/json"}, body)
+
+    events = Request("GET", "/v1/sessions/x/events?frames=false")
+    first, again, log = await put_through(opening(tmp_path), opening(tmp_path / "two"), events)
+    assert msgspec.json.decode(first.body)["id"] == (answer := msgspec.json.decode(again.body))["id"]
+    opened = [each["body"] for each in msgspec.json.decode(log.body)["events"] if each["kind"] == "session.opened"]
+    assert opened[-1]["cwd"] == answer["cwd"] == str(tmp_path / "two")
