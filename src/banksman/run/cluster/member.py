@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 from banksman.errors import BanksmanError, StoreError
 from banksman.owned import Owned
+from banksman.run.cluster.looking import Looking
 from banksman.run.cluster.taking import Application, Taking
 from banksman.run.cluster.transcripts import Transcripts
 from banksman.run.cluster.watching import Watching, is_to_go_on, offer_one
@@ -112,6 +113,9 @@ class Member:
     def has_room(self) -> bool:
         return self._phase is Phase.UP and self.used + len(self._jobs) < self._card.room
 
+    def _is_up(self) -> bool:
+        return self._phase is Phase.UP
+
     def _here(self) -> list[Session]:
         return [session for session in self._host.our_sessions() if not session.is_closed]
 
@@ -125,8 +129,10 @@ class Member:
             self.on_open(session)
         await self._answer_for_host()
         self._announce()
-        watching = Watching(self._host.log, self._cluster, lambda: self._phase is Phase.UP)
+        watching = Watching(self._host.log, self._cluster, self._is_up)
         self._loops.start(watching.run())
+        looking = Looking(self._host.log, self._cluster, lambda: {session.id for session in self._here()}, self._is_up)
+        self._loops.start(looking.run())
         if self._card.room:
             self._pulling = self._loops.start(self._pull())
 

@@ -2,7 +2,8 @@
 
 That a host is dead is heard by all of them at about the same time. Not all of them need to say so: of those that live,
 each session has `SPEAKERS` that are to speak for it, by a draw that needs no word between them. All of them look again
-once in a lease, since somebody may have died before it spoke, and a job may have been lost with its queue.
+once in a lease, since somebody may have died before it spoke, and a job may have been lost with its queue. What nobody
+has is looked for beside it (`looking.py`), so that no death waits for that.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import time
 from collections.abc import Callable
 
 from banksman.core.event import SESSION_LEFT
-from banksman.errors import BanksmanError, StoreDamaged, Unreachable
+from banksman.errors import BanksmanError, Unreachable
 from banksman.run.sessions import needs
 from banksman.run.sessions.abandoned import is_waited_in
-from banksman.store.bus import Cluster
+from banksman.store.bus import Cluster, Hosts
 from banksman.store.log import Known, Log
 
 log = logging.getLogger("banksman")
@@ -29,9 +30,6 @@ LOOK_LEASES = 1.0
 OFFERS_MAX = 16
 # Where the cluster did not answer, the dead are spoken for again after this time.
 AGAIN_SECONDS = 1.0
-# One that nobody has, and in which somebody waits, is looked for among those that changed lately: whoever left it meant
-# to offer it, and may have died before. With room for clocks that differ.
-LATELY_SECONDS = 60.0
 
 
 class Watching:
@@ -67,9 +65,8 @@ class Watching:
             if not self._is_on():
                 continue
             try:
-                await self._offer([known for known in self._lost(gone, is_due) if self._is_ours_to_say(known.id)])
-                if is_due:
-                    await self._offer_left()
+                speaks_for = speaker(self._cluster.hosts)
+                await self._offer([known for known in self._lost(gone, is_due) if speaks_for(known.id)])
             except Unreachable as exc:
                 log.debug("! the sessions of dead hosts cannot be offered now: %s", exc)
                 self._gone |= gone
@@ -86,18 +83,6 @@ class Watching:
             return []
         lost = [known for known in self._store.sessions() if known.owner is not None and not known.owner.is_alive]
         return lost if is_due else [known for known in lost if known.owner and host_of(known.owner.address) in gone]
-
-    async def _offer_left(self) -> None:
-        since = time.time() - LATELY_SECONDS - 3 * self._cluster.hosts.lease_seconds
-        left: list[Known] = []
-        for known in self._store.sessions():
-            is_late = known.owner is None and known.changed >= since
-            try:
-                if is_late and self._is_ours_to_say(known.id) and await is_to_go_on(self._store, known):
-                    left.append(known)
-            except StoreDamaged as exc:
-                log.warning("! session %s has no host, and who waits in it is not known: %s", known.id, exc)
-        await self._offer(left)
 
     async def _offer(self, lost: list[Known]) -> None:
         places = asyncio.Semaphore(OFFERS_MAX)
@@ -119,11 +104,18 @@ class Watching:
         if failures:
             raise failures[0]
 
-    def _is_ours_to_say(self, session: str) -> bool:
-        # Who has no room may be no member at all, but somebody who only reads; of ourselves we know.
-        ours = self._cluster.hosts.id
-        hosts = {ours, *(host.id for host in self._cluster.hosts.all() if host.room)}
-        return ours in sorted(hosts, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest())[:SPEAKERS]
+
+def speaker(hosts: Hosts) -> Callable[[str], bool]:
+    """Whether this host is to speak for a session, as of now."""
+    # Who has no room may be no member at all, but somebody who only reads; of ourselves we know.
+    ours = hosts.id
+    living = {ours, *(host.id for host in hosts.all() if host.room)}
+
+    def speaks_for(session: str) -> bool:
+        draw = sorted(living, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest())
+        return ours in draw[:SPEAKERS]
+
+    return speaks_for
 
 
 async def is_to_go_on(store: Log, known: Known) -> bool:

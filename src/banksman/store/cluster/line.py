@@ -156,6 +156,11 @@ class Line:
             case Asked():
                 self._doing = (self._calls.popleft(),)
                 await self._answer_asked(call)
+            case Release() if self.tenancy is None:
+                self._doing = (self._calls.popleft(),)
+                # Nobody here has it. It may be ours all the same, by its record: after a release that was not heard.
+                if self._with.owning.is_ours(self._session, call.epoch):
+                    await self._release(call.epoch, packing.BEGINNING)
             case _:
                 self._doing = (self._calls.popleft(),)
                 error = self._refusal(call)
@@ -181,13 +186,16 @@ class Line:
             case Release():
                 self.tenancy = None
                 self._with.hears.on_tenancy(self._session, None)
-                self._is_releasing = True
-                try:
-                    await owning.release(self._session, tenancy.epoch, tenancy.place)
-                finally:
-                    self._is_releasing = False
+                await self._release(tenancy.epoch, tenancy.place)
             case _:
                 raise AssertionError(call)
+
+    async def _release(self, epoch: int, place: Place) -> None:
+        self._is_releasing = True
+        try:
+            await self._with.owning.release(self._session, epoch, place)
+        finally:
+            self._is_releasing = False
 
     async def _answer_asked(self, call: Asked) -> None:
         if call.answer.cancelled():

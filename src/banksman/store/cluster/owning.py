@@ -226,15 +226,21 @@ class Owning:
             raise _superseded(tenancy.record.id, tenancy.epoch)
         return record
 
+    def is_ours(self, session: str, epoch: int) -> bool:
+        """By its record, as it was last heard of."""
+        record = self._records.all.get(session)
+        return record is not None and record.epoch == epoch and self._is_of_ours(record)
+
+    def _is_of_ours(self, record: Record) -> bool:
+        return record.owner is not None and record.owner.host == self._leases.id
+
     async def release(self, session: str, epoch: int, place: Place) -> None:
         """Let go of it, if we have it under this epoch. Where nobody answers, the lease's end does the same."""
 
         async def release() -> None:
             found = await self._records.find(session)
             record = found.record
-            if record is None or record.owner is None or record.epoch != epoch:
-                return
-            if record.owner.host != self._leases.id:
+            if record is None or record.epoch != epoch or not self._is_of_ours(record):
                 return
             known = {"seq": place.last, "changed": place.at or record.changed} if place.seq else {}
             record = msgspec.structs.replace(record, owner=None, **known)
