@@ -34,6 +34,7 @@ async def make_streams(nats: Nats, prefix: str) -> None:
         f"{prefix}-records": {
             "subjects": [f"{prefix}.rec.>"],
             "max_msgs_per_subject": 1,
+            "allow_msg_ttl": True,
             "republish": {"src": f"{prefix}.rec.>", "dest": f"{prefix}.live.rec.>"},
         },
         f"OBJ_{blobs}": {

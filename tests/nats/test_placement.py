@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.nats.lines import SECONDS_MAX, Line, lines, stored, until
 
-from banksman.errors import NoOwner
+from banksman.errors import NoOwner, Refused
 from banksman.store.cluster import needs as needs_module
 from banksman.store.cluster import placement as placement_module
 from banksman.testing.nats_servers import Servers
@@ -197,8 +197,6 @@ async def test_of_many_hosts_each_gets_its_own(nats_one: Servers, prefix: str) -
 
 
 async def test_there_are_not_ever_more_needs(nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from banksman.errors import Refused
-
     monkeypatch.setattr(needs_module, "NEEDS_MAX", 2)
     async with lines(nats_one, prefix, 2) as (one, other):
         await one.placement.resume("s-1", ["a"], 1)
@@ -206,6 +204,88 @@ async def test_there_are_not_ever_more_needs(nats_one: Servers, prefix: str, mon
         with pytest.raises(Refused, match="needs"):
             await other.placement.resume("s-3", ["c"], 1)
         await other.placement.resume("s-3", ["a"], 1)
+
+
+async def test_a_need_that_nobody_uses_any_more_makes_room(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs_module, "NEEDS_MAX", 1)
+    async with lines(nats_one, prefix, 2) as (one, other):
+        await one.placement.resume("s-1", ["a"], 1)
+        with pytest.raises(Refused, match="needs"):
+            await other.placement.resume("s-2", ["b"], 1)
+        record = await one.nats.last(f"{prefix}-records", f"{prefix}.rec.need.*")
+        assert record is not None
+        assert record.headers["Nats-TTL"] == f"{needs_module.KEPT_SECONDS}s"
+        # As the servers do when its time is over.
+        await one.nats.api(f"STREAM.PURGE.{prefix}-records", {"filter": record.subject})
+        await other.placement.resume("s-2", ["b"], 1)
+        assert (await take(other, "b")).session == "s-2"
+
+
+async def test_who_uses_a_need_puts_off_its_end(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in a while, before it offers anything; and in any case after a time that nobody has counted."""
+    async with lines(nats_one, prefix, 1) as (one,):
+
+        async def seq() -> int:
+            record = await one.nats.last(f"{prefix}-records", f"{prefix}.rec.need.*")
+            assert record is not None
+            return record.seq
+
+        await one.placement.resume("s-1", ["a"], 1)
+        first = await seq()
+        await one.placement.resume("s-1", ["a"], 2)
+        assert await seq() == first
+        one.placement.on_up()
+        await one.placement.resume("s-1", ["a"], 3)
+        assert await seq() == first + 1
+        monkeypatch.setattr(needs_module, "USED_SECONDS", 0)
+        await one.placement.resume("s-1", ["a"], 4)
+        assert await seq() == first + 2
+
+
+async def test_what_was_put_into_a_queue_that_nobody_serves_any_more_is_taken(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a host that knows the queue, and that it was there; and by one that has just come."""
+    monkeypatch.setattr(placement_module, "AGAIN_SECONDS", 0.05)
+    async with lines(nats_one, prefix, 3, lease=3600) as (front, host, late):
+        await front.placement.resume("s-0", ["a"], 1)
+        await (await take(host, "a")).done()
+        (key,) = front.placement._needs._all  # pyright: ignore[reportPrivateUsage]
+        for number, line in enumerate((host, late), 1):
+            await until(partial(is_empty, front, prefix))
+            assert (await front.nats.api(f"CONSUMER.DELETE.{prefix}-work.{key}", {}))["success"]
+            await front.placement.resume(f"s-{number}", ["a"], 1)
+            job = await take(line, "a")
+            assert job.session == f"s-{number}"
+            await job.done()
+
+
+@pytest.mark.thorough
+async def test_a_need_ends_by_itself_and_so_does_its_queue(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs_module, "KEPT_SECONDS", 1)
+    async with lines(nats_one, prefix, 2) as (front, host):
+        await front.placement.resume("s-1", ["a"], 1)
+        await (await take(host, "a")).done()
+
+        async def is_forgotten() -> bool:
+            return await stored(front.nats, f"{prefix}-records") == 0
+
+        async def has_no_queue() -> bool:
+            found = await front.nats.api(f"STREAM.INFO.{prefix}-work", {})
+            return found["state"]["consumer_count"] == 0
+
+        await until(is_forgotten)
+        await until(lambda: not host.placement._needs.satisfied(frozenset("a")))  # pyright: ignore[reportPrivateUsage]
+        await until(has_no_queue)
+        monkeypatch.setattr(needs_module, "USED_SECONDS", 0)
+        await front.placement.resume("s-2", ["a"], 1)
+        assert (await take(host, "a")).session == "s-2"
 
 
 async def test_who_waits_when_its_server_dies_waits_at_another(prefix: str) -> None:

@@ -67,6 +67,10 @@ class WrongLast(Exception):
     """Something else is stored there than was expected."""
 
 
+class Unheard(Unanswered):
+    """Nobody heard it, and nothing was stored: there is no such stream, or it has no leader in this moment."""
+
+
 class Message(NamedTuple):
     """`seq`: its number in the stream, 0: it is in none."""
 
@@ -463,6 +467,8 @@ class Nats:
     def _unanswered(self, exc: Exception) -> StoreError:
         if isinstance(exc, nats.errors.ConnectionClosedError | nats.errors.ConnectionDrainingError):
             return StoreError("the log is closed")
+        if isinstance(exc, nats.errors.NoRespondersError):
+            return Unheard(f"nobody at {self._address} hears it")
         if isinstance(exc, nats.errors.MaxPayloadError):
             return StoreError("a message is larger than the server takes", hint="raise max_payload of nats-server")
         return Unanswered(f"{self._address} did not answer: {exc!r:.200}")

@@ -119,7 +119,11 @@ class ClusterLog:
         self._directory = Directory(self._records, self._heads, self._owning, self._tenancy_of)
         self.bus = ClusterBus(self._nats, address.prefix, ensure=self._streams.ensure)
         self.placement = ClusterPlacement(
-            self._nats, address.prefix, lease_seconds=address.lease, ensure=self._streams.ensure
+            self._nats,
+            address.prefix,
+            lease_seconds=address.lease,
+            ensure=self._streams.ensure,
+            ensure_anew=self._streams.ensure_anew,
         )
         self.transcripts = ClusterTranscripts(self._nats, self._streams)
         self._counters: dict[str, float] = dict.fromkeys(

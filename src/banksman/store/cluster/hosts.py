@@ -53,7 +53,7 @@ class Said(msgspec.Struct, frozen=True):
 class Leases:
     """The hosts of a cluster, as one handle sees them, and its own place among them."""
 
-    def __init__(self, nats: Nats, names: Names, lease: float, ensure: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, nats: Nats, names: Names, lease: float, ensure: Callable[[str], Awaitable[None]]) -> None:
         self.lease_seconds = lease
         self._ensure = ensure
         self._nats = nats
@@ -166,7 +166,7 @@ class Leases:
                 if not self.is_held:
                     # Perhaps somebody has deleted the stream. It is worth nothing tomorrow, and is made anew.
                     with suppress(StoreError):
-                        await self._ensure()
+                        await self._ensure(self._names.hosts)
                         self._mirror.reload_soon()
                 # Nearly at once: a leader is being chosen, and what counts is when the first one is acknowledged.
                 await asyncio.sleep(RETRY_SECONDS)

@@ -34,7 +34,7 @@ from banksman.store.cluster.needs import ACK_SECONDS, Needs
 from banksman.store.cluster.parcels import Parcels
 from banksman.store.cluster.tokens import token
 from banksman.store.nats import Job as Pulled
-from banksman.store.nats import Message, Nats, Pulls, WrongLast
+from banksman.store.nats import Message, Nats, Pulls, Unheard, WrongLast
 
 log = logging.getLogger("banksman")
 
@@ -149,10 +149,15 @@ async def _until_answered(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 class ClusterPlacement:
-    """`ensure` makes the streams that it needs, each if it is not there yet."""
+    """`ensure` makes the streams that it needs, each if it is not there yet; `ensure_anew` also if it was."""
 
     def __init__(
-        self, nats: Nats, prefix: str, lease_seconds: float, ensure: Callable[[str], Awaitable[None]] | None = None
+        self,
+        nats: Nats,
+        prefix: str,
+        lease_seconds: float,
+        ensure: Callable[[str], Awaitable[None]] | None = None,
+        ensure_anew: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._nats = nats
         self._prefix = prefix
@@ -160,7 +165,7 @@ class ClusterPlacement:
         self._lease_seconds = lease_seconds
         self._pull_seconds = PULL * lease_seconds
         self._parcels = Parcels(nats, prefix, ensure)
-        self._needs = Needs(nats, prefix, self._wake, ensure)
+        self._needs = Needs(nats, prefix, self._wake, ensure_anew)
         self._needs_read_at = float("-inf")
         self._chores = Owned()
         self._pulls: Pulls | None = None
@@ -207,12 +212,22 @@ class ClusterPlacement:
         loop = asyncio.get_running_loop()
         subject = f"{self._prefix}.place.{key}.o.{token(order.session)}"
         ttl = max(1, int(until - loop.time() + TAKEN_SECONDS_MAX))
-        data, id = msgspec.json.encode(order), f"open.{uuid.uuid4().hex}"
+        data, id, headers = msgspec.json.encode(order), f"open.{uuid.uuid4().hex}", {"Nats-TTL": f"{ttl}s"}
         while True:
             try:
-                return await self._nats.publish(subject, data, id=id, headers={"Nats-TTL": f"{ttl}s"})
+                return await self._put(key, lambda: self._nats.publish(subject, data, id=id, headers=headers))
             except Unanswered:
                 await asyncio.sleep(min(AGAIN_SECONDS, max(0.0, until - loop.time())))
+
+    async def _put(self, key: str, publish: Callable[[], Awaitable[int]]) -> int:
+        """Into a queue. Where nobody hears it, a leader is being chosen, or somebody has deleted the stream."""
+        try:
+            return await publish()
+        except Unheard:
+            with suppress(Unreachable, TimeoutError):
+                async with asyncio.timeout(WORD_SECONDS_MAX):
+                    await self._needs.ensure_anew(key)
+            return await publish()
 
     async def _wait_answer(self, session: str, offer: Offer, until: float) -> bytes:
         loop = asyncio.get_running_loop()
@@ -267,7 +282,8 @@ class ClusterPlacement:
         order = Order(session, RESUME, sorted(set(need)), epoch)
         with suppress(WrongLast):  # There is one.
             subject = f"{self._prefix}.place.{key}.r.{token(session)}"
-            await self._nats.publish(subject, msgspec.json.encode(order), expected=0)
+            data = msgspec.json.encode(order)
+            await self._put(key, lambda: self._nats.publish(subject, data, expected=0))
 
     # -- taking ------------------------------------------------------------------------------------------------------
     async def next(self, labels: Sequence[str]) -> Job:
@@ -325,12 +341,13 @@ class ClusterPlacement:
         if loop.time() >= self._needs_read_at + self._lease_seconds:
             await self._needs.read()
             self._needs_read_at = loop.time()
-        for key in self._needs.satisfied(labels):
+        keys = self._needs.satisfied(labels)
+        for key in keys:
             if self._asked.get(key, 0.0) <= loop.time():
                 await self._needs.ensure(key)
                 self._asked[key] = loop.time() + self._pull_seconds + PULL_SECONDS_MORE
                 await self._pulls.ask(self._stream, key, seconds=self._pull_seconds)
-        return min((loop.time() + self._lease_seconds, *self._asked.values()))
+        return min((loop.time() + self._lease_seconds, *(self._asked.get(key, loop.time()) for key in keys)))
 
     def _on_answer(self, key: str, pulled: Pulled | None) -> None:
         now = asyncio.get_running_loop().time()
@@ -355,6 +372,7 @@ class ClusterPlacement:
     def on_up(self) -> None:
         """The connection is back. What was asked over the one before will not be answered, and bells were missed."""
         self._asked.clear()
+        self._needs.on_up()
         self._needs_read_at = float("-inf")
         self._wake()
 

@@ -83,12 +83,11 @@ class Streams:
         await self.ensure(names.records)
         await self.ensure(names.hosts)
 
-    async def ensure_anew(self) -> None:
-        """The hosts', and what else is worth nothing without them: somebody may have deleted one while we used it."""
-        for name in (self.names.hosts, self.names.work):
-            if name in self._made or name == self.names.hosts:
-                self._made.discard(name)
-                await self.ensure(name)
+    async def ensure_anew(self, name: str) -> None:
+        """The same, of one that may have been deleted while we used it. Only of what is worth nothing tomorrow: hosts
+        and queues."""
+        self._made.discard(name)
+        await self.ensure(name)
 
     async def ensure(self, name: str) -> None:
         if name in self._made:
