@@ -29,3 +29,10 @@ def check_text(*texts: str | None) -> None:
             (text or "").encode()
         except UnicodeEncodeError as exc:
             raise UsageError("an id or a name must be text", hint="it has half of a character", text=text) from exc
+
+
+def check_no_host(session: str) -> None:
+    """On the bus a host is asked as a session is, under its own id behind this word. Whoever had a session of that id
+    would hear what is meant for the host."""
+    if session.startswith("host:"):
+        raise UsageError("a session cannot have the id of a host", hint="one that does not begin so", session=session)

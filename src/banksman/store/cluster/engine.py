@@ -26,7 +26,7 @@ import msgspec
 from banksman.core.event import Entry, Project
 from banksman.errors import StoreError, UsageError
 from banksman.store.address import Address
-from banksman.store.checks import check_after, check_seq, check_text, checked_limit
+from banksman.store.checks import check_after, check_no_host, check_seq, check_text, checked_limit
 from banksman.store.cluster import restoring, retention
 from banksman.store.cluster.bus import ClusterBus
 from banksman.store.cluster.calls import Advance, Append, Call, Claim, Delete, Lease, Release
@@ -249,6 +249,7 @@ class ClusterLog:
         """Cancelled, it claims nothing: what was claimed by then is released."""
         await self.ready()
         check_text(session, name, agent)
+        check_no_host(session)
         if self._salvaging is not None:
             # What we said last finds its place first, or it would be refused for our own claim.
             await asyncio.wait((self._salvaging,), timeout=SETTLE_SECONDS_MAX)
@@ -297,6 +298,7 @@ class ClusterLog:
     ) -> None:
         await self.ready()
         check_text(session, name, agent)
+        check_no_host(session)
         restored = restoring.Restoring(self._nats, self._streams, self._owning, self._records)
         await restored.restore(session, name, agent, chunks, snapshot)
 

@@ -8,6 +8,10 @@ Whoever comes first makes them; whoever comes later takes them as they are. `P` 
     P-work     P.place.<need>.…      sessions that want a host; each is taken by one
     P-blobs                          what is too large for a message
 
+The events come first, then the records. So events that nobody has a record of, or records of sessions without a stream
+for what was said in them, are not a first start that was cut short: one of the two was deleted, and to make it anew
+would be to say that every session is empty.
+
 Of each, `P.live.…` rings at once when something was stored. Everything is in files: what was acknowledged survives the
 death of every server, if they are told to sync (docs/cluster.md).
 """
@@ -18,7 +22,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from banksman.errors import StoreError, Unanswered, UsageError
+from banksman.errors import StoreDamaged, StoreError, Unanswered, UsageError
 from banksman.store.address import Address
 from banksman.store.cluster.tokens import token
 from banksman.store.nats import Nats
@@ -30,6 +34,7 @@ DUPLICATE_SECONDS = 120.0
 # What says that a record was deleted is kept for whoever was away, and then goes too.
 TOMBSTONE_SECONDS = 3600
 VERSION_MIN = (2, 12)
+RECORDS_AT_ONCE = 500
 # A stream of that name is there already, made by another in this very moment, maybe not quite as we would have.
 NAME_IN_USE = 10058
 # No such stream; and what a server says that cannot have so many replicas.
@@ -79,9 +84,42 @@ class Streams:
                 f"{self._address} runs nats-server {self._nats.server_version}", hint=f"it must be {needed} or newer"
             )
         names = self.names
+        await self._check_whole()
         await self.ensure(names.events)
         await self.ensure(names.records)
         await self.ensure(names.hosts)
+
+    async def _check_whole(self) -> None:
+        """`StoreDamaged`: of events and records one was deleted."""
+        events = await self._find(self.names.events)
+        if events is not None and events["state"]["messages"]:
+            if await self._find(self.names.records) is None:
+                raise self._damaged(self.names.records, self.names.events)
+        elif events is None and await self._has_sessions() and await self._find(self.names.events) is None:
+            # Looked for once more: all of it may have been made between the two looks, by who comes first.
+            raise self._damaged(self.names.events, self.names.records)
+
+    def _damaged(self, missing: str, left: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"{self._address} has {left}, with sessions in it, and no {missing}: it was deleted",
+            hint=f"restore {missing} from a backup; or delete {left} as well, with all sessions (docs/cluster.md)",
+            stream=missing,
+        )
+
+    async def _has_sessions(self) -> bool:
+        """Any that was not deleted, of which an empty message tells for a while."""
+        if await self._find(self.names.records) is None:
+            return False
+        first, left = 1, 1
+        while left:
+            found, left = await self._nats.read(
+                self.names.records, first, f"{self.names.prefix}.rec.session.*", RECORDS_AT_ONCE
+            )
+            if any(message.data for message in found):
+                return True
+            first = found[-1].seq + 1 if found else first
+            left = left if found else 0
+        return False
 
     async def ensure_anew(self, name: str) -> None:
         """The same, of one that may have been deleted while we used it. Only of what is worth nothing tomorrow: hosts
@@ -92,18 +130,25 @@ class Streams:
     async def ensure(self, name: str) -> None:
         if name in self._made:
             return
-        found = await self._nats.api(f"STREAM.INFO.{self._stream(name)}", {})
-        error = found.get("error")
-        if error is not None:
-            if error.get("err_code") in NO_JETSTREAM:
-                hint = "turn it on for this account: see docs/cluster.md"
-                raise UsageError(f"{self._address} has no JetStream: {error.get('description')}", hint=hint)
-            if error.get("err_code") != NOT_FOUND:
-                raise Unanswered(f"JetStream cannot be asked for {name}: {error.get('description')}", hint=_HINT)
+        found = await self._find(name)
+        if found is None:
             await self._make(name)
         elif name == self.names.hosts:
             self._check_lease(found)
         self._made.add(name)
+
+    async def _find(self, name: str) -> dict[str, Any] | None:
+        """What JetStream says of a stream; None: there is none."""
+        found = await self._nats.api(f"STREAM.INFO.{self._stream(name)}", {})
+        error = found.get("error")
+        if error is None:
+            return found
+        if error.get("err_code") in NO_JETSTREAM:
+            hint = "turn it on for this account: see docs/cluster.md"
+            raise UsageError(f"{self._address} has no JetStream: {error.get('description')}", hint=hint)
+        if error.get("err_code") != NOT_FOUND:
+            raise Unanswered(f"JetStream cannot be asked for {name}: {error.get('description')}", hint=_HINT)
+        return None
 
     def _check_lease(self, found: dict[str, Any]) -> None:
         """The servers end a lease by their own count. Whoever counts to more would be taken for dead while it works."""

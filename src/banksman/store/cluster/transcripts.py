@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from banksman.store.cluster.streams import Streams
+from banksman.store.cluster.tokens import token
 from banksman.store.nats import Nats
 
 
@@ -10,7 +11,6 @@ class ClusterTranscripts:
     def __init__(self, nats: Nats, streams: Streams) -> None:
         self._nats = nats
         self._streams = streams
-
         self._bucket = streams.names.blobs
 
     async def put(self, session: str, data: bytes) -> None:
@@ -25,4 +25,5 @@ class ClusterTranscripts:
 
 
 def _name(session: str) -> str:
-    return f"transcript.{session}"
+    # One dot: what is too large for a message has the session's token in front, and more of them.
+    return f"transcript.{token(session)}"
