@@ -47,7 +47,7 @@ async def test_another_folder_is_in_the_log_and_is_where_whoever_takes_it_over_g
 
 async def test_what_is_opened_as_it_was_says_nothing_twice(tmp_path: Path) -> None:
     async with Host("memory:") as host:
-        how = {"command": fake_agent.command(), "name": "x", "cwd": tmp_path}
+        how: dict[str, Any] = {"command": fake_agent.command(), "name": "x", "cwd": tmp_path}
         session = await host.open("claude", **how)
         await host.open("claude", **how)
         assert len(await bodies(session)) == 1

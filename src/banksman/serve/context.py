@@ -13,13 +13,15 @@ from banksman.run.sessions.session import Session
 from banksman.serve.api.once import Once
 from banksman.serve.entrance.door import Door
 from banksman.serve.entrance.policy import Policy
+from banksman.serve.finding import session_of
 from banksman.serve.forwarding import Application
-from banksman.serve.settings import NAME_LENGTH_MAX, Settings
+from banksman.serve.front import Front
+from banksman.serve.nobodys import Nobodys
+from banksman.serve.settings import Settings
 from banksman.serve.streams.follower import Streams
 
 if TYPE_CHECKING:
     from banksman.run.cluster import Member
-    from banksman.serve.front import Front
 
 
 @dataclass(slots=True)
@@ -39,6 +41,10 @@ class Context:
     front: Front | None = None
     application: Application | None = None
     member: Member | None = None
+    nobodys: Nobodys = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nobodys = Nobodys(self.host)
 
     @property
     def is_closing(self) -> bool:
@@ -52,6 +58,4 @@ class Context:
         return True
 
     def session(self, id_or_name: str) -> Session:
-        if len(id_or_name) > NAME_LENGTH_MAX or "\0" in id_or_name:
-            raise NotFound("there is no such session", hint="see /v1/sessions")
-        return self.host.session(id_or_name)
+        return session_of(self.host, id_or_name)

@@ -1,30 +1,41 @@
-"""The hosts that share a store, as they are seen from here: which of them has a session, and which could take one."""
+"""The hosts that share a store, as they are seen from here: which of them has a session, and which could take one.
+
+Of the others it is what they said last. Of ourselves it is what is so now: what we say is heard by us, too, a moment
+after it was said, and who answers in that moment must not say that it has no room.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from banksman.run.sessions import needs
 from banksman.serve.problems import Problem
-from banksman.store.bus import Hosts, HostSeen
+from banksman.store.bus import Card, Hosts, HostSeen
 from banksman.store.log import Known
 
+# Among the labels of a host: callers come in there. One that has neither room nor this is a program that uses the store
+# for itself, or a verb that ends in a moment.
+FRONT = "banksman=front"
 # Names of hosts that were seen, for as long as sessions are said to be with them.
 NAMES_MAX = 1000
 
 
 class Fleet:
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, ourselves: Callable[[], Card]) -> None:
         self._hosts = hosts
+        self._ourselves = ourselves
         self._names: dict[str, str] = {}
 
     def all(self) -> list[HostSeen]:
         hosts = self._hosts.all()
+        self._note_names(hosts)
+        return [host if host.id != self._hosts.id else host._replace(**self._ourselves()._asdict()) for host in hosts]
+
+    def _note_names(self, hosts: Iterable[HostSeen]) -> None:
         self._names |= {host.id: host.name for host in hosts}
         while len(self._names) > NAMES_MAX:
             del self._names[next(iter(self._names))]
-        return hosts
 
     def is_silent(self, host: HostSeen) -> bool:
         """For longer than its lease: would we hear anything, we would have heard of its end."""
@@ -52,8 +63,10 @@ class Fleet:
         if known is None or known.owner is None:
             return None
         id, _, machine = known.owner.address.partition("@")
+        if id == self._hosts.id:
+            return self._ourselves().name
         if id not in self._names:
-            self.all()
+            self._note_names(self._hosts.all())
         return self._names.get(id, machine)
 
     # -- ourselves ---------------------------------------------------------------------------------------------------
@@ -67,6 +80,21 @@ class Fleet:
     def can_take(self, need: Sequence[str]) -> bool:
         me = self._me()
         return me is not None and self.has_room() and not needs.lacking(need, me.labels, me.agents)
+
+    # -- where sessions could go -------------------------------------------------------------------------------------
+    def takers(self, wanted: Sequence[Sequence[str]], *, but: str) -> list[str | None]:
+        """For sessions with these needs, in the same order: the name of a host that has room for each, as it looks now
+        and without the one of the id `but`; None: there is none. Nobody is asked, and nothing is kept free for them."""
+        free = {host: host.room - host.used for host in self.all() if host.id != but and not host.is_draining}
+        fits = [[host for host in free if not needs.lacking(need, host.labels, host.agents)] for need in wanted]
+        found: list[str | None] = [None] * len(wanted)
+        # Those that fit in few places come first: the others find another.
+        for index in sorted(range(len(wanted)), key=lambda index: len(fits[index])):
+            taker = max(fits[index], key=free.__getitem__, default=None)
+            if taker is not None and free[taker] > 0:
+                free[taker] -= 1
+                found[index] = taker.name
+        return found
 
     # -- refusals ----------------------------------------------------------------------------------------------------
     def check_satisfiable(self, need: Sequence[str]) -> None:

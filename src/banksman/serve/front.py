@@ -20,11 +20,12 @@ import contextlib
 import time
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from banksman import Host
 from banksman.errors import (
     BanksmanError,
     Closed,
@@ -44,15 +45,13 @@ from banksman.serve.api import messages
 from banksman.serve.api.messages import WAIT_SECONDS_MAX
 from banksman.serve.api.routes import Answer, Call, Result, Route, ToOwner
 from banksman.serve.api.sending import Sliced
+from banksman.serve.finding import session_of
 from banksman.serve.fleet import Fleet
 from banksman.serve.forwarding import HEADERS_THERE, NOT_HERE, Request, Response, response_of
 from banksman.serve.problems import Problem
 from banksman.serve.settings import NAME_LENGTH_MAX
 from banksman.store.bus import Cluster
 from banksman.store.log import Known
-
-if TYPE_CHECKING:
-    from banksman.serve.context import Context
 
 # What a take-over takes, beyond the lease: a claim, a look at the log, the end of what is left.
 TAKE_OVER_SECONDS = 10.0
@@ -97,12 +96,12 @@ class Silent:
 
 
 class Front:
-    """How the other hosts of a store are asked. All of it belongs to the loop of its context."""
+    """How the other hosts of a store are asked. All of it belongs to the loop of `host`, which is ours."""
 
-    def __init__(self, context: Context, cluster: Cluster) -> None:
-        self._context = context
+    def __init__(self, host: Host, cluster: Cluster, fleet: Fleet) -> None:
+        self._host = host
         self.cluster = cluster
-        self.fleet = Fleet(cluster.hosts)
+        self.fleet = fleet
         # What was offered, under which epoch and when: to say so once a lease is enough.
         self._offered: dict[str, tuple[int, float]] = {}
 
@@ -113,14 +112,14 @@ class Front:
     async def know(self, id_or_name: str) -> None:
         """Another front end may have told somebody of it a moment ago, who asks here now."""
         try:
-            self._context.session(id_or_name)
+            session_of(self._host, id_or_name)
         except NotFound:
             if len(id_or_name) <= NAME_LENGTH_MAX:
                 with contextlib.suppress(StoreError):
                     await self.cluster.records.look_for(id_or_name)
 
     async def answer(self, call: Call, route: Route) -> Result:
-        session = self._context.session(call.path["id"])
+        session = session_of(self._host, call.path["id"])
         if call.is_forwarded:
             return await self._as_owner(call, route, session)
         if route.to_owner is ToOwner.READS:
@@ -159,7 +158,7 @@ class Front:
         while True:
             seconds = max(0.0, min(until - time.monotonic(), WAIT_SLICE_SECONDS))
             sliced = replace(call, query=messages.WaitFor(wait=seconds))
-            session = self._context.session(session.id)
+            session = session_of(self._host, session.id)
             answer: Response | Silent | None = None
             if not is_here(session) and has_owner(session):
                 request = _request(sliced, session, query=f"wait={seconds:.3f}")
@@ -187,7 +186,7 @@ class Front:
             if kind is ToOwner.NOW or not pause.left:
                 raise self.unreachable(session.id, found.why, pause)
             await self.wait_news(session.id, pause.take())
-            session = self._context.session(session.id)
+            session = session_of(self._host, session.id)
 
     async def _attempt(self, call: Call, route: Route, session: Session, pause: Pause) -> Result | Silent:
         kind = route.to_owner
@@ -207,14 +206,14 @@ class Front:
         try:
             return await route.handle(call)
         except LEFT as exc:
-            if not _is_about(exc, session) or is_here(self._context.session(session.id)):
+            if not _is_about(exc, session) or is_here(session_of(self._host, session.id)):
                 raise
             return Silent(str(exc.args[0]))
 
     async def _needs_owner(self, session: Session, kind: ToOwner | None) -> bool:
         """Also to end it, if somebody still waits there: who is to be refused is the owner's to say."""
         known = session.known
-        return kind is not ToOwner.ENDS or (known is not None and await self._context.host.is_waited_in(known))
+        return kind is not ToOwner.ENDS or (known is not None and await self._host.is_waited_in(known))
 
     async def ask(self, session: str, request: Request, seconds: float, *, is_known: bool = False) -> Response | Silent:
         """What its owner says; or why nobody says anything. `is_known`: whether it was done must be known, else it is
@@ -226,7 +225,7 @@ class Front:
         except Unanswered as exc:
             if not is_known:
                 return Silent("the host that has the session does not answer")
-            hint = "look at it (GET), and send it again if it was not done"
+            hint = "look at it, and send it again if it was not done"
             message = "the host that has the session has not answered in time: whether it was done is not known"
             raise Unanswered(message, hint=hint, session=session) from exc
         except Unreachable as exc:
@@ -243,7 +242,7 @@ class Front:
         epoch, at = (0, 0.0) if known is None else self._offered.get(known.id, (0, 0.0))
         if known is None or (epoch == known.epoch and now < at + self.cluster.hosts.lease_seconds):
             return
-        need = await self._context.host.need_of(known.id)
+        need = await self._host.need_of(known.id)
         self.fleet.check_satisfiable(need)
         await self.cluster.placement.resume(known.id, need, known.epoch)
         while len(self._offered) >= OFFERED_MAX:
@@ -251,11 +250,11 @@ class Front:
         self._offered[known.id] = known.epoch, now
 
     async def _may_take(self, session: Session) -> bool:
-        return self.may_take() and self.fleet.can_take(await self._context.host.need_of(session.id))
+        return self.may_take() and self.fleet.can_take(await self._host.need_of(session.id))
 
     def may_take(self) -> bool:
         """Whether there is room on this very host."""
-        return not self._context.is_closing and self.fleet.has_room()
+        return self.fleet.has_room()
 
     def state_of(self, status: Status, known: Known | None) -> str:
         """As people are told it. Of one whose owner has died it is not said that it is gone: it is being taken over."""
@@ -271,7 +270,7 @@ class Front:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 try:
-                    found = self._context.host.session(session)
+                    found = self._host.session(session)
                     await found.wait_past(found.committed)
                     # It says so before it can be asked: by a few milliseconds.
                     await asyncio.sleep(min(seconds, PAUSE_SECONDS / 5))
@@ -284,7 +283,7 @@ class Front:
         known: dict[str, Any] = {"session": session}
         told = why
         with contextlib.suppress(BanksmanError):
-            found = self._context.host.session(session)
+            found = self._host.session(session)
             host = self.fleet.host_of(found.known)
             owner = None if found.known is None else found.known.owner
             if host is not None:

@@ -66,7 +66,8 @@ async def serving(
     ) as host:
         context = context_of(host, settings, drain, policy)
         application = app.make(context, token=token, port=port)
-        async with membership.of(context):
+        # Who has a port is there for others to come in by it.
+        async with membership.of(context, is_front=port != 0):
             server = servers.Server(application, listeners, settings, context.streams)
             server.start()
             try:

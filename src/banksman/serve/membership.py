@@ -12,8 +12,10 @@ from contextlib import asynccontextmanager
 
 from banksman.run.sessions import known
 from banksman.serve.context import Context
+from banksman.serve.fleet import FRONT, Fleet
 from banksman.serve.front import Front
 from banksman.serve.settings import Settings
+from banksman.store.bus import Card
 
 
 def name_of(settings: Settings) -> str:
@@ -21,8 +23,8 @@ def name_of(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def of(context: Context) -> AsyncGenerator[None]:
-    """Until it is left; then nobody is answered any more."""
+async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
+    """Until it is left; then nobody is answered any more. `is_front`: callers come in here."""
     settings = context.settings
     if not settings.is_clustered:
         yield
@@ -34,17 +36,32 @@ async def of(context: Context) -> AsyncGenerator[None]:
     cluster = context.host.cluster
     assert cluster is not None, "a store that many share has what binds them"
     assert context.application is not None
-    context.front = Front(context, cluster)
+    card = Card(
+        name=name_of(settings),
+        labels=(*settings.labels, *([FRONT] if is_front else ())),
+        # Those whose program is here. One that is installed later is announced after the next start.
+        agents=tuple(agent.name for agent in known.look() if agent.path is not None),
+        room=settings.room or 0,
+    )
+    context.front = Front(context.host, cluster, Fleet(cluster.hosts, lambda: _now(context, card)))
     async with Member(
         context.host,
         cluster,
-        name=name_of(settings),
-        labels=settings.labels,
-        # Those whose program is here. One that is installed later is announced after the next start.
-        agents=[agent.name for agent in known.look() if agent.path is not None],
-        room=settings.room or 0,
+        name=card.name,
+        labels=card.labels,
+        agents=card.agents,
+        room=card.room,
         application=context.application,
         mirrors_transcripts=settings.mirror_transcripts,
     ) as member:
         context.member = member
         yield
+
+
+def _now(context: Context, card: Card) -> Card:
+    """What it says of us, as it is in this moment."""
+    member = context.member
+    return card._replace(
+        used=sum(not session.is_closed for session in context.host.our_sessions()),
+        is_draining=context.is_closing or (member is not None and member.is_draining),
+    )

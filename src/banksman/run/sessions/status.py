@@ -25,6 +25,8 @@ SECRET_CHARACTERS_MAX = 4096
 BLOCKS_MAX = 8
 # An agent that says nothing for so long, and is known to wait for nothing, seems stuck.
 QUIET_SECONDS_MAX = 60.0
+# The phases of a session that is in the store, and in nobody's hands.
+NOBODYS = ("asleep", "lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +298,8 @@ def told(past: Past, seen: Status) -> Status:
     return replace(
         seen,
         phase="closed" if is_closed else seen.phase,
+        # Who was accepted waits for whoever has it next: that is not gone.
+        state="queued" if waiting and seen.phase in NOBODYS else seen.state,
         holder=holder(state),
         holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
         queue=tuple(

@@ -89,7 +89,8 @@ async def list_sessions(call: Call) -> Answer:
     found = call.context.host.sessions(after, limit=limit + 1)
     following = found[limit - 1].id if len(found) > limit else None
     front: Front | None = call.context.front
-    listed = [shown(session.status(), session, front) for session in found[:limit]]
+    statuses = await call.context.nobodys.glance(found[:limit])
+    listed = [shown(status, session, front) for status, session in zip(statuses, found[:limit], strict=True)]
     return Answer(messages.Sessions(listed if front is None else await listing.filled(front, listed), following))
 
 

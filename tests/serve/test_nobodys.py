@@ -1,0 +1,84 @@
+"""Sessions that nobody has: one in which an accepted ask waits is not gone, and a list says so at a bounded cost."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from banksman import Host, Session
+from banksman.serve import nobodys
+from banksman.serve.nobodys import Nobodys
+from banksman.testing import fake_agent
+
+HANGS = fake_agent.command({"prompt 1": ["hang"]})
+QUICK = {"eof_grace": 0.0, "grace": 0.3, "linger": 0.0, "drain_seconds": 0.05}
+
+
+async def left(host: Host, name: str, *prompts: str) -> None:
+    """One in which the first ask was stopped as it ran, and the others wait for whoever comes next."""
+    session = await host.open("claude", command=HANGS, name=name, options=QUICK)
+    for prompt in prompts:
+        await session.ask(prompt)
+    if prompts:
+        async with aclosing(session.follow()) as events:
+            async for event in events:
+                if event.kind == "turn.started":
+                    break
+    await session.leave(0.0)
+
+
+async def listed(host: Host, looks: Nobodys) -> dict[str | None, tuple[str, list[str]]]:
+    statuses = await looks.glance(host.sessions())
+    return {status.name: (status.state, [each.prompt for each in status.queue]) for status in statuses}
+
+
+async def test_who_waits_in_a_session_that_nobody_has_is_listed(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    async with Host(store) as host:
+        await left(host, "waits", "runs", "second", "third")
+        await left(host, "empty")
+        await (await host.open("claude", command=HANGS, name="closed")).close()
+        await host.open("claude", command=HANGS, name="ours")
+        found = await listed(host, Nobodys(host))
+        assert found == {
+            "waits": ("queued", ["second", "third"]),
+            "empty": ("gone", []),
+            "closed": ("gone", []),
+            "ours": ("idle", []),
+        }
+        # One of them alone says the same.
+        status = await host.session("waits").look()
+        assert (status.phase, status.state, len(status.queue)) == ("asleep", "queued", 2)
+
+
+async def test_a_list_looks_at_few_and_goes_on_with_the_others_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nobodys, "LOOKS_MAX", 1)
+    async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
+        for name in ("first", "second"):
+            await left(host, name, "runs", f"in {name}")
+        looks = Nobodys(host)
+        waits = {"first": ("queued", ["in first"]), "second": ("queued", ["in second"])}
+        # The one that changed last is the one that somebody asks about.
+        assert await listed(host, looks) == {**waits, "first": ("gone", [])}
+        assert await listed(host, looks) == waits
+        # What was read once is not read again, until something happens there.
+        monkeypatch.setattr(Session, "look", _not_again)
+        assert await listed(host, looks) == waits
+
+
+async def test_what_was_remembered_of_it_ends_with_the_next_who_has_it(tmp_path: Path) -> None:
+    async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
+        await left(host, "x", "runs", "second")
+        looks = Nobodys(host)
+        assert (await listed(host, looks))["x"] == ("queued", ["second"])
+        taken = await host.take_over(host.session("x").id)
+        await taken.close()
+        assert (await listed(host, looks))["x"] == ("gone", [])
+
+
+async def _not_again(_: Session) -> None:
+    raise AssertionError("it is looked at again")
