@@ -15,6 +15,7 @@ import pytest
 from tests.nats.shared import shared, some_prefix
 from tests.serve.fleet import Fleet, fleet, until
 
+from banksman.cli.verbs import drain
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
 
@@ -91,7 +92,7 @@ def test_verbs_ask_the_hosts_of_a_store_without_any_server(many: Fleet) -> None:
     store = ("--store", many.store)
     (host, *fronts) = sorted(told("hosts", *store)["hosts"], key=lambda host: -host["room"])
     assert (host["name"], host["labels"], host["room"], host["used"]) == ("build-1", ["gpu"], 3, 0)
-    assert all(front["here"] and not front["room"] for front in fronts)
+    assert fronts == [], "the verb itself is there for a moment, and is nobody's host"
     opened = told("open", "claude", "--name", "there", "--label", "gpu", *store, "--", *fake_agent.command())
     assert opened["host"] == "build-1"
     refused = run("open", "claude", "--label", "tpu", *store, "--", *fake_agent.command())
@@ -112,13 +113,29 @@ def test_a_password_in_the_address_is_told_to_nobody(many: Fleet) -> None:
     assert server["settings"]["store"] == server["store"]
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"sessions": 0, "hosts": [], "waiting": 0}, "it has no sessions"),
+        ({"sessions": 2, "hosts": ["b", "c"], "waiting": 0}, "its sessions go on elsewhere (b, c), and it exits"),
+        ({"sessions": 3, "hosts": ["b"], "waiting": 2}, "1 of its sessions go on elsewhere (b), 2 wait until another"),
+        ({"sessions": 2, "hosts": [], "waiting": 2}, "No other host can take its sessions now: 2 wait until another"),
+    ],
+)
+def test_drain_says_who_takes_the_sessions_or_that_they_wait(told: dict[str, Any], said: str) -> None:
+    assert said in drain.outlook("a", told)
+
+
+@pytest.mark.thorough
 def test_drain_by_name_sends_a_host_away_and_twice_told_it_goes_at_once(many: Fleet) -> None:
     first, second = many.host("first"), many.host("second")
     done = run("drain", "first", "--store", many.store)
-    assert (done.returncode, "first takes nothing new" in done.stdout) == (0, True), done
+    assert (done.returncode, done.stdout) == (0, "first takes nothing new, and exits: it has no sessions\n"), done
     assert first.process.wait(SECONDS_MAX) == 0
     unknown = run("drain", "first", "--store", many.store)
-    assert (unknown.returncode, "there is no host" in unknown.stderr) == (4, True), unknown
+    assert unknown.returncode == 4
+    assert "there is no host 'first'" in unknown.stderr
+    assert "see banksman hosts" in unknown.stderr
     # One with a turn that would take minutes.
     store = ("--store", many.store)
     script = fake_agent.command({"prompt": ["stream 5000 0.05"]})
@@ -126,7 +143,8 @@ def test_drain_by_name_sends_a_host_away_and_twice_told_it_goes_at_once(many: Fl
     turn = told("ask", "long", "go", "--no-wait", *store)["turn"]
     front = many.front()
     until(lambda: front.get(f"/v1/sessions/{session}/turns/{turn}")["state"] == "running", "it runs")
-    second.signal(signal.SIGTERM)
+    gone = run("drain", "second", *store)
+    assert "No other host can take its sessions now: 1 wait until another host can" in gone.stdout
     until(lambda: any(host["draining"] for host in front.get("/v1/hosts")["hosts"]), "it says that it drains")
     second.signal(signal.SIGTERM)
     assert second.process.wait(SECONDS_MAX) == 0

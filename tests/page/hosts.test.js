@@ -62,5 +62,7 @@ test("a line says how many take sessions, and how much of their room is taken", 
 test("one that drains says so, whatever room it has; one without room is a front end", () => {
   assert.equal(stateOf(host("a")), "1 of 4");
   assert.equal(stateOf(host("a", { draining: true })), "draining");
+  assert.equal(stateOf(host("a", { room: 0, front: true })), "front end");
+  assert.equal(stateOf(host("a", { room: 0, front: false })), "program");
   assert.equal(stateOf(host("a", { room: 0, used: 0 })), "front end");
 });

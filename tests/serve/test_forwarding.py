@@ -247,7 +247,8 @@ def test_a_drained_host_leaves_its_sessions_to_another_and_exits(many: Fleet) ->
     session = front.open({"prompt long": ["stream 20 0.05"]})
     owner = front.get(f"/v1/sessions/{session}")["host"]
     running, waiting = front.ask(session, "long"), front.ask(session, "waits")
-    assert front.post(f"/v1/hosts/{owner}/drain", {"timeout": 30}, status=202) == {"draining": True}
+    told = front.post(f"/v1/hosts/{owner}/drain", {"timeout": 30}, status=202)
+    assert told == {"draining": True, "sessions": 1, "hosts": [name for name in hosts if name != owner], "waiting": 0}
     assert front.outcome(session, running)["kind"] == "done"
     assert front.outcome(session, waiting)["text"] == "waits"
     assert hosts.pop(owner).process.wait(60) == 0

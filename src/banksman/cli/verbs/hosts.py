@@ -20,7 +20,8 @@ def parser() -> ServerParser:
         "hosts",
         "",
         "List the hosts that share the store, what they have, and how much room is left. A host whose lease has ended\n"
-        "is not among them: its sessions are being taken over. One without room is a front end: it asks the others.",
+        "is not among them: its sessions are being taken over. A front end without room asks the others; a program is\n"
+        "one that has sessions of its own, and takes no others.",
         "banksman hosts --store nats://10.0.0.1",
     )
 
@@ -64,4 +65,7 @@ def _state(host: Shown) -> str:
         return "silent"
     if host["draining"]:
         return "draining"
-    return "front" if not host["room"] else "full" if host["used"] >= host["room"] else "up"
+    if not host["room"]:
+        # A program with sessions of its own; a server of an older release does not say.
+        return "front" if host.get("front", True) else "program"
+    return "full" if host["used"] >= host["room"] else "up"

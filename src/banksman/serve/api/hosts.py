@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
 import msgspec
 
-from banksman.errors import NotFound
+from banksman.errors import BanksmanError, NotFound
 from banksman.serve.api import messages
 from banksman.serve.api.routes import Answer, Call, Result, Route
 from banksman.serve.context import Context
+from banksman.serve.fleet import FRONT
 from banksman.serve.forwarding import Request, Response
-from banksman.serve.front import answered
+from banksman.serve.front import Front, answered
 from banksman.serve.problems import Problem
 from banksman.store.bus import HostSeen
 
 # What a host is called on the bus, beside the sessions that it has.
 HOST = "host:"
 DRAIN_SECONDS_MAX = 10.0
+# What the sessions of a host need is in their logs: so many are looked at, for so long. Of the rest it is not known.
+NEEDS_MAX = 64
+NEEDS_SECONDS_MAX = 1.0
 
 
 async def list_hosts(call: Call) -> Answer:
@@ -24,9 +32,12 @@ async def list_hosts(call: Call) -> Answer:
     if context.front is None:
         return Answer(messages.Hosts([]))
     fleet = context.front.fleet
+    owners = {owner.address.partition("@")[0] for owner, _ in context.host.log.owned() if owner is not None}
+    # Who only looks, as a verb does, is on the bus for that moment, and is nobody's host.
+    hosts = [host for host in fleet.all() if host.room or FRONT in host.labels or host.id in owners]
     return Answer(
         messages.Hosts(
-            [shown(host, is_here=host.id == fleet.own_id, is_silent=fleet.is_silent(host)) for host in fleet.all()]
+            [shown(host, is_here=host.id == fleet.own_id, is_silent=fleet.is_silent(host)) for host in hosts]
         )
     )
 
@@ -36,16 +47,44 @@ async def drain(call: Call) -> Result:
     context: Context = call.context
     body: messages.Drain = call.body
     host = _host(context, call.path["id"])
-    assert context.front is not None
-    if host.id == context.front.fleet.own_id:
+    front = context.front
+    assert front is not None
+    # Before it is told: a moment later it has let go of some of them.
+    outlook = await _outlook(context, front, host)
+    if host.id == front.fleet.own_id:
         context.drain(body.timeout)
-        return Answer(messages.Draining(True), 202)
+        return Answer(outlook, 202)
     request = Request("POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body))
-    answer = await context.front.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
+    answer = await front.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
     if isinstance(answer, Response):
-        return answered(answer)
+        return Answer(outlook, 202) if answer.status == 202 else answered(answer)
     hint = "try again; it may have gone already, or is silent: then its sessions are taken over when its lease ends"
     raise Problem(503, "Unreachable", f"{host.name} does not answer", hint=hint, ids={"host": host.id})
+
+
+async def _outlook(context: Context, front: Front, host: HostSeen) -> messages.HostDraining:
+    """What becomes of its sessions, as it looks now."""
+    owned = [
+        known.id
+        for known in context.host.log.sessions()
+        if known.owner and known.owner.address.partition("@")[0] == host.id
+    ]
+    needs: dict[str, Sequence[str]] = {}
+
+    async def look(session: str) -> None:
+        with suppress(BanksmanError):
+            needs[session] = await context.host.need_of(session)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(NEEDS_SECONDS_MAX):
+            await asyncio.gather(*map(look, owned[:NEEDS_MAX]))
+    takers = front.fleet.takers([needs.get(session, ()) for session in owned], but=host.id)
+    return messages.HostDraining(
+        draining=True,
+        sessions=len(owned),
+        hosts=sorted({taker for taker in takers if taker is not None}),
+        waiting=takers.count(None),
+    )
 
 
 def _host(context: Context, id_or_name: str) -> HostSeen:
@@ -63,7 +102,7 @@ def shown(host: HostSeen, *, is_here: bool, is_silent: bool = False) -> messages
         id=host.id,
         name=host.name,
         pid=host.pid,
-        labels=list(host.labels),
+        labels=[label for label in host.labels if label != FRONT],
         agents=list(host.agents),
         room=host.room,
         used=host.used,
@@ -72,6 +111,7 @@ def shown(host: HostSeen, *, is_here: bool, is_silent: bool = False) -> messages
         since=host.since,
         here=is_here,
         silent=is_silent,
+        front=FRONT in host.labels,
     )
 
 
@@ -89,7 +129,7 @@ ROUTES = (
         handle=drain,
         summary="Let a host's sessions go on elsewhere, and end it. By its id or its name.",
         body=messages.Drain,
-        answer=messages.Draining,
+        answer=messages.HostDraining,
         status=202,
         problems=(409, 502),
     ),

@@ -447,8 +447,9 @@ class Agents(Struct):
 
 class Host(Struct, kw_only=True):
     """One that shares the store, as it said last. `room`: how many sessions it takes, 0: none, it asks the others;
-    `used`: how many it has. `here`: it is the one that answers this. `silent`: it was not heard of for a lease, and its
-    end was not heard of either: it is this server that is cut off."""
+    `used`: how many it has. `front`: callers come in there; one that has neither room nor this is a program with
+    sessions of its own. `here`: it is the one that answers this. `silent`: it was not heard of for a lease, and its end
+    was not heard of either: it is this server that is cut off."""
 
     id: str
     name: str
@@ -462,6 +463,7 @@ class Host(Struct, kw_only=True):
     since: float
     here: bool
     silent: bool = False
+    front: bool = False
 
 
 class Hosts(Struct):
@@ -474,6 +476,16 @@ class Drain(Body):
 
 class Draining(Struct):
     draining: bool
+
+
+class HostDraining(Struct):
+    """`sessions`: how many it has. `hosts`: the names of those that have room for them, and what they need, as it looks
+    now. `waiting`: for how many of them there is none; they wait, with all that was accepted in them, until one can."""
+
+    draining: bool
+    sessions: int
+    hosts: list[str]
+    waiting: int
 
 
 class Login(Body):

@@ -70,6 +70,6 @@ export function summaryOf(all) {
  */
 export function stateOf(host) {
   if (host.draining) return "draining";
-  if (!host.room) return "front end";
+  if (!host.room) return host.front === false ? "program" : "front end";
   return `${host.used} of ${host.room}`;
 }
