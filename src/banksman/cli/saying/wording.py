@@ -20,6 +20,13 @@ _LONG = ("born", "ref", "usage", "details", "command", "args", "env", "options",
 _ON_BUSY = re.compile(r'on_busy="(\w+)"')
 # `sessions()` and `after=None`; but not `(ulimit -n)`, `--flag=value` or `VARIABLE=value`, which a shell understands.
 _PYTHON = re.compile(r"\w\(|(?<![-\w])[a-z_]+=|\ban int\b")
+# What whoever speaks HTTP would do next, and the verb for it. The longer path first.
+_VERBS = {"/v1/hosts": "banksman hosts", "/v1/sessions": "banksman ps", "/v1/commands": "banksman ps --all"}
+_PATH = re.compile("|".join(map(re.escape, _VERBS)))
+_OF_HTTP = re.compile(r",? with the same Idempotency-Key| \((?:GET|POST|PATCH|PUT|DELETE)\)")
+_HTTP = re.compile(
+    r"/v\d+/|/openapi\.json|\b(?:GET|POST|PATCH|PUT|DELETE|HEAD)\b|[A-Z][a-z]+-(?:Key|Type|Length|After)\b"
+)
 _STEPS = (
     ("sessions()", "see banksman ps"),
     ("commands()", "see banksman ps --all"),
@@ -80,11 +87,13 @@ def how_to_answer(session: str, question: str) -> str:
 
 
 def hint_of(said: str) -> str:
-    """A hint of the server's for whoever sits at a shell. It was written for whoever calls Python: where it names a
-    call or an argument, our own next step is said instead, or nothing, if there is none that helps for sure."""
+    """A hint of the server's for whoever sits at a shell. It was written for whoever calls Python or speaks HTTP: where
+    it names a call, an argument or a path, our own next step is said instead, or nothing, if there is none that helps
+    for sure."""
     hint = _ON_BUSY.sub(r"--on-busy \1", said)
+    hint = _PATH.sub(lambda found: _VERBS[found[0]], _OF_HTTP.sub("", hint))
     if not _PYTHON.search(hint):
-        return hint
+        return "" if _HTTP.search(hint) else hint
     return next((step for named, step in _STEPS if named in hint), "")
 
 
