@@ -62,7 +62,7 @@ BANKSMAN = {
         *("banksman.errors", "banksman.config", "banksman.store.log", "banksman.run", "banksman.__init__"),
         "banksman.cli",
         # `doctor` looks at the file itself: to open it as a host does would change it.
-        *("banksman.store.sqlite.health", "banksman.store.cluster.health"),
+        *("banksman.store.sqlite.health", "banksman.store.cluster.health", "banksman.store.cluster.fullness"),
         # How the name of a store is read that many machines share.
         "banksman.store.address",
         # Editors speak it to us, and there is to be one reader of it.

@@ -12,10 +12,13 @@ from banksman.store import address as addresses
 from banksman.store.address import Address
 
 if TYPE_CHECKING:
+    from banksman.store.cluster.fullness import Fullness
     from banksman.store.cluster.health import Health, Server
 
 # An event that is smaller goes as it is, with what a message has besides; see store/cluster.
 PAYLOAD_BYTES_MIN = 1 << 20
+# Where JetStream has no room, nothing is accepted any more: said in time, and when it is late.
+FULL_HIGH, FULL_MAX = 0.8, 0.95
 SEE = "docs/cluster.md has a configuration"
 ALWAYS = "jetstream { sync_interval: always } in the configuration of each server, and restart one after the other"
 
@@ -38,7 +41,7 @@ def checks(which: Which) -> list[Check]:
 
 def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
     try:
-        from banksman.store.cluster import health  # noqa: PLC0415
+        from banksman.store.cluster import fullness, health  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "nats":
             raise
@@ -51,6 +54,8 @@ def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
     else:
         yield from _size(address, found)
         yield from _streams(address, found)
+        ids = {server.id for server in found.servers}
+        yield from map(_room, asyncio.run(fullness.look(address, ids, monitors=monitors)))
     yield from _syncing(found)
 
 
@@ -104,6 +109,24 @@ def _streams(address: Address, found: Health) -> Iterator[Finding]:
         yield ok("cluster", f"{address} has no sessions yet: the first host that comes makes its streams")
     elif found.streams:
         yield from _gone(found)
+
+
+def _room(found: Fullness) -> Finding:
+    used, share = _size_in_words(found.used_bytes), found.share
+    if found.limit_bytes is None or share is None:
+        return ok("storage", f"{found.place} keeps {used}, and has no bound of its own")
+    seen = f"{found.place} keeps {used}, {share:.0%} of {_size_in_words(found.limit_bytes)}"
+    fix = "raise max_file_store, or the account's limit; or forget sessions: banksman close --forget"
+    if share >= FULL_MAX:
+        return wrong("storage", f"{seen}: when it is full nothing is accepted any more", fix)
+    return note("storage", seen, fix) if share > FULL_HIGH else ok("storage", seen)
+
+
+def _size_in_words(count: int) -> str:
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
 
 
 def _gone(found: Health) -> Iterator[Finding]:

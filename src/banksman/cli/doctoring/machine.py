@@ -28,6 +28,8 @@ FREE_BYTES_LOW = 1 << 30
 TRIAL_SECONDS_MAX = 20.0
 # What `banksman serve`, and a verb that finds no server, need besides Python.
 SERVER_PACKAGES = ("msgspec", "starlette", "uvicorn", "httptools", "prometheus-client")
+# And what a store needs that many machines share. Whoever names one without it is told so where that is looked at.
+CLUSTER_PACKAGES = ("nats-py",)
 
 
 def checks(_: Which) -> list[Check]:
@@ -96,12 +98,12 @@ def python() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     found: dict[str, str | None] = {}
-    for name in SERVER_PACKAGES:
+    for name in (*SERVER_PACKAGES, *CLUSTER_PACKAGES):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
-    missing = [name for name, version in found.items() if version is None]
+    missing = [name for name in SERVER_PACKAGES if found[name] is None]
     seen = ", ".join(f"{name} {version}" for name, version in found.items() if version is not None)
     ours = f"banksman {banksman.__version__}"
     if missing:

@@ -206,12 +206,13 @@ def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> Stream:
 
 
 async def _syncing(servers: Sequence[Server], monitors: Sequence[str]) -> tuple[Syncing, ...]:
-    answers = await asyncio.gather(*(asyncio.to_thread(_varz, monitor) for monitor in monitors))
+    answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors))
     known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
     return tuple(Syncing(server.place, _sync_seconds(known.get(server.id))) for server in servers)
 
 
-def _varz(monitor: str) -> dict[str, Any] | None:
+def varz(monitor: str) -> dict[str, Any] | None:
+    """What a server says of itself on its monitoring port; None: nobody does there."""
     if not monitor.startswith(("http://", "https://")):
         return None
     # Never by a proxy: it may answer for a server that does not.

@@ -1,0 +1,76 @@
+"""`banksman doctor --store nats://…` says how full the servers are, in time; and which packages are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+
+from banksman.cli.doctoring import cluster, machine
+from banksman.cli.doctoring.finding import Finding, Verdict, Which
+from banksman.store.address import parse
+from banksman.store.nats import Nats
+from banksman.testing.nats_servers import Servers
+
+MIB = 1 << 20
+# What a client is told is the account's bound, where it has one.
+ACCOUNTS = """
+accounts { BANKSMAN { jetstream: { max_file: 2MB }, users: [ { user: "banksman", password: "a-password" } ] } }
+"""
+
+
+@pytest.fixture
+def small() -> Iterator[Servers]:
+    """A node of its own: what it may keep is its configuration's to say."""
+    with Servers(1, file_bytes_max=4 * MIB) as servers:
+        yield servers
+
+
+def seen(store: str, *monitors: str) -> list[Finding]:
+    return [found for check in cluster.checks(Which(store, monitors)) for found in check() if found.name == "storage"]
+
+
+def fill(store: str, mib: float) -> None:
+    async def put() -> None:
+        nats = Nats(parse(store), name="test")
+        await nats.connect()
+        try:
+            await nats.api("STREAM.CREATE.filler", {"name": "filler", "subjects": ["filler"], "storage": "file"})
+            for _ in range(round(mib * 8)):
+                await nats.publish("filler", bytes(MIB // 8))
+        finally:
+            await nats.close()
+
+    asyncio.run(put())
+
+
+def test_how_full_a_server_is_is_told_in_time(small: Servers) -> None:
+    store, monitors = small.store("x"), small.monitors()
+    account, server = seen(store, *monitors)
+    assert (account.verdict, account.seen) == (Verdict.OK, "this account keeps 0 bytes, and has no bound of its own")
+    assert (server.verdict, server.seen) == (Verdict.OK, "server n0 keeps 0 bytes, 0% of 4.0 MiB")
+    fill(store, 3.5)
+    _, server = seen(store, *monitors)
+    assert (server.verdict, server.seen) == (Verdict.NOTE, "server n0 keeps 3.5 MiB, 88% of 4.0 MiB")
+    assert "max_file_store" in server.fix
+    fill(store, 0.375)
+    _, server = seen(store, *monitors)
+    assert server.verdict is Verdict.WRONG
+    assert "nothing is accepted any more" in server.seen
+
+
+def test_the_bound_of_an_account_needs_no_monitoring_port() -> None:
+    with Servers(1, more=ACCOUNTS) as servers:
+        store = servers.store("x").replace("nats://", "nats://banksman:a-password@")
+        fill(store, 1.75)
+        # A port where nobody answers.
+        (account,) = seen(store, "http://127.0.0.1:1")
+        assert account.verdict is Verdict.NOTE
+        assert account.seen == "this account keeps 1.8 MiB, 88% of 2.0 MiB"
+
+
+def test_the_package_of_a_shared_store_is_named_with_its_version() -> None:
+    (found,) = machine.packages()
+    assert f"nats-py {metadata.version('nats-py')}" in found.seen
