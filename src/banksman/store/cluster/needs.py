@@ -59,6 +59,8 @@ class Needs:
         self._heard: dict[str, float] = {}
         self._used: dict[str, float] = {}
         self._seq = 0
+        # There was one more than there can be: some that we have heard of are forgotten by now.
+        self._is_full = False
         # Those whose consumer is known to be there.
         self._made: set[str] = set()
         self._bell: Bell | None = None
@@ -81,10 +83,11 @@ class Needs:
         if key not in self._all:
             await self.read()
         if key not in self._all and len(self._all) >= NEEDS_MAX:
-            await self._read_anew()  # What we have heard of may be forgotten by now.
-            if key not in self._all and len(self._all) >= NEEDS_MAX:
-                hint = f"use fewer labels: each set of them is a queue, for {KEPT_SECONDS // 86400} days after its use"
-                raise Refused(f"there are {NEEDS_MAX} different needs already", hint=hint)
+            self._is_full = True
+            await self.read()
+        if key not in self._all and len(self._all) >= NEEDS_MAX:
+            hint = f"use fewer labels: each set of them is a queue, for {KEPT_SECONDS // 86400} days after its use"
+            raise Refused(f"there are {NEEDS_MAX} different needs already", hint=hint)
         # Whoever does the same in this moment means the same.
         sent = time.monotonic()
         await self._nats.publish(
@@ -148,6 +151,18 @@ class Needs:
         """All that are stored. A bell may have been missed, so this is called now and then."""
         if self._bell is None:
             self._bell = await self._nats.ring(f"{self._prefix}.live.rec.need.*", self._on_record)
+        if self._is_full:
+            before, self._all, self._seq, self._is_full = self._all, {}, 0, False
+            try:
+                await self._read_on()
+            except StoreError:
+                self._all |= before
+                self._is_full = True
+                raise
+        else:
+            await self._read_on()
+
+    async def _read_on(self) -> None:
         left = 1
         while left:
             found, left = await self._nats.read(f"{self._prefix}-records", self._seq + 1, self._pattern, NEEDS_MAX)
@@ -156,14 +171,6 @@ class Needs:
                 self._seq = max(self._seq, message.seq)
             if not found:
                 break
-
-    async def _read_anew(self) -> None:
-        before, self._all, self._seq = self._all, {}, 0
-        try:
-            await self.read()
-        except StoreError:
-            self._all = before | self._all
-            raise
 
     def _forget_old(self) -> None:
         now = time.monotonic()
@@ -189,6 +196,7 @@ class Needs:
     def _hear(self, key: str, need: frozenset[str]) -> None:
         is_new = key not in self._all
         if is_new and len(self._all) >= NEEDS_MAX:
+            self._is_full = True
             return
         self._all[key] = need
         self._heard[key] = time.monotonic()
