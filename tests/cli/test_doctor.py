@@ -27,13 +27,16 @@ from banksman.store.sqlite import health
 pytestmark = pytest.mark.thorough
 
 HANGS = {"prompt": ["hang"]}
+ALONE = Path(__file__).with_name("doctor_alone.py")
 
 
 class Machine:
-    """A user with folders of their own. `run` is `banksman doctor`."""
+    """A user with folders of their own, and a machine that only their hosts run on. `run` is `banksman doctor`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # The pids of its hosts, also of those that have died.
+        self.hosts: set[int] = set()
         self.state = folder / "state" / "banksman"
         self.config = folder / "config" / "banksman" / "config.toml"
         self.temporary = folder / "temporary"
@@ -49,7 +52,7 @@ class Machine:
 
     def run(self, *words: str, under: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*under, sys.executable, "-m", "banksman", "doctor", *words],
+            [*under, sys.executable, str(ALONE), ",".join(map(str, self.hosts)), *words],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -94,6 +97,7 @@ def serving(machine: Machine) -> Generator[Served]:
     """A server of this user, whose store is where `doctor` looks for it."""
     served = Served(machine.folder, store=f"sqlite:{machine.state / 'store.db'}")
     with served:
+        machine.hosts.add(served.pid)
         yield served
 
 
@@ -447,3 +451,23 @@ def keepers_of(host: int) -> list[int]:
                 if len(words) > 5 and words[3].endswith(b"keeper/__main__.py") and words[5] == str(host).encode():
                     found.append(int(name))
     return found
+
+
+def test_keepers_of_other_hosts_are_seen_by_the_doctor_and_not_by_these_tests(machine: Machine, tmp_path: Path) -> None:
+    """Whatever other tests leave for a moment: a keeper that is stopped, and whose host is dead."""
+    with Served(tmp_path / "another") as other:
+        other.outcome(session := other.open(), other.ask(session, "hello"))
+        host, keepers = other.pid, keepers_of(other.pid)
+        for pid in keepers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            other.kill()
+            assert machine.of("leftovers") == [("ok", "none", None)]
+            machine.hosts.add(host)
+            found = machine.of("leftovers")
+            assert {verdict for verdict, _, _ in found} == {"wrong"}
+            assert {fix for _, _, fix in found} <= {f"kill -CONT {pid}" for pid in keepers}
+        finally:
+            for pid in keepers:
+                os.kill(pid, signal.SIGCONT)
+            wait_gone(*keepers)

@@ -146,7 +146,7 @@ def _settle(path: Path, left: tuple[Left, ...]) -> list[str]:
 # -- keepers ----------------------------------------------------------------------------------------------------------
 def _keepers() -> Iterator[Leftover]:
     """Those whose host is gone are ending what it left, and go by themselves. One that is stopped cannot."""
-    for pid, host in _living_keepers():
+    for pid, host in living_keepers():
         if _is_pid(host):
             continue
         found = read_stat(pid)
@@ -160,7 +160,7 @@ def _keepers() -> Iterator[Leftover]:
             yield Leftover(note("leftovers", seen, "it goes by itself, within the grace of what it ends"))
 
 
-def _living_keepers() -> Iterator[tuple[int, int]]:
+def living_keepers() -> Iterator[tuple[int, int]]:
     """Ours, each with the pid of its host."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdigit():
@@ -286,7 +286,7 @@ def _hosts_born() -> list[float]:
     born: list[float] = []
     ticks = os.sysconf("SC_CLK_TCK")
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    for _, host in _living_keepers():
+    for _, host in living_keepers():
         found = read_stat(host)
         if found is not None:
             born.append(booted + found[2] / ticks)
