@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from banksman.cli import USAGE
 from banksman.cli.parsing import Parser
-from banksman.cli.saying.terminal import as_line, say_aside
+from banksman.cli.running import add_running, settings_of
 from banksman.errors import UsageError
+
+if TYPE_CHECKING:
+    from banksman.serve.settings import Settings
 
 _NOTES = """\
 A host has no port: front ends (banksman serve --store nats://…, or any verb with that --store) ask it over the same
@@ -31,42 +36,24 @@ def parser() -> Parser:
         "banksman host --store nats://10.0.0.1,10.0.0.2,10.0.0.3 --label gpu --label repo=x --room 16",
         notes=_NOTES,
     )
-    add = flags.add_argument
-    # None is "not given", so that the file is heard: a flag has no default of its own here.
-    add("--store", metavar="STORE", help="nats://HOST[:PORT][,…][/PREFIX][?SETTING=…], or tls://…")
-    add_membership(flags)
-    add("--config", metavar="PATH", help="the TOML file to read instead of the user's")
-    add("--log-format", choices=("text", "json"), help="how log lines are written (text)")
-    add("--log-level", choices=("debug", "info", "warning", "error"), help="what is worth one (info)")
+    flags.add_argument("--store", metavar="STORE", help="nats://HOST[:PORT][,…][/PREFIX][?SETTING=…], or tls://…")
+    add_running(flags, room="how many sessions it takes (64)")
     return flags
 
 
-def add_membership(flags: Parser, *, room: str = "how many sessions it takes (64)") -> None:
-    """What a server has, too, where its store is shared."""
-    flags.add_argument("--name", metavar="NAME", help="what it is called (the name of the machine)")
-    flags.add_argument("--label", action="append", dest="labels", metavar="LABEL", help="what sessions may need of it")
-    flags.add_argument("--room", type=int, metavar="N", help=room)
-
-
 def main(words: list[str]) -> int:
-    arguments = vars(parser().parse_args(words))
-    path: str | None = arguments.pop("config")
-    try:
-        from banksman.serve.main import run_host  # noqa: PLC0415
-        from banksman.serve.settings import ROOM, Settings, load  # noqa: PLC0415
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").startswith("banksman"):
-            raise
-        say_aside(f"banksman: a host needs {exc.name}, which is not installed (pip install 'banksman[server,cluster]')")
+    settings = settings_of(parser(), words, who="a host", extra="server,cluster", check=_checked)
+    if settings is None:
         return USAGE
-    try:
-        settings: Settings = load(path, arguments)
-        if not settings.is_clustered:
-            hint = "--store nats://HOST; on one machine, banksman serve needs no host beside it"
-            raise UsageError("a host takes sessions of a store that many machines share", hint=hint)
-        if settings.room is None:
-            settings = settings.with_room(ROOM)
-    except UsageError as exc:
-        say_aside(f"banksman: {as_line(exc)}")
-        return USAGE
+    from banksman.serve.main import run_host  # noqa: PLC0415
+
     return run_host(settings)
+
+
+def _checked(settings: Settings) -> Settings:
+    from banksman.serve.settings import ROOM  # noqa: PLC0415
+
+    if not settings.is_clustered:
+        hint = "--store nats://HOST; on one machine, banksman serve needs no host beside it"
+        raise UsageError("a host takes sessions of a store that many machines share", hint=hint)
+    return settings.with_room(ROOM) if settings.room is None else settings

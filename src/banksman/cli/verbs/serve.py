@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from banksman.cli import USAGE
 from banksman.cli.parsing import Parser
-from banksman.cli.saying.terminal import as_line, say_aside
-from banksman.cli.verbs.host import add_membership
-from banksman.errors import UsageError
+from banksman.cli.running import add_running, settings_of
 
 _NOTES = """\
 Everything that can be set is in the [serve] table of a TOML file, by default banksman/config.toml in the user's
@@ -32,34 +30,20 @@ def parser() -> Parser:
         notes=_NOTES,
     )
     add = flags.add_argument
-    # None is "not given", so that the file is heard: a flag has no default of its own here.
     add("--bind", metavar="ADDRESS", help="the address to listen on (127.0.0.1)")
     add("--port", type=int, metavar="PORT", help="the port (4380); 0: any that is free")
     add("--store", metavar="STORE", help="sqlite:PATH, memory: or nats://HOST (a file in the user's state folder)")
     add("--token-file", metavar="PATH", help="where the token is; made at the first start, mode 0600")
     add("--token", metavar="TOKEN", help="the token itself; everybody on this machine can read it there")
-    add_membership(flags, room="how many sessions of a shared store it takes itself (0)")
-    add("--config", metavar="PATH", help="the TOML file to read instead of the user's")
     add("--allow-remote", action="store_true", default=None, help="allow an address that other machines can reach")
-    add("--log-format", choices=("text", "json"), help="how log lines are written (text)")
-    add("--log-level", choices=("debug", "info", "warning", "error"), help="what is worth one (info)")
+    add_running(flags, room="how many sessions of a shared store it takes itself (0)")
     return flags
 
 
 def main(words: list[str]) -> int:
-    arguments = vars(parser().parse_args(words))
-    path: str | None = arguments.pop("config")
-    try:
-        from banksman.serve.main import run  # noqa: PLC0415
-        from banksman.serve.settings import load  # noqa: PLC0415
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").startswith("banksman"):
-            raise
-        say_aside(f"banksman: the server needs {exc.name}, which is not installed (pip install 'banksman[server]')")
+    settings = settings_of(parser(), words, who="the server", extra="server")
+    if settings is None:
         return USAGE
-    try:
-        settings = load(path, arguments)
-    except UsageError as exc:
-        say_aside(f"banksman: {as_line(exc)}")
-        return USAGE
+    from banksman.serve.main import run  # noqa: PLC0415
+
     return run(settings)
