@@ -18,6 +18,7 @@ from tests.store.kit import Writer, data, everything, known, outcomes, until
 from banksman.errors import NotOwner, StoreError, Unreachable, UsageError
 from banksman.serve.fleet import Fleet
 from banksman.store.address import parse
+from banksman.store.bus import Card
 from banksman.store.cluster import ClusterLog
 from banksman.store.cluster.packing import MESSAGE_BYTES_MAX
 from banksman.testing.nats_servers import Servers
@@ -197,7 +198,7 @@ async def test_a_lease_that_the_servers_have_ended_is_lost_though_our_clock_says
 async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path, prefix: str) -> None:
     with Servers(1) as servers:
         async with opened(servers, tmp_path, prefix, lease=1) as log:
-            fleet = Fleet(log.hosts)
+            fleet = Fleet(log.hosts, lambda: Card("one"))
             (host,) = fleet.all()
             assert not fleet.is_silent(host)
             servers.stop(0)
