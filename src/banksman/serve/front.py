@@ -41,8 +41,8 @@ from banksman.errors import (
 )
 from banksman.run.sessions.session import Session
 from banksman.run.sessions.status import Status
-from banksman.serve.api import messages
-from banksman.serve.api.messages import WAIT_SECONDS_MAX
+from banksman.serve.api.messages import sessions as messages
+from banksman.serve.api.messages.parts import WAIT_SECONDS_MAX, WaitFor
 from banksman.serve.api.routes import Answer, Call, Result, Route, ToOwner
 from banksman.serve.api.sending import Sliced
 from banksman.serve.finding import session_of
@@ -141,7 +141,7 @@ class Front:
     async def _read(self, call: Call, route: Route, session: Session) -> Result:
         if is_here(session):
             return await route.handle(call)
-        if isinstance(call.query, messages.WaitFor):
+        if isinstance(call.query, WaitFor):
             return await self._wait_turn(call, route, session)
         answer = await self.ask(session.id, _request(call, session), READ_SECONDS_MAX) if has_owner(session) else None
         if isinstance(answer, Response):
@@ -153,11 +153,11 @@ class Front:
 
     async def _wait_turn(self, call: Call, route: Route, session: Session) -> Result:
         """Of its owner, and of the log whenever that does not answer: an outcome that another host writes is one."""
-        query: messages.WaitFor = call.query
+        query: WaitFor = call.query
         until = time.monotonic() + min(query.wait, WAIT_SECONDS_MAX)
         while True:
             seconds = max(0.0, min(until - time.monotonic(), WAIT_SLICE_SECONDS))
-            sliced = replace(call, query=messages.WaitFor(wait=seconds))
+            sliced = replace(call, query=WaitFor(wait=seconds))
             session = session_of(self._host, session.id)
             answer: Response | Silent | None = None
             if not is_here(session) and has_owner(session):

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from banksman.serve.api.messages import Session, Sessions
+from banksman.serve.api.messages.sessions import Session, Sessions
 from banksman.serve.forwarding import Request, Response
 from banksman.serve.front import Front
 from banksman.serve.problems import Problem

@@ -21,7 +21,7 @@ from banksman.serve.front import Front, Pause, Silent, answered, has_owner, is_h
 
 if TYPE_CHECKING:
     from banksman.run.sessions.session import Session
-    from banksman.serve.api.messages import OpenSession
+    from banksman.serve.api.messages.sessions import OpenSession
     from banksman.serve.api.routes import Call, Result
 
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from banksman import Command, Piece
-from banksman.serve.api import messages
-from banksman.serve.api.messages import WAIT_SECONDS_MAX
+from banksman.serve.api.messages import commands as messages
+from banksman.serve.api.messages.parts import WAIT_SECONDS_MAX, WaitFor
 from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
 from banksman.serve.problems import Problem
@@ -56,7 +56,7 @@ async def list_commands(call: Call) -> Answer:
 
 async def look(call: Call) -> Answer:
     command = _command(call)
-    query: messages.WaitFor = call.query
+    query: WaitFor = call.query
     with suppress(TimeoutError):
         async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
             await command.wait()
@@ -221,7 +221,7 @@ ROUTES = (
         path=ID,
         handle=look,
         summary="Where a command stands, and how it ended.",
-        query=messages.WaitFor,
+        query=WaitFor,
         answer=messages.Command,
         problems=(409,),
         waits=True,

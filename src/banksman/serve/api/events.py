@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from banksman.errors import NotFound
-from banksman.serve.api import event_pages, messages
-from banksman.serve.api.messages import EVENTS_MAX
+from banksman.serve.api import event_pages
+from banksman.serve.api.messages import events as messages
+from banksman.serve.api.messages.events import EVENTS_MAX
 from banksman.serve.api.routes import Answer, Asgi, Call, Route
 from banksman.serve.context import Context
 from banksman.serve.problems import Problem

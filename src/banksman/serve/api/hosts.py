@@ -9,7 +9,8 @@ from contextlib import suppress
 import msgspec
 
 from banksman.errors import BanksmanError, NotFound
-from banksman.serve.api import messages
+from banksman.serve.api.messages import hosts as messages
+from banksman.serve.api.messages.operation import Drain
 from banksman.serve.api.routes import Answer, Call, Result, Route
 from banksman.serve.context import Context
 from banksman.serve.fleet import FRONT
@@ -45,7 +46,7 @@ async def list_hosts(call: Call) -> Answer:
 async def drain(call: Call) -> Result:
     """It says that it will; `GET /v1/hosts` shows what is left on it, until it is gone."""
     context: Context = call.context
-    body: messages.Drain = call.body
+    body: Drain = call.body
     host = _host(context, call.path["id"])
     front = context.front
     assert front is not None
@@ -128,7 +129,7 @@ ROUTES = (
         path="/v1/hosts/{id}/drain",
         handle=drain,
         summary="Let a host's sessions go on elsewhere, and end it. By its id or its name.",
-        body=messages.Drain,
+        body=Drain,
         answer=messages.HostDraining,
         status=202,
         problems=(409, 502),

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from banksman import __version__
-from banksman.serve.api import messages
+from banksman.serve.api.messages.events import Event
+from banksman.serve.api.messages.operation import Problem
 from banksman.serve.api.routes import Route
 from banksman.serve.problems import MEDIA_TYPE
 
@@ -49,7 +50,7 @@ _WORDS = {
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
     types = [kind for route in routes for kind in (route.body, route.answer) if kind not in (None, str)]
-    _, components = msgspec.json.schema_components([messages.Problem, messages.Event, *types], ref_template=_REF)
+    _, components = msgspec.json.schema_components([Problem, Event, *types], ref_template=_REF)
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -139,7 +140,7 @@ def _statuses(route: Route) -> set[int]:
 def _problem(status: int) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "description": _WORDS[status],
-        "content": {MEDIA_TYPE: {"schema": _reference(messages.Problem)}},
+        "content": {MEDIA_TYPE: {"schema": _reference(Problem)}},
     }
     if status in (429, 503):
         answer["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}

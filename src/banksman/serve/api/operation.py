@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from banksman import __version__
 from banksman.run.sessions import known
-from banksman.serve.api import messages
+from banksman.serve.api.messages import operation as messages
 from banksman.serve.api.routes import Answer, Call, Route
 from banksman.serve.context import Context
 from banksman.serve.problems import Problem

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from banksman.errors import BanksmanError, no_room
-from banksman.serve.api.messages import Body, Query
+from banksman.serve.api.messages.parts import Body, Query
 from banksman.serve.api.sending import Sliced
 from banksman.serve.entrance.wire import BODY_SECONDS_MAX
 from banksman.serve.problems import Problem, problem_of

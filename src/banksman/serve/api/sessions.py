@@ -12,8 +12,9 @@ from banksman.run.sessions import profiles
 from banksman.run.sessions import session as sessions
 from banksman.run.sessions.status import Status
 from banksman.serve import listing, placing
-from banksman.serve.api import messages, tree, turns
-from banksman.serve.api.messages import SESSIONS_MAX
+from banksman.serve.api import tree, turns
+from banksman.serve.api.messages import sessions as messages
+from banksman.serve.api.messages.sessions import SESSIONS_MAX
 from banksman.serve.api.once import session_id
 from banksman.serve.api.routes import Answer, Call, Result, Route, ToOwner
 from banksman.serve.context import Context

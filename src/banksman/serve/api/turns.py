@@ -8,8 +8,8 @@ from banksman import Outcome, Receipt
 from banksman.run.sessions.questions import Question
 from banksman.run.sessions.status import Waiting
 from banksman.run.sessions.turn import Turn
-from banksman.serve.api import messages
-from banksman.serve.api.messages import WAIT_SECONDS_MAX
+from banksman.serve.api.messages import turns as messages
+from banksman.serve.api.messages.parts import WAIT_SECONDS_MAX, WaitFor
 from banksman.serve.api.routes import Answer, Call, Route, ToOwner
 from banksman.serve.context import Context
 
@@ -37,7 +37,7 @@ async def ask(call: Call) -> Answer:
 
 
 async def look(call: Call) -> Answer:
-    query: messages.WaitFor = call.query
+    query: WaitFor = call.query
     turn = await _turn(call)
     outcome: Outcome | None = None
     try:
@@ -143,7 +143,7 @@ ROUTES = (
         handle=look,
         to_owner=ToOwner.READS,
         summary="Where a turn stands, and how it ended.",
-        query=messages.WaitFor,
+        query=WaitFor,
         answer=messages.Turn,
         waits=True,
     ),
