@@ -14,16 +14,14 @@ besides. There is no consumer on the server for any reader, and so nothing to be
 from __future__ import annotations
 
 import asyncio
-import base64
-import itertools
 import json
 import logging
 import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import nats
@@ -34,8 +32,20 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.object_store import ObjectStore
 
-from banksman.errors import NoOwner, StoreError, StoreFull, Unanswered, Unreachable, UsageError
+from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable, UsageError
 from banksman.store.address import Address
+from banksman.store.jetstream import (
+    ID,
+    SEQUENCE,
+    Message,
+    Pages,
+    Unheard,
+    Write,
+    decoded,
+    refusal,
+    seq_of,
+    stored,
+)
 
 log = logging.getLogger("banksman")
 
@@ -53,41 +63,6 @@ READ_BYTES_MAX = 4 << 20
 # A connection over which nothing came for this long, not even the answer to a ping, is dead: a server that is stopped
 # does not close it.
 PING_SECONDS = 2
-# "wrong last sequence", and the same inside of an atomic batch.
-WRONG_LAST = (10071, 10164)
-# What was published before under this id, and not answered, is still on its way: whether it arrives is not known.
-IN_PROCESS = 10158
-# No room: on the server's disk as far as it may use it, of the account, in the stream.
-FULL = (10023, 10002, 10047, 10077)
-SEQUENCE = "Nats-Sequence"
-ID = "Nats-Msg-Id"
-
-
-class WrongLast(Exception):
-    """Something else is stored there than was expected."""
-
-
-class Unheard(Unanswered):
-    """Nobody heard it, and nothing was stored: there is no such stream, or it has no leader in this moment."""
-
-
-class Message(NamedTuple):
-    """`seq`: its number in the stream, 0: it is in none."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, str]
-    seq: int
-    reply: str = ""
-
-
-class Write(NamedTuple):
-    """One message of several that are stored together, or not at all."""
-
-    subject: str
-    data: bytes
-    expected: int | None = None
-    headers: Mapping[str, str] = {}
 
 
 class Bell:
@@ -142,42 +117,6 @@ class Pulls:
     async def stop(self) -> None:
         with suppress(nats.errors.Error):
             await self._subscription.unsubscribe()
-
-
-class Pages:
-    """The answers to all that is read, at one inbox: each of them is several messages, and the last one says so."""
-
-    def __init__(self, inbox: str) -> None:
-        self.inbox = inbox
-        self._numbers = itertools.count()
-        self._asked: dict[str, tuple[list[Message], asyncio.Future[tuple[list[Message], int]]]] = {}
-
-    @contextmanager
-    def asked(self) -> Generator[tuple[str, asyncio.Future[tuple[list[Message], int]]]]:
-        """Where to send the answer, and what it will be."""
-        number = str(next(self._numbers))
-        page: asyncio.Future[tuple[list[Message], int]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = [], page
-        try:
-            yield f"{self.inbox}.{number}", page
-        finally:
-            del self._asked[number]
-
-    async def heard(self, message: Msg) -> None:
-        asked = self._asked.get(message.subject.rpartition(".")[2])
-        if asked is None or asked[1].done():
-            return  # Nobody waits for it any more.
-        found, page = asked
-        headers: dict[str, str] = message.headers or {}
-        match headers.get("Status"):
-            case None:
-                found.append(Message(headers["Nats-Subject"], message.data, headers, int(headers[SEQUENCE])))
-            case "204":
-                page.set_result((found, int(headers.get("Nats-Num-Pending", 0))))
-            case "404":
-                page.set_result((found, 0))
-            case status:
-                page.set_exception(Unanswered(f"it cannot be read now: {status}"))
 
 
 class Nats:
@@ -299,25 +238,19 @@ class Nats:
         raise AssertionError("nothing to store")
 
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str], timeout: float) -> int:
-        answer = _decoded(await self._request(subject, data, timeout, headers))
-        error = answer.get("error")
-        if error is None:
-            return int(answer["seq"])
-        if error.get("err_code") in WRONG_LAST:
-            raise WrongLast(error.get("description", ""))
-        raise _refusal(error)
+        return seq_of(decoded(await self._request(subject, data, timeout, headers)))
 
     # -- reading -----------------------------------------------------------------------------------------------------
     async def last(self, stream: str, subject: str) -> Message | None:
         """The last message of a subject, as the stream's leader has it. `None`: there is none."""
         body = json.dumps({"last_by_subj": subject}).encode()
-        answer = _decoded(await self._request(f"$JS.API.STREAM.MSG.GET.{stream}", body, ANSWER_SECONDS_MAX))
+        answer = decoded(await self._request(f"$JS.API.STREAM.MSG.GET.{stream}", body, ANSWER_SECONDS_MAX))
         error = answer.get("error")
         if error is not None:
             if error.get("code") == 404:
                 return None
-            raise _refusal(error)
-        return _stored(answer["message"])
+            raise refusal(error)
+        return stored(answer["message"])
 
     async def read(
         self, stream: str, first: int, subject: str, count: int, *, bytes_max: int = READ_BYTES_MAX
@@ -326,8 +259,12 @@ class Nats:
         them. From any replica, which may lag. Fewer than are there, if they are large."""
         body = json.dumps({"seq": max(1, first), "batch": count, "max_bytes": bytes_max, "next_by_subj": subject})
         if self._pages is None:
-            self._pages = Pages(self._client.new_inbox())
-            await self._subscribe(f"{self._pages.inbox}.*", self._pages.heard)
+            self._pages = pages = Pages(self._client.new_inbox())
+
+            async def heard(message: Msg) -> None:
+                pages.heard(message.subject, message.data, message.headers or {})
+
+            await self._subscribe(f"{pages.inbox}.*", heard)
         with self._pages.asked() as (reply, page):
             await self._send(f"$JS.API.DIRECT.GET.{stream}", body.encode(), {}, reply=reply)
             try:
@@ -367,7 +304,7 @@ class Nats:
     # -- the streams themselves --------------------------------------------------------------------------------------
     async def api(self, verb: str, body: Mapping[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
         """An answer of JetStream's own, its error included."""
-        return _decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
+        return decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
 
     async def pulls(self, on_answer: Callable[[str, Job | None], None]) -> Pulls:
         """For whoever pulls from queues. One subscription for all, which stays: a pull that is not wanted any more may
@@ -394,7 +331,7 @@ class Nats:
             await store.put(name, data)
         except nats.js.errors.APIError as exc:
             # It was answered, and not taken: whoever waits for better times would wait for ever.
-            raise _refusal({"code": exc.code, "err_code": exc.err_code, "description": exc.description}) from exc
+            raise refusal({"code": exc.code, "err_code": exc.err_code, "description": exc.description}) from exc
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
@@ -510,34 +447,6 @@ def _headers(expected: int | None, more: Mapping[str, str] | None, id: str | Non
     if id is not None:
         headers[ID] = id
     return headers
-
-
-def _stored(message: dict[str, Any]) -> Message:
-    """As MSG.GET gives it: in base64, its headers as they were sent."""
-    headers: dict[str, str] = {}
-    for line in base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]:
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name] = value.strip()
-    return Message(message["subject"], base64.b64decode(message.get("data", "")), headers, int(message["seq"]))
-
-
-def _decoded(data: bytes) -> dict[str, Any]:
-    try:
-        return json.loads(data)
-    except ValueError as exc:
-        raise Unanswered(f"JetStream has answered {data!r:.100}") from exc
-
-
-def _refusal(error: Mapping[str, Any]) -> StoreError:
-    """What JetStream has against it. That a leader is being chosen does not last; that there is no room, until somebody
-    acts."""
-    words = f"JetStream refuses it: {error.get('description')} ({error.get('err_code')})"
-    if error.get("err_code") in FULL:
-        return StoreFull(words, hint="raise max_file_store of nats-server, or delete sessions", code=error["err_code"])
-    if error.get("code") == 503 or error.get("err_code") == IN_PROCESS:
-        return Unanswered(words)
-    return StoreError(words, hint="see docs/cluster.md", code=error.get("err_code"))
 
 
 def _is_refusal(exc: BaseException) -> bool:

@@ -28,7 +28,8 @@ from banksman.owned import Owned
 from banksman.store.bus import Answerer
 from banksman.store.cluster.parcels import FAILED, REFUSED, WORKING, Parcels
 from banksman.store.cluster.tokens import token
-from banksman.store.nats import Bell, Message, Nats
+from banksman.store.jetstream import Message
+from banksman.store.nats import Bell, Nats
 
 log = logging.getLogger("banksman")
 

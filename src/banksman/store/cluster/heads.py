@@ -17,7 +17,8 @@ from banksman.errors import StoreError
 from banksman.store.cluster import packing
 from banksman.store.cluster.packing import Place
 from banksman.store.cluster.streams import Names
-from banksman.store.nats import Bell, Message, Nats
+from banksman.store.jetstream import Message
+from banksman.store.nats import Bell, Nats
 
 log = logging.getLogger("banksman")
 

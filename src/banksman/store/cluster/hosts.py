@@ -29,8 +29,9 @@ from banksman.errors import NotOwner, StoreError, Unreachable
 from banksman.store.bus import Card, HostSeen
 from banksman.store.cluster.mirror import Mirror
 from banksman.store.cluster.streams import Names
+from banksman.store.jetstream import Message, WrongLast
 from banksman.store.log import Guard
-from banksman.store.nats import ANSWER_SECONDS_MAX, Message, Nats, WrongLast
+from banksman.store.nats import ANSWER_SECONDS_MAX, Nats
 
 log = logging.getLogger("banksman")
 

@@ -28,7 +28,8 @@ from banksman.store.cluster.owning import Owning, Tenancy
 from banksman.store.cluster.packing import Body, Place
 from banksman.store.cluster.streams import Names, Streams
 from banksman.store.cluster.tokens import token
-from banksman.store.nats import ID, Nats, WrongLast
+from banksman.store.jetstream import ID, WrongLast
+from banksman.store.nats import Nats
 
 log = logging.getLogger("banksman")
 

@@ -15,8 +15,8 @@ from banksman.store.cluster.heads import Heads
 from banksman.store.cluster.reading import Reading
 from banksman.store.cluster.record import Record, Records
 from banksman.store.cluster.waiting import Waiting
+from banksman.store.jetstream import Message
 from banksman.store.log import ManyPage, Placed, ProjectOf, history_lost
-from banksman.store.nats import Message
 from banksman.store.positions import Position
 
 PAGE_MESSAGES = 256

@@ -15,7 +15,8 @@ import logging
 from collections.abc import Callable
 
 from banksman.errors import StoreError, Unanswered
-from banksman.store.nats import Bell, Message, Nats
+from banksman.store.jetstream import Message
+from banksman.store.nats import Bell, Nats
 
 log = logging.getLogger("banksman")
 

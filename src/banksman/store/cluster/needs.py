@@ -21,7 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from banksman.errors import Refused, StoreError, Unanswered
 from banksman.store.cluster.streams import NOT_FOUND
-from banksman.store.nats import Bell, Message, Nats
+from banksman.store.jetstream import Message
+from banksman.store.nats import Bell, Nats
 
 log = logging.getLogger("banksman")
 

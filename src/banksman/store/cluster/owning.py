@@ -27,8 +27,9 @@ from banksman.store.cluster.packing import Place
 from banksman.store.cluster.record import Found, LeaseRecord, OwnerRecord, Record, Records
 from banksman.store.cluster.streams import Names
 from banksman.store.cluster.tokens import token
+from banksman.store.jetstream import ID, Write, WrongLast
 from banksman.store.log import Owner
-from banksman.store.nats import ID, Nats, Write, WrongLast
+from banksman.store.nats import Nats
 
 PATIENCE_SECONDS = 12.0
 RETRY_SECONDS = 0.05

@@ -33,8 +33,9 @@ from banksman.owned import Owned
 from banksman.store.cluster.needs import ACK_SECONDS, Needs
 from banksman.store.cluster.parcels import Parcels
 from banksman.store.cluster.tokens import token
+from banksman.store.jetstream import Message, Unheard, WrongLast
 from banksman.store.nats import Job as Pulled
-from banksman.store.nats import Message, Nats, Pulls, Unheard, WrongLast
+from banksman.store.nats import Nats, Pulls
 
 log = logging.getLogger("banksman")
 

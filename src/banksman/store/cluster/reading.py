@@ -19,7 +19,8 @@ from banksman.store.cluster import packing
 from banksman.store.cluster.packing import Body, Place
 from banksman.store.cluster.recent import Recent
 from banksman.store.cluster.streams import Streams
-from banksman.store.nats import Message, Nats
+from banksman.store.jetstream import Message
+from banksman.store.nats import Nats
 
 PAGE_MESSAGES = 64
 # The first question for a page of events: full messages would fill it. What is read beyond a page is read again for the

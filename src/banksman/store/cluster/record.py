@@ -15,7 +15,8 @@ import msgspec
 
 from banksman.store.cluster.mirror import Mirror
 from banksman.store.cluster.streams import TOMBSTONE_SECONDS, Names
-from banksman.store.nats import Message, Nats, Write
+from banksman.store.jetstream import Message, Write
+from banksman.store.nats import Nats
 
 log = logging.getLogger("banksman")
 

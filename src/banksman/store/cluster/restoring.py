@@ -21,8 +21,9 @@ from banksman.store.cluster.record import Record, Records
 from banksman.store.cluster.streams import Streams
 from banksman.store.cluster.tokens import token
 from banksman.store.history import checked
+from banksman.store.jetstream import ID, WrongLast
 from banksman.store.log import Chunk, Snapshot
-from banksman.store.nats import ID, Nats, WrongLast
+from banksman.store.nats import Nats
 
 CHUNKS_AT_ONCE = 32
 ATTEMPTS_MAX = 20

@@ -17,7 +17,8 @@ from banksman.store.cluster import packing
 from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.journal import Journal, Left, Row, left_behind, store_of
 from banksman.store.cluster.streams import Streams
-from banksman.store.nats import ID, Nats, WrongLast
+from banksman.store.jetstream import ID, WrongLast
+from banksman.store.nats import Nats
 
 log = logging.getLogger("banksman")
 
