@@ -374,7 +374,7 @@ def test_one_that_was_taken_over_has_nothing_to_wait_for() -> None:
     talk = leaving_now("a")
     effects = talk.tell(AppendFailed(0.0, NotOwner("another has it"), is_final=True))
     assert talk.state.store is Store.LOST
-    assert talk.kinds == {"a": Kind.FAILED}
+    assert talk.kinds == {"a": Kind.UNKNOWN}
     assert passed_on(effects) == []
     assert len(of(Finish, effects)) == 1
 

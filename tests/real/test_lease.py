@@ -334,7 +334,7 @@ def test_the_trees_of_a_host_that_is_stopped_are_dead_when_its_lease_ends_and_it
         os.kill(host.pid, signal.SIGCONT)
         assert host.stdout is not None
         turn, queued, again = (host.stdout.readline().split(maxsplit=2) for _ in range(3))
-    assert turn[0] == queued[0] == "failed"
+    assert turn[0] == queued[0] == "unknown"
     assert queued[1] == "False"
     assert again == ["again", "done"]
 

@@ -62,7 +62,8 @@ def fail(work: Work, fact: AppendFailed) -> None:
     state = work.state
     error = fact.error
     if state.store is Store.WORKING:
-        _lose_store(work, error)
+        # Another has the session now, and its log says how each ask ends. Here that is not known.
+        _lose_store(work, Kind.UNKNOWN if fact.is_final else Kind.FAILED, error)
     if fact.is_final:
         work.set(store=Store.LOST, store_error=error, unwritten=())
         return
@@ -76,11 +77,11 @@ def fail(work: Work, fact: AppendFailed) -> None:
     work.start_timer(seconds, Timer.STORE, str(retries))
 
 
-def _lose_store(work: Work, error: BanksmanError) -> None:
+def _lose_store(work: Work, kind: Kind, error: BanksmanError) -> None:
     """Nothing more is durable. Every open ask ends now, and so does the agent: nobody could prove what it did."""
     state = work.state
     work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
-    outcome = Outcome(kind=Kind.FAILED, error=error, durable=False)
+    outcome = Outcome(kind=kind, error=error, durable=False)
     unaccepted = [deferred.turn for _, deferred in state.deferred if isinstance(deferred, Accept)]
     ended = [deferred for _, deferred in state.deferred if isinstance(deferred, Resolve)]
     for turn in unaccepted:
@@ -88,7 +89,7 @@ def _lose_store(work: Work, error: BanksmanError) -> None:
     for resolve in ended:
         if resolve.turn not in unaccepted:
             ending.log_ended(work, resolve.turn, outcome, By.EXIT)
-            work.do(Resolve(resolve.turn, replace(resolve.outcome, kind=Kind.FAILED, error=error, durable=False)))
+            work.do(Resolve(resolve.turn, replace(resolve.outcome, kind=kind, error=error, durable=False)))
     for _, deferred in state.deferred:
         if isinstance(deferred, GiveReceipt | Finish):
             work.do(deferred)

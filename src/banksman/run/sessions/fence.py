@@ -4,7 +4,7 @@ A store on this machine never says so. One that is far away knows a host by its 
 others when they stop: by then nothing of theirs may run here. So the host says how long that is (`Lease`) to the keeper
 of each process, which needs nobody to act on it; and is itself told to let go, in time for the ladder.
 
-To let go is, for each session that is open here, in this order: whoever waits in it is told (FAILED, and not durable:
+To let go is, for each session that is open here, in this order: whoever waits in it is told (UNKNOWN, and not durable:
 the log is another's now), its processes walk the ladder, with its waits cut to the time that is left, and it is closed
 here. What is being opened at that moment fails. Whoever asks for a session after that gets another handle on it, which
 claims it anew: from a store that has begun anew, under another lease.

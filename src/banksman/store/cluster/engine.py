@@ -67,6 +67,8 @@ log = logging.getLogger("banksman")
 CLOSE_SECONDS_MAX = 5.0
 # For a session of ours that is about to be released, and has what another wants. Two could wait for each other.
 SETTLE_SECONDS_MAX = 1.0
+# For what we said last, and nobody has answered for: a claim of ours before it is in its place makes it a report.
+SALVAGE_SECONDS_MAX = 3.0
 # What is said to who comes too early: the connection is made where somebody awaits something.
 _EARLY = "enter the host first (async with), or await something of it"
 
@@ -252,7 +254,7 @@ class ClusterLog:
         check_no_host(session)
         if self._salvaging is not None:
             # What we said last finds its place first, or it would be refused for our own claim.
-            await asyncio.wait((self._salvaging,), timeout=SETTLE_SECONDS_MAX)
+            await asyncio.wait((self._salvaging,), timeout=SALVAGE_SECONDS_MAX)
         return await self._ask(session, Claim(self._loop.create_future(), name, agent))
 
     def advance(self, session: str, epoch: int, done: Done) -> None:

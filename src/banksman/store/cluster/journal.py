@@ -1,7 +1,8 @@
 """What was said and is not in the cluster yet, in a file of this host's own: it outlives the host, and a bad moment.
 
-A message is written here before it is published, and dropped when its publication was acknowledged. So the file holds
-what is on its way, which is bounded: an agent is not read any further once too much of it is (`tenure.py`).
+A message is written here before it is published, and dropped when its publication was acknowledged; and while nobody
+acknowledges it, so is what waits behind it (`behind.py`). So the file holds what is on its way, which is bounded: an
+agent is not read any further once too much of it is (`tenure.py`).
 
 What a dead host has left, or one that was fenced, is published by the next one under the very sequence that it expects
 to follow: if nobody has claimed the session since, it takes its place; else it is refused, and kept beside the journal
@@ -22,10 +23,11 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from banksman.core.event import Event
 from banksman.errors import StoreError
 from banksman.store.cluster import packing
 
@@ -35,7 +37,12 @@ SCHEMA = """
 create table if not exists pending (
     number integer primary key, subject text not null, id text not null unique, expected integer not null,
     header text not null, body blob not null
-)
+);
+create table if not exists noted (
+    subject text not null, epoch integer not null, first integer not null, held integer not null, body blob not null,
+    primary key (subject, epoch, first)
+);
+create table if not exists store (name text not null);
 """
 
 
@@ -47,6 +54,20 @@ class Row(NamedTuple):
     expected: int
     header: str
     body: bytes
+
+
+class Noted(NamedTuple):
+    """What waits behind the messages of its subject: `held` events, the first of which is to be `first`."""
+
+    subject: str
+    epoch: int
+    first: int
+    held: int
+    body: bytes
+
+    @property
+    def last(self) -> int:
+        return self.first + self.held - 1
 
 
 _Answer = Callable[[BaseException | None], None]
@@ -94,6 +115,17 @@ class Journal:
         """It is in the cluster. Written with what comes next: one that is found again is only published again."""
         self._work.put((lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None))
 
+    def note(self, noted: Noted) -> None:
+        """Nobody waits for that."""
+        self._work.put((lambda db: db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None, None))
+
+    def pass_by(self, subject: str, epoch: int, last: int) -> None:
+        """What was noted under this epoch, up to this event, is not wanted any more."""
+        self._work.put((lambda db: _pass_by(db, subject, epoch, last), None))
+
+    def report_noted(self, subject: str, epoch: int) -> None:
+        self._work.put((lambda db: _report_noted(self.path, db, subject, epoch), None))
+
     async def be_of(self, store: str) -> None:
         """Which store it is of: others have theirs in the same folder."""
         answered: asyncio.Future[None] = self._loop.create_future()
@@ -108,20 +140,23 @@ class Journal:
         self._work.put((note, answer))
         await answered
 
-    async def rows(self) -> list[Row]:
-        """What is on its way, in the order in which it was put."""
-        found: asyncio.Future[list[Row]] = self._loop.create_future()
+    async def rows(self) -> tuple[list[Row], list[Noted]]:
+        """What is on its way, in the order in which it was put, and what waits behind it."""
+        found: asyncio.Future[None] = self._loop.create_future()
         rows: list[Row] = []
+        noted: list[Noted] = []
 
-        def answer(exc: BaseException | None) -> None:
+        def answer(_: BaseException | None) -> None:
             if not found.done():
-                found.set_result(rows if exc is None else [])
+                found.set_result(None)
 
         def select(db: sqlite3.Connection) -> None:
             rows.extend(_rows(db))
+            noted.extend(_noted(db))
 
         self._work.put((select, answer))
-        return await found
+        await found
+        return rows, noted
 
     def report(self, row: Row) -> None:
         """Keep what cannot be published any more, for people."""
@@ -195,11 +230,11 @@ class Journal:
 
     def _end(self, db: sqlite3.Connection) -> None:
         try:
-            (left,) = db.execute("select count(*) from pending").fetchone()
+            is_empty = _is_empty(db)
         except sqlite3.Error:
-            left = 1
+            is_empty = False
         db.close()
-        if not left:
+        if is_empty:
             _remove(self.path)
         if self._lock is not None:
             os.close(self._lock)
@@ -223,6 +258,10 @@ class Left:
         """In the order in which they were written."""
         return _rows(self._db)
 
+    @property
+    def noted(self) -> list[Noted]:
+        return _noted(self._db)
+
     def drop(self, id: str) -> None:
         with self._db:
             self._db.execute("delete from pending where id = ?", (id,))
@@ -232,10 +271,18 @@ class Left:
         _report(self.path, row)
         self.drop(row.id)
 
+    def pass_by(self, subject: str, epoch: int, last: int) -> None:
+        with self._db:
+            _pass_by(self._db, subject, epoch, last)
+
+    def report_noted(self, subject: str, epoch: int) -> None:
+        with self._db:
+            _report_noted(self.path, self._db, subject, epoch)
+
     def close(self) -> None:
-        (left,) = self._db.execute("select count(*) from pending").fetchone()
+        is_empty = _is_empty(self._db)
         self._db.close()
-        if not left:
+        if is_empty:
             _remove(self.path)
         os.close(self._lock)
 
@@ -276,13 +323,47 @@ def _rows(db: sqlite3.Connection) -> list[Row]:
     return [Row(*row) for row in found]
 
 
+def _noted(db: sqlite3.Connection) -> list[Noted]:
+    return [Noted(*row) for row in db.execute("select * from noted order by subject, epoch, first")]
+
+
+def _pass_by(db: sqlite3.Connection, subject: str, epoch: int, last: int) -> None:
+    db.execute("delete from noted where subject = ? and epoch = ? and first <= ?", (subject, epoch, last))
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    (left,) = db.execute("select exists (select 1 from pending) or exists (select 1 from noted)").fetchone()
+    return not left
+
+
 def _report(journal: Path, row: Row) -> None:
     """One file for each message: a line of JSON for each event in it, as far as it is text."""
-    path = journal.parent / "reports" / f"{row.id}.ndjson"
+    place = packing.place(0, row.header)
+    _write_report(journal, row.id, packing.events("", place.epoch, place.first, packing.decode(row.body), None))
+
+
+def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: int) -> None:
+    """One file for all that was noted of it under this epoch."""
+    events: list[Event] = []
+    for noted in _noted(db):
+        if (noted.subject, noted.epoch) == (subject, epoch):
+            events += packing.events("", noted.epoch, noted.first, packing.decode(noted.body), None)
+    if not events:
+        return
+    try:
+        _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.{events[0].seq}", events)
+    except OSError as exc:
+        # It stays where it is, and others of its group are not kept from the disk by it.
+        log.warning("! no report can be written of what is in %s: %s", journal, exc)
+        return
+    _pass_by(db, subject, epoch, events[-1].seq)
+
+
+def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
+    path = journal.parent / "reports" / f"{name}.ndjson"
     path.parent.mkdir(exist_ok=True, mode=0o700)
-    place, body = packing.place(0, row.header), packing.decode(row.body)
     with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        for event in packing.events("", place.epoch, place.first, body, None):
+        for event in events:
             line = {"seq": event.seq, "epoch": event.epoch, "at": event.at, "turn": event.turn, "kind": event.kind}
             file.write(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
 
@@ -292,9 +373,7 @@ def _open(path: Path) -> sqlite3.Connection:
     db.execute("pragma journal_mode = wal")
     # It is to survive the death of this process. A power cut takes the agent with it, and the cluster has the rest.
     db.execute("pragma synchronous = normal")
-    db.execute(SCHEMA)
-    db.execute("create table if not exists store (name text not null)")
-    db.commit()
+    db.executescript(SCHEMA)
     return db
 
 

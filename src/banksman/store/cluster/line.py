@@ -3,6 +3,7 @@
 What waits is packed: all appends that are at the head of the line go into one message, so the busier it is the less
 each costs. There is one message on its way at a time; the next one holds whatever has gathered meanwhile. It is in the
 journal before it is published, and it is published until somebody says what became of it, or until the lease is lost.
+While that takes longer than a moment, what waits is in the journal as well (`behind.py`).
 
 An answer is decided here and not when it was called for: a claim may be before it in the line.
 """
@@ -21,6 +22,7 @@ from typing import Protocol
 
 from banksman.errors import BanksmanError, NotOwner, StoreError, Unanswered, Unreachable
 from banksman.store.cluster import packing
+from banksman.store.cluster.behind import OVERDUE_SECONDS, Behind
 from banksman.store.cluster.calls import Advance, Append, Asked, Call, Claim, Delete, Lease, Release, Told
 from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.journal import Journal, Row
@@ -33,8 +35,6 @@ from banksman.store.nats import Nats
 
 log = logging.getLogger("banksman")
 
-# Of one message. More events than that are two messages: a reader decodes a message as a whole.
-EVENTS_MAX = 200
 RETRY_SECONDS = 0.05
 RETRY_SECONDS_MAX = 1.0
 
@@ -77,6 +77,7 @@ class Line:
         self._session = session
         self._with = writing
         self._calls: deque[Call] = deque()
+        self._behind = Behind(writing.journal, writing.names.event(session))
         # What is out of the line and not answered yet: whatever becomes of the task, it is.
         self._doing: Sequence[Call] = ()
         self.tenancy: Tenancy | None = None
@@ -92,6 +93,7 @@ class Line:
 
     def put(self, call: Call) -> None:
         self._calls.append(call)
+        self._behind.note(call)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
@@ -132,6 +134,7 @@ class Line:
     def lose(self) -> None:
         """It is ours no more: another has it, or the lease is lost."""
         tenancy, self.tenancy = self.tenancy, None
+        self._behind.stop()
         if tenancy is not None:
             self._with.hears.on_tenancy(self._session, None)
 
@@ -308,7 +311,7 @@ class Line:
                 break
             size += call.size
             events += len(call.part.entries)
-            if batch and (size > packing.MESSAGE_BYTES_MAX or events > EVENTS_MAX):
+            if batch and (size > packing.MESSAGE_BYTES_MAX or events > packing.EVENTS_MAX):
                 break
             batch.append(call)
             self._calls.popleft()
@@ -355,17 +358,25 @@ class Line:
         row = Row(self._with.names.event(self._session), id, before.seq, header, data)
         began = time.perf_counter()
         await self._with.journal.put(row)
+        overdue = asyncio.get_running_loop().call_later(
+            OVERDUE_SECONDS, lambda: self._behind.begin(tenancy.epoch, seq + 1, self._calls)
+        )
         try:
             message_seq = await self._publish(tenancy, row, is_blob=blob == id)
         except NotOwner:
             leases = self._with.leases
             if leases.id == tenancy.host and leases.is_held:  # Else it may still find its place: see `salvage.py`.
                 self._with.journal.report(row)
+                self._behind.report()
             raise
         except StoreError:
             self._with.journal.drop(id)
+            self._behind.forget()
             raise
+        finally:
+            overdue.cancel()
         self._with.journal.drop(id)
+        self._behind.pass_by(seq)
         self._with.hears.on_published(time.perf_counter() - began)
         tenancy.place = packing.place(message_seq, header)
         self._with.hears.on_stored(self._session, tenancy.place, len(data), body)

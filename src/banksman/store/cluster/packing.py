@@ -20,6 +20,8 @@ from banksman.core.event import Event, Project
 HEADER = "Banksman"
 # A message that is larger goes to the blobs: far below what a server takes (1 MiB), so that a page of them is small.
 MESSAGE_BYTES_MAX = 256 << 10
+# More events than that are two messages: a reader decodes a message as a whole.
+EVENTS_MAX = 200
 HERE = "."
 NO_BLOB, EARLIER_BLOB = "-", "+"
 

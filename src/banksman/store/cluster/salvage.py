@@ -3,19 +3,25 @@
 A message is published under the sequence that it was to follow. If nobody has claimed the session since, that is the
 last one, and the message is what its owner said; else it is refused, and kept as a report. So nothing is ever put
 behind what a new owner has said.
+
+What was noted behind a message (`behind.py`) does not know the sequence that it follows. It has its place by the epoch
+and by the number of its first event: if what is last is of that epoch and ends just before it, it is what comes next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sqlite3
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from banksman.errors import StoreError, Unreachable
 from banksman.store.cluster import packing
 from banksman.store.cluster.hosts import Leases
-from banksman.store.cluster.journal import Journal, Left, Row, left_behind, store_of
+from banksman.store.cluster.journal import Journal, Left, Noted, Row, left_behind, store_of
+from banksman.store.cluster.packing import EVENTS_MAX, Body, Part, Place
 from banksman.store.cluster.streams import Streams
 from banksman.store.jetstream import ID, WrongLast
 from banksman.store.nats import Nats
@@ -59,15 +65,21 @@ class Salvage:
 
     async def later(self, journal: Journal, leases: Leases) -> None:
         """What this host had on its way when it was fenced; as soon as somebody answers again."""
-        rows = await journal.rows()
-        while rows and not leases.is_held:  # noqa: ASYNC110  Nobody is told when a lease is held again.
+        rows, noted = await journal.rows()
+        while (rows or noted) and not leases.is_held:  # noqa: ASYNC110  Nobody is told when a lease is held again.
             await asyncio.sleep(RETRY_SECONDS)
         for row in rows:
             if await self._put(row):
                 journal.drop(row.id)
             else:
                 journal.report(row)
-                _tell(row)
+                _tell(row.id)
+        for group in _grouped(noted):
+            last = await self._put_noted(group)
+            journal.pass_by(group[0].subject, group[0].epoch, last)
+            if last < group[-1].last:
+                journal.report_noted(group[0].subject, group[0].epoch)
+                _tell(group[0].subject)
 
     async def _settle(self, left: Left) -> None:
         for row in await asyncio.to_thread(lambda: left.rows):
@@ -77,7 +89,40 @@ class Salvage:
                 await asyncio.to_thread(left.drop, row.id)
             else:
                 await asyncio.to_thread(left.report, row)
-                _tell(row)
+                _tell(row.id)
+        for group in _grouped(await asyncio.to_thread(lambda: left.noted)):
+            if not group[0].subject.startswith(f"{self._names.prefix}.ev."):
+                continue
+            last = await self._put_noted(group)
+            await asyncio.to_thread(left.pass_by, group[0].subject, group[0].epoch, last)
+            if last < group[-1].last:
+                await asyncio.to_thread(left.report_noted, group[0].subject, group[0].epoch)
+                _tell(group[0].subject)
+
+    async def _put_noted(self, noted: Sequence[Noted]) -> int:
+        """What one owner has noted of one session: the last event of it that is in its place."""
+        stored = noted[0].first - 1
+        while waiting := [one for one in noted if one.first > stored]:
+            place = await self._last_place(waiting[0].subject)
+            if place is not None and place.epoch == waiting[0].epoch and place.last > stored:
+                stored = place.last  # By a message whose answer did not come.
+                continue
+            if place is None or place.epoch != waiting[0].epoch or place.last != waiting[0].first - 1:
+                break
+            row, last = _packed(waiting, place)
+            if not await self._put(row):
+                break
+            stored = last
+        return stored
+
+    async def _last_place(self, subject: str) -> Place | None:
+        while True:
+            try:
+                last = await self._nats.last(self._names.events, subject)
+            except Unreachable:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            return None if last is None else packing.place(last.seq, last.headers[packing.HEADER])
 
     async def _put(self, row: Row) -> bool:
         """Whether it is in its place."""
@@ -106,5 +151,37 @@ class Salvage:
                 return False
 
 
-def _tell(row: Row) -> None:
-    log.warning("! %s: what its owner said last was not taken any more, and is kept as a report", row.id)
+def _grouped(noted: Iterable[Noted]) -> list[list[Noted]]:
+    """By session and owner, each in its order."""
+    return [list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))]
+
+
+def _packed(waiting: Sequence[Noted], before: Place) -> tuple[Row, int]:
+    """As much of it as one message holds, behind the one before it; and its last event."""
+    first, size = waiting[0], 0
+    parts: list[Part] = []
+    snapshot, snapshot_seq, last = None, 0, before.last
+    for one in waiting:
+        size += len(one.body)
+        if one.first != last + 1 or (parts and (size > packing.MESSAGE_BYTES_MAX or last - before.last >= EVENTS_MAX)):
+            break
+        body = packing.decode(one.body)
+        parts += body.parts
+        if body.snapshot is not None:
+            snapshot, snapshot_seq = body.snapshot, body.snapshot_seq
+        last = one.last
+    data = packing.encode(Body(parts, snapshot, snapshot_seq))
+    id = f"{first.subject.rpartition('.')[2]}.{first.epoch}.{first.first}.{last}.noted"
+    header = packing.header(
+        epoch=first.epoch,
+        first=first.first,
+        held=last - before.last,
+        snapshot=before.snapshot if snapshot is None else None,
+        at=parts[-1].at,
+        blob=id if len(data) > packing.MESSAGE_BYTES_MAX else before.blob_after,
+    )
+    return Row(first.subject, id, before.seq, header, data), last
+
+
+def _tell(what: str) -> None:
+    log.warning("! %s: what its owner said last was not taken any more, and is kept as a report", what)
