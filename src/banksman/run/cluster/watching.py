@@ -17,7 +17,7 @@ from collections.abc import Callable
 from banksman.core.event import SESSION_LEFT
 from banksman.errors import BanksmanError, Unreachable
 from banksman.run.sessions import needs
-from banksman.run.sessions.abandoned import is_waited_in
+from banksman.run.sessions.abandoned import is_unsettled
 from banksman.store.bus import Cluster, Hosts
 from banksman.store.log import Known, Log
 
@@ -119,10 +119,11 @@ def speaker(hosts: Hosts) -> Callable[[str], bool]:
 
 
 async def is_to_go_on(store: Log, known: Known) -> bool:
-    """Of one that nobody has: it has left its host, or somebody waits in it. One that was closed is let be."""
+    """Of one that nobody has: it has left its host, somebody waits in it, or it was never settled. One that was closed
+    is let be."""
     page = await store.read(known.id, max(0, known.seq - 1), 1)
     has_left = bool(page.events) and page.events[-1].kind == SESSION_LEFT
-    return has_left or await is_waited_in(store, known)
+    return has_left or await is_unsettled(store, known)
 
 
 async def offer_one(store: Log, cluster: Cluster, known: Known) -> None:

@@ -1,0 +1,50 @@
+"""A session that nobody has, and what its log says of it: whether somebody is to go on with it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sessions.helpers import QUICK
+from tests.store.kit import Writer, known
+
+from banksman import Host
+from banksman.core.event import TURN_STARTED, Entry
+from banksman.run.cluster.watching import is_to_go_on
+from banksman.store.memory import MemoryLog
+from banksman.testing import fake_agent
+
+
+async def said(*prompts: str, is_closed: bool = False) -> list[Entry]:
+    """What a host has written up to the moment in which it dies."""
+    async with Host("memory:") as host:
+        session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+        for prompt in prompts:
+            await session.ask(prompt)
+        if prompts:
+            async for event in session.events():
+                if event.kind == TURN_STARTED:
+                    break
+        if is_closed:
+            await session.close()
+        return [(event.turn, event.kind, event.data) for event in (await host.log.read(session.id, 0, 1000)).events]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_closed", "expected"),
+    [
+        pytest.param([], False, False, id="nothing was asked"),
+        pytest.param(["@@hang"], False, True, id="a turn is open"),
+        pytest.param(["@@hang", "and then"], False, True, id="somebody waits"),
+        pytest.param(["@@hang"], True, False, id="it was closed"),
+    ],
+)
+async def test_who_claimed_it_and_gave_it_back_has_not_ended_what_is_open_in_it(
+    prompts: list[str], is_closed: bool, expected: bool
+) -> None:
+    log = MemoryLog()
+    writer = await Writer.claim(log)
+    await writer.commit(*await said(*prompts, is_closed=is_closed))
+    writer.release()
+    # As a host that took it over, and failed before it had settled anything.
+    log.release("s", await log.claim("s"))
+    assert await is_to_go_on(log, known(log)) is expected
+    await log.close()
