@@ -16,6 +16,12 @@ HANGS = fake_agent.command({"prompt 1": ["hang"]})
 QUICK = {"eof_grace": 0.0, "grace": 0.3, "linger": 0.0, "drain_seconds": 0.05}
 
 
+@pytest.fixture(autouse=True)
+def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: what is bounded here is the number of looks."""
+    monkeypatch.setattr(nobodys, "LOOK_SECONDS_MAX", 60.0)
+
+
 async def left(host: Host, name: str, *prompts: str) -> None:
     """One in which the first ask was stopped as it ran, and the others wait for whoever comes next."""
     session = await host.open("claude", command=HANGS, name=name, options=QUICK)

@@ -20,9 +20,10 @@ from banksman.errors import BanksmanError
 from banksman.run.sessions.session import Session
 from banksman.run.sessions.status import NOBODYS, Status, Waiting
 
-# For one list, which is a page of at most a thousand.
-LOOKS_MAX = 200
-LOOK_SECONDS_MAX = 1.0
+# For one list, which is a page of at most a thousand. A verb with a host inside, which has nothing to remember from,
+# asks for ten of them where there are ten thousand: that is three seconds, and not a minute.
+LOOKS_MAX = 100
+LOOK_SECONDS_MAX = 0.3
 LOOKS_AT_ONCE_MAX = 16
 # Of so many it is remembered who waits there: mostly nobody.
 REMEMBERED_MAX = 20_000
