@@ -72,7 +72,7 @@ async def test_what_is_a_hosts_by_its_record_alone_is_let_go_of(
             await log.claim("s-1", agent="claude")
         if how == "advanced":
             # Raised by an advance that was not answered, and so released under the one before, which is not it.
-            tenancy = log._lines["s-1"].tenancy  # pyright: ignore[reportPrivateUsage]
+            tenancy = log._lines.tenancy_of("s-1")  # pyright: ignore[reportPrivateUsage]
             assert tenancy is not None
             before = tenancy.record
             await log._owning.advance(tenancy)  # pyright: ignore[reportPrivateUsage]
@@ -94,7 +94,7 @@ async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Se
         log.release("s-1", seen.epoch)
         epoch = await log.claim("s-1")
         log.release("s-1", seen.epoch)
-        await log._lines["s-1"].wait_idle()  # pyright: ignore[reportPrivateUsage]
+        await log._lines.of("s-1").wait_idle()  # pyright: ignore[reportPrivateUsage]
         now = log.find("s-1")
         assert now is not None
         assert (now.epoch, now.owner is not None) == (epoch, True)

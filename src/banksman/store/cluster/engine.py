@@ -17,7 +17,6 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ from banksman.store.cluster.directory import Directory
 from banksman.store.cluster.heads import Heads
 from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.journal import Journal
-from banksman.store.cluster.line import Line, Writing
+from banksman.store.cluster.lines import Lines
 from banksman.store.cluster.many import Many
-from banksman.store.cluster.owning import Owning, Tenancy
-from banksman.store.cluster.packing import Body, Part, Place
+from banksman.store.cluster.owning import Owning
+from banksman.store.cluster.packing import Part, Place
 from banksman.store.cluster.placement import ClusterPlacement
 from banksman.store.cluster.reading import Reading
 from banksman.store.cluster.record import Record, Records
@@ -65,8 +64,6 @@ log = logging.getLogger("banksman")
 
 # How long a close waits for a cluster that does not answer. What is not in it by then is in the journal.
 CLOSE_SECONDS_MAX = 5.0
-# For a session of ours that is about to be released, and has what another wants. Two could wait for each other.
-SETTLE_SECONDS_MAX = 1.0
 # For what we said last, and nobody has answered for: a claim of ours before it is in its place makes it a report.
 SALVAGE_SECONDS_MAX = 3.0
 # What is said to who comes too early: the connection is made where somebody awaits something.
@@ -105,20 +102,24 @@ class ClusterLog:
         self._waiting = Waiting()
         self._heads = Heads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = Many(self._reading, self._records, self._heads, self._waiting)
-        self._retention = retention.Retention(bytes_max)
         self._trimming = retention.Trimming(self._nats, self._owning, self._reading, self._heads, self._records)
         self._journal = Journal(folder, self.hosts.id)
         self._salvage = Salvage(self._nats, self._streams, folder)
-        self._writing = Writing(
+        self.transcripts = ClusterTranscripts(self._nats, self._streams)
+        self._lines = Lines(
             nats=self._nats,
             streams=self._streams,
             owning=self._owning,
             leases=self.hosts,
             journal=self._journal,
-            hears=self,
+            reading=self._reading,
+            heads=self._heads,
+            waiting=self._waiting,
+            retention=retention.Retention(bytes_max),
+            trimming=self._trimming,
+            transcripts=self.transcripts,
         )
-        self._lines: dict[str, Line] = {}
-        self._directory = Directory(self._records, self._heads, self._owning, self._tenancy_of)
+        self._directory = Directory(self._records, self._heads, self._owning, self._lines.tenancy_of)
         self.bus = ClusterBus(self._nats, address.prefix, ensure=self._streams.ensure)
         self.placement = ClusterPlacement(
             self._nats,
@@ -127,17 +128,12 @@ class ClusterLog:
             ensure=self._streams.ensure,
             ensure_anew=self._streams.ensure_anew,
         )
-        self.transcripts = ClusterTranscripts(self._nats, self._streams)
-        self._counters: dict[str, float] = dict.fromkeys(
-            ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
-        )
         self._tasks: set[asyncio.Task[Any]] = set()
         # What was on its way when the lease was lost, on its way again.
         self._salvaging: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        owned = sum(line.tenancy is not None for line in list(self._lines.values()))
-        return f"<ClusterLog {self._address} {self._phase.name} host={self.hosts.id} owned={owned}>"
+        return f"<ClusterLog {self._address} {self._phase.name} host={self.hosts.id} owned={self._lines.owned}>"
 
     @property
     def cluster(self) -> ClusterLog:
@@ -185,8 +181,7 @@ class ClusterLog:
         self.placement.on_up()
 
     def _on_lost(self) -> None:
-        for line in list(self._lines.values()):
-            line.lose()
+        self._lines.lose()
         self.bus.fall_silent_nowait()
         # What was on its way may still find its place, once somebody answers.
         self._salvaging = self._spawn(self._salvage.later(self._journal, self.hosts))
@@ -205,9 +200,7 @@ class ClusterLog:
     async def close(self) -> None:
         if self._closing is None:
             self._phase = _Phase.CLOSING
-            for line in list(self._lines.values()):
-                if line.tenancy is not None:
-                    line.put(Release(line.last_epoch, line.told, None))
+            self._lines.release()
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -215,11 +208,7 @@ class ClusterLog:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait((self._starting,))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS_MAX):
-                await asyncio.gather(*(line.wait_idle() for line in list(self._lines.values())))
-        for line in list(self._lines.values()):
-            await line.stop(StoreError("the log is closed"))
+        await self._lines.stop(CLOSE_SECONDS_MAX)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -258,17 +247,17 @@ class ClusterLog:
         return await self._ask(session, Claim(self._loop.create_future(), name, agent))
 
     def advance(self, session: str, epoch: int, done: Done) -> None:
-        line = self._line(session)
+        line = self._lines.of(session)
         line.put(Advance(epoch, line.told, done, self._late(session)))
 
     def release(self, session: str, epoch: int) -> None:
         if self._phase is _Phase.OPEN:
-            line = self._line(session)
+            line = self._lines.of(session)
             line.put(Release(epoch, line.told, None))
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
         check_text(name)
-        line = self._line(session)
+        line = self._lines.of(session)
         line.put(Lease(epoch, line.told, done, self._late(session), name=name))
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -282,7 +271,7 @@ class ClusterLog:
         done: Done,
         snapshot: bytes | None = None,
     ) -> None:
-        line = self._line(session)
+        line = self._lines.of(session)
         # A copy: the caller may go on using its list.
         part = Part(at, tuple(entries))
         line.put(
@@ -309,76 +298,16 @@ class ClusterLog:
             return None
         return StoreError("the log is closed", session=session)
 
-    def _line(self, session: str) -> Line:
-        line = self._lines.get(session)
-        if line is None:
-            line = self._lines[session] = Line(session, self._writing)
-        return line
-
     async def _ask(self, session: str, call: Call) -> Any:
         assert isinstance(call, Claim | Delete)
-        self._line(session).put(call)
+        self._lines.of(session).put(call)
         return await call.answer
 
-    # -- what the lines tell -----------------------------------------------------------------------------------------
-    def on_stored(self, session: str, place: Place, size: int, body: Body) -> None:
-        if size:
-            self._counters["commits"] += 1
-            self._counters["events"] += place.held
-            self._counters["bytes"] += size
-        self._reading.note(session, place)
-        self._reading.recent.keep(session, place, body)
-        self._heads.put(session, place)
-
-    async def after_stored(self, session: str, place: Place, size: int) -> None:
-        before = self._retention.weigh(session, place, size)
-        if before is not None:
-            try:
-                await self.trim(session, before)
-            except StoreError as exc:
-                log.debug("session %s is not trimmed now: %s", session, exc)
-
-    async def settle(self, session: str) -> None:
-        line = self._lines.get(session)
-        if line is not None and line.is_leaving:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_SECONDS_MAX):
-                    await line.wait_idle()
-
-    def on_published(self, seconds: float) -> None:
-        self._counters["commit_seconds"] += seconds
-
-    def on_idle(self, session: str) -> None:
-        """Nothing waits in its line. If it is not ours either, there is nothing to remember."""
-        line = self._lines.get(session)
-        if line is not None and line.is_idle and line.tenancy is None:
-            del self._lines[session]
-
-    def on_failure(self) -> None:
-        self._counters["failures"] += 1
-
-    def on_tenancy(self, session: str, tenancy: Tenancy | None) -> None:
-        if tenancy is None:
-            self._heads.give(session)
-            self._retention.forget(session)
-        else:
-            self._heads.take(session)
-
-    async def forget_blobs(self, session: str, before: int | None) -> None:
-        await self._trimming.forget_blobs(session, before)
-        if before is None:
-            await self.transcripts.forget(session)
-
-    def on_deleted(self, session: str) -> None:
-        self._heads.forget(session)
-        self._reading.forget(session)
-        self._retention.forget(session)
-        self._waiting.give_up(session, StoreError("the session was deleted", session=session))
-
+    # -- what is heard of others ---------------------------------------------------------------------------------------
     def _on_record(self, session: str, record: Record | None) -> None:
         self._directory.on_change()
         if record is None:
-            self.on_deleted(session)
+            self._lines.on_deleted(session)
         elif (place := self._heads.known(session)) is not None:
             # Its first event may have been heard of before it was.
             self._on_moved(session, place)
@@ -414,13 +343,9 @@ class ClusterLog:
         place = await self._heads.look(session)
         if self._directory.record(session) is None:
             await self._records.find(session)
-        if self._tenancy_of(session) is None and (place is None or after >= place.last):
+        if self._lines.tenancy_of(session) is None and (place is None or after >= place.last):
             place = await self._heads.look_closer(session)
         return self._directory.record(session), place
-
-    def _tenancy_of(self, session: str) -> Tenancy | None:
-        line = self._lines.get(session)
-        return None if line is None else line.tenancy
 
     async def snapshot(self, session: str) -> Snapshot | None:
         await self.ready()
@@ -508,4 +433,4 @@ class ClusterLog:
 
     # -- looking at the store itself ---------------------------------------------------------------------------------
     def counters(self) -> Mapping[str, float]:
-        return dict(self._counters)
+        return dict(self._lines.counters)
