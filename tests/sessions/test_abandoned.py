@@ -20,7 +20,7 @@ async def said(*prompts: str, is_closed: bool = False) -> list[Entry]:
         for prompt in prompts:
             await session.ask(prompt)
         if prompts:
-            async for event in session.events():
+            async for event in session.events(waits=True):
                 if event.kind == TURN_STARTED:
                     break
         if is_closed:
