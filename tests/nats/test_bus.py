@@ -42,6 +42,29 @@ async def test_whoever_says_that_it_answers_is_heard_by_the_next_question(nats_o
             assert await front.bus.ask_owner(f"s-{number}", b"", timeout=SECONDS_MAX) == b"heard "
 
 
+async def test_what_was_given_up_is_not_done_when_it_arrives_after_all(prefix: str) -> None:
+    """An interrupt, say, that lay in a connection which was away, and would stop a turn of which it does not know."""
+    heard: list[bytes] = []
+
+    async def answer(data: bytes) -> bytes:
+        heard.append(data)
+        return data
+
+    with Servers(1) as servers:
+        async with lines(servers, prefix, 2) as (front, owner):
+            await owner.bus.answer_for("s-1", answer)
+            await front.bus.ask_owner("s-1", b"before", timeout=SECONDS_MAX)
+            servers.stop(0)
+            try:
+                with pytest.raises(Unanswered):
+                    await front.bus.ask_owner("s-1", b"given up", timeout=0.1)
+            finally:
+                servers.cont(0)
+            await front.bus.ask_owner("s-1", b"after", timeout=SECONDS_MAX)
+            await until(lambda: "0 questions" in repr(owner.bus))
+    assert heard == [b"before", b"after"]
+
+
 async def test_questions_are_answered_beside_each_other(nats_one: Servers, prefix: str) -> None:
     """The one that waits for the end of a turn is not to keep the interrupt from it that ends it."""
     ended = asyncio.Event()

@@ -4,6 +4,10 @@ Whoever owns a session has one subscription for it. That nobody has is told by t
 somebody has it and does not answer is told by nobody: then it is unknown what was done (`Unanswered`). An answer may
 take as long as a turn does, so who is at it says so now and then, and who hears nothing for a while waits no longer.
 
+A question may be older than it looks: a connection that was away brings, when it is back, what was sent into it. Whoever
+asked has given up by then, has said so, and perhaps something else is going on. So nothing is begun before who asked has
+said that it still waits (`WANTED`); what nobody waits for was never done.
+
 Each question is answered by a task of its own: one may wait for the end of a turn, and the next be the interrupt that
 ends it. Whoever loses its lease falls silent before anything else. Its answers would be those of an owner that it is
 not any more, so what was asked and is not answered yet never is.
@@ -26,7 +30,7 @@ from functools import partial
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable
 from banksman.owned import Owned
 from banksman.store.bus import Answerer
-from banksman.store.cluster.parcels import FAILED, REFUSED, WORKING, Parcels
+from banksman.store.cluster.parcels import FAILED, REFUSED, WANTED, WORKING, Parcels
 from banksman.store.cluster.tokens import token
 from banksman.store.jetstream import Message
 from banksman.store.nats import Bell, Nats
@@ -45,6 +49,7 @@ HEARD_SECONDS_MAX = 1.0
 HAS_IT_SECONDS, HAS_IT_SECONDS_MAX = 0.25, 2.0
 WORKING_SECONDS, QUIET_SECONDS_MAX = 1.0, 4.0
 NO_RESPONDERS = "503"
+YES, NO = b"yes", b"no"
 
 
 @dataclass
@@ -100,6 +105,8 @@ class ClusterBus:
         except (TimeoutError, Unanswered) as exc:
             # Not even the question is out.
             raise Unreachable(f"the owner of session {session} could not be asked: {exc}", session=session) from exc
+        if not self._nats.is_up:
+            raise Unreachable(f"the owner of session {session} cannot be asked: the cluster is away", session=session)
         asking = Asking(loop.create_future(), loop.time() + HAS_IT_SECONDS_MAX)
         key = os.urandom(8).hex()
         self._asking[key] = asking
@@ -142,11 +149,14 @@ class ClusterBus:
 
     def _on_answer(self, message: Message) -> None:
         asking = self._asking.get(message.subject.rpartition(".")[2])
+        is_waiting = asking is not None and not asking.answer.done()
+        if message.data == WANTED:
+            self._say(message.reply, YES if is_waiting else NO)
         if asking is None or asking.answer.done():
             return  # Too late.
         if message.headers.get("Status") == NO_RESPONDERS:
             asking.answer.set_result(None)
-        elif message.data == WORKING:
+        elif message.data in (WANTED, WORKING):
             asking.quiet_until = asyncio.get_running_loop().time() + QUIET_SECONDS_MAX
         else:
             asking.answer.set_result(message.data)
@@ -200,11 +210,19 @@ class ClusterBus:
         return sum(len(each.tasks) for each in (*self._answering.values(), *self._left))
 
     async def _answer(self, answering: Answering, message: Message) -> None:
+        if not await self._is_wanted(message.reply):
+            return
         working = self._chores.start(self._say_working(answering, message.reply))
         try:
             await self._answer_it(answering, message)
         finally:
             working.cancel()
+
+    async def _is_wanted(self, reply: str) -> bool:
+        try:
+            return await self._nats.ask(reply, WANTED, timeout=HAS_IT_SECONDS_MAX) == YES
+        except (Unreachable, NoOwner):
+            return False  # Who asked is gone, or so far away that it has given up.
 
     async def _say_working(self, answering: Answering, reply: str) -> None:
         seconds = HAS_IT_SECONDS

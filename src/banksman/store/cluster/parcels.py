@@ -15,7 +15,7 @@ from banksman.store.nats import Nats
 INLINE_BYTES_MAX = 512 << 10
 
 # The first byte of every message: what the rest of it is.
-INLINE, BLOB, REFUSED, FAILED, WORKING = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04"
+INLINE, BLOB, REFUSED, FAILED, WORKING, WANTED = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 
 
 class Parcels:
