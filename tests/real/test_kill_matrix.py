@@ -420,7 +420,7 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
 
 
 # -- the matrix ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("cell", map(marked, RUN))
+@pytest.mark.parametrize("cell", [marked(cell) for cell in RUN])
 async def test_nothing_is_left_of_the_tree(cell: Cell, tmp_path: Path, marker: str) -> None:
     check = check_under_a_living_host if cell.ending in END else check_with_a_host_that_dies
     try:
