@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.nats.lines import stored, until
@@ -11,6 +13,7 @@ from tests.nats.members import Here, command, here, store
 
 from banksman.core.event import SESSION_LEFT
 from banksman.run.cluster import looking, watching
+from banksman.store.bus import Hosts, HostSeen
 from banksman.store.cluster import ClusterLog
 from banksman.store.log import Known, Owner
 from banksman.testing.nats_servers import Servers
@@ -55,6 +58,21 @@ def test_what_is_on_its_way_here_is_not_let_go_of() -> None:
     assert strays.look([again], [], 3 * grace + 2) == [again]
     assert strays.look([], [], 3 * grace + 3) == []
     assert strays.look([again], [], 3 * grace + 4) == []
+
+
+def test_who_leaves_or_only_reads_speaks_for_nobody() -> None:
+    def host(id: str, *, room: int = 1, is_draining: bool = False) -> HostSeen:
+        return HostSeen(id, id, 1, (), (), room, 0, "1", is_draining, since=1.0, seen=1.0)
+
+    def spoken_for(*others: HostSeen) -> int:
+        hosts = cast(Hosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
+        speaks_for = watching.speaker(hosts)
+        return sum(speaks_for(f"s-{number}") for number in range(100))
+
+    numbers = range(1, 2 * watching.SPEAKERS)
+    assert spoken_for(*(host(f"h-{number}", is_draining=True) for number in numbers)) == 100
+    assert spoken_for(*(host(f"h-{number}", room=0) for number in numbers)) == 100
+    assert 0 < spoken_for(*(host(f"h-{number}") for number in numbers)) < 100
 
 
 @pytest.mark.parametrize("how", ["claimed", "recorded", "advanced"])

@@ -107,9 +107,10 @@ class Watching:
 
 def speaker(hosts: Hosts) -> Callable[[str], bool]:
     """Whether this host is to speak for a session, as of now."""
-    # Who has no room may be no member at all, but somebody who only reads; of ourselves we know.
+    # Who has no room may be no member at all, but somebody who only reads; who leaves says nothing more, however long
+    # its last turn takes. Of ourselves we know.
     ours = hosts.id
-    living = {ours, *(host.id for host in hosts.all() if host.room)}
+    living = {ours, *(host.id for host in hosts.all() if host.room and not host.is_draining)}
 
     def speaks_for(session: str) -> bool:
         draw = sorted(living, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest())
@@ -127,8 +128,14 @@ async def is_to_go_on(store: Log, known: Known) -> bool:
 
 
 async def offer_one(store: Log, cluster: Cluster, known: Known) -> None:
-    """To whoever has what it needs."""
-    await cluster.placement.resume(known.id, await needs.read(store, known), known.epoch)
+    """To whoever has what it needs. It is said if nobody has, and it is offered all the same: somebody may come."""
+    need = await needs.read(store, known)
+    await cluster.placement.resume(known.id, need, known.epoch)
+    hosts = [host for host in cluster.hosts.all() if host.room]
+    lacks = {host.name: needs.lacking(need, host.labels, host.agents) for host in hosts}
+    if hosts and all(lacks.values()) and cluster.records.stuck_of(known.id) is None:
+        told = "; ".join(f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items()))
+        await cluster.records.note_stuck(known.id, f"no host has what it needs: {told}")
 
 
 def host_of(address: str) -> str:
