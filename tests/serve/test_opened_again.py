@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from tests.serve.test_forwarding import put_through
+from tests.sessions.test_durable import RETRIES, Disk
 
 from banksman import Host, Session
+from banksman.errors import StoreFull
 from banksman.serve.forwarding import Request
 from banksman.testing import fake_agent
 
@@ -55,6 +60,25 @@ async def test_what_is_opened_as_it_was_says_nothing_twice(tmp_path: Path) -> No
         await host.open("claude", **how, options={"drain_seconds": 9})
         await host.open("claude", **how, options={"drain_seconds": 9})
         assert [body["options"] for body in await bodies(session)] == [{}, {"drain_seconds": 9}]
+
+
+async def test_what_the_log_cannot_take_is_refused_and_is_in_it_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"command": fake_agent.command(), "name": "x", "options": RETRIES}
+    # More than what is free in the file.
+    long = "be brief\n" * 50_000
+    async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
+        session = await host.open("claude", **how)
+        disk = Disk(host)
+        await disk.fill()
+        with pytest.raises(StoreFull):
+            await host.open("claude", **how, system_prompt=long)
+        await disk.make_room()
+        async with asyncio.timeout(30):
+            while len(await bodies(session)) < 2:
+                with suppress(StoreFull):
+                    await host.open("claude", **how, system_prompt=long)
+                await asyncio.sleep(0.002)
+        assert [body["system_prompt"] for body in await bodies(session)] == [None, long]
 
 
 async def test_the_answer_and_the_log_name_one_folder(tmp_path: Path) -> None:
