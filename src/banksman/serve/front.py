@@ -26,6 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from banksman import Host
+from banksman.core.outcome import Kind
 from banksman.errors import (
     BanksmanError,
     Closed,
@@ -35,20 +36,21 @@ from banksman.errors import (
     NotFound,
     NotOwner,
     Refused,
-    StoreError,
     Unanswered,
     Unreachable,
 )
+from banksman.run.cluster.watching import offer_one
 from banksman.run.sessions.session import Session
 from banksman.run.sessions.status import Status
 from banksman.serve.api.messages import sessions as messages
 from banksman.serve.api.messages.parts import WAIT_SECONDS_MAX, WaitFor
+from banksman.serve.api.messages.turns import Turn
 from banksman.serve.api.routes import Answer, Call, Result, Route, ToOwner
 from banksman.serve.api.sending import Sliced
 from banksman.serve.finding import session_of
 from banksman.serve.fleet import Fleet
 from banksman.serve.forwarding import HEADERS_THERE, NOT_HERE, Request, Response, response_of
-from banksman.serve.problems import Problem
+from banksman.serve.problems import Problem, away
 from banksman.serve.settings import NAME_LENGTH_MAX
 from banksman.store.bus import Cluster
 from banksman.store.log import Known
@@ -110,13 +112,16 @@ class Front:
         return self.cluster.hosts.lease_seconds + TAKE_OVER_SECONDS
 
     async def know(self, id_or_name: str) -> None:
-        """Another front end may have told somebody of it a moment ago, who asks here now."""
+        """Another front end may have told somebody of it a moment ago, who asks here now. Where nobody can be asked,
+        it is not said that there is none."""
         try:
             session_of(self._host, id_or_name)
         except NotFound:
             if len(id_or_name) <= NAME_LENGTH_MAX:
-                with contextlib.suppress(StoreError):
+                try:
                     await self.cluster.records.look_for(id_or_name)
+                except Unreachable as exc:
+                    raise away(f"whether there is a session {id_or_name!r} is not known here now", exc) from exc
 
     async def answer(self, call: Call, route: Route) -> Result:
         session = session_of(self._host, call.path["id"])
@@ -139,10 +144,10 @@ class Front:
 
     # -- what only reads ---------------------------------------------------------------------------------------------
     async def _read(self, call: Call, route: Route, session: Session) -> Result:
-        if is_here(session):
-            return await route.handle(call)
         if isinstance(call.query, WaitFor):
             return await self._wait_turn(call, route, session)
+        if is_here(session):
+            return await route.handle(call)
         answer = await self.ask(session.id, _request(call, session), READ_SECONDS_MAX) if has_owner(session) else None
         if isinstance(answer, Response):
             return answered(answer)
@@ -152,11 +157,12 @@ class Front:
         return told
 
     async def _wait_turn(self, call: Call, route: Route, session: Session) -> Result:
-        """Of its owner, and of the log whenever that does not answer: an outcome that another host writes is one."""
+        """Of its owner, and of the log whenever that does not answer: an outcome that another host writes is one. What
+        is said here of a session that was just lost is none: the log will say how it ended."""
         query: WaitFor = call.query
-        until = time.monotonic() + min(query.wait, WAIT_SECONDS_MAX)
+        pause = Pause(min(query.wait, WAIT_SECONDS_MAX))
         while True:
-            seconds = max(0.0, min(until - time.monotonic(), WAIT_SLICE_SECONDS))
+            seconds = min(pause.left, WAIT_SLICE_SECONDS)
             sliced = replace(call, query=WaitFor(wait=seconds))
             session = session_of(self._host, session.id)
             answer: Response | Silent | None = None
@@ -167,9 +173,17 @@ class Front:
                 result: Result = answered(answer)
                 is_over = answer.status != 200 or msgspec.json.decode(answer.body)["outcome"] is not None
             else:
-                result = await route.handle(sliced)
+                try:
+                    result = await route.handle(sliced)
+                    if _is_lost(result):
+                        raise Unreachable("this host has just lost the session")
+                except Unreachable as exc:
+                    if not pause.left:
+                        raise away("the session cannot be reached", exc) from exc
+                    await asyncio.sleep(pause.take())
+                    continue
                 is_over = not isinstance(result, Answer) or result.value.outcome is not None
-            if is_over or time.monotonic() >= until:
+            if is_over or not pause.left:
                 return result
 
     # -- what changes something --------------------------------------------------------------------------------------
@@ -177,6 +191,7 @@ class Front:
         kind = route.to_owner
         assert kind is not None
         if kind is ToOwner.KEYED and call.key is None:
+            # Whoever is told that nobody answers is told it, too, and may come again with it.
             call = replace(call, key=uuid.uuid4().hex)
         pause = Pause(self.patience)
         while True:
@@ -184,7 +199,7 @@ class Front:
             if not isinstance(found, Silent):
                 return found
             if kind is ToOwner.NOW or not pause.left:
-                raise self.unreachable(session.id, found.why, pause)
+                raise self.unreachable(session.id, found.why, pause, call.key)
             await self.wait_news(session.id, pause.take())
             session = session_of(self._host, session.id)
 
@@ -211,9 +226,12 @@ class Front:
             return Silent(str(exc.args[0]))
 
     async def _needs_owner(self, session: Session, kind: ToOwner | None) -> bool:
-        """Also to end it, if somebody still waits there: who is to be refused is the owner's to say."""
+        """Also to end it, if its host died with it open, or if somebody still waits there: who is to be refused is the
+        owner's to say."""
         known = session.known
-        return kind is not ToOwner.ENDS or (known is not None and await self._host.is_waited_in(known))
+        if kind is not ToOwner.ENDS or known is None:
+            return kind is not ToOwner.ENDS
+        return known.owner is not None or await self._host.is_waited_in(known)
 
     async def ask(self, session: str, request: Request, seconds: float, *, is_known: bool = False) -> Response | Silent:
         """What its owner says; or why nobody says anything. `is_known`: whether it was done must be known, else it is
@@ -242,9 +260,7 @@ class Front:
         epoch, at = (0, 0.0) if known is None else self._offered.get(known.id, (0, 0.0))
         if known is None or (epoch == known.epoch and now < at + self.cluster.hosts.lease_seconds):
             return
-        need = await self._host.need_of(known.id)
-        self.fleet.check_satisfiable(need)
-        await self.cluster.placement.resume(known.id, need, known.epoch)
+        await offer_one(self._host.log, self.cluster, known)
         while len(self._offered) >= OFFERED_MAX:
             del self._offered[next(iter(self._offered))]
         self._offered[known.id] = known.epoch, now
@@ -277,10 +293,10 @@ class Front:
                 except BanksmanError:
                     await asyncio.sleep(seconds)
 
-    def unreachable(self, session: str, why: str, pause: Pause) -> Problem:
-        """The end of our patience, and what is known."""
+    def unreachable(self, session: str, why: str, pause: Pause, key: str | None = None) -> Problem:
+        """The end of our patience, and what is known. `key`: under which it was asked for."""
         waited = time.monotonic() - pause.began
-        known: dict[str, Any] = {"session": session}
+        known: dict[str, Any] = {"session": session, **({} if key is None else {"key": key})}
         told = why
         with contextlib.suppress(BanksmanError):
             found = self._host.session(session)
@@ -326,6 +342,14 @@ def has_owner(session: Session) -> bool:
     """Somebody whose lease stands, as far as is known here."""
     known = session.known
     return known is not None and known.owner is not None and known.owner.is_alive
+
+
+def _is_lost(result: Result) -> bool:
+    """A turn's outcome that is none: of a session that was ours, and of which another says how it ended."""
+    if not isinstance(result, Answer) or not isinstance(result.value, Turn):
+        return False
+    outcome = result.value.outcome
+    return outcome is not None and outcome.kind == Kind.UNKNOWN and not outcome.durable
 
 
 def _is_about(error: BanksmanError, session: Session) -> bool:

@@ -87,6 +87,12 @@ class Problem(Exception):
         )
 
 
+def away(what: str, error: errors.Unreachable) -> Problem:
+    """Of what only reads: nothing was to be done, so there is nothing of which it is unknown whether it was."""
+    hint = "try again; nothing of it is lost, and others may be able to reach it"
+    return Problem(503, "Unreachable", f"{what}: {error.args[0]}", hint=hint)
+
+
 def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
     """`is_closing`: the host takes nothing more, which is why it refuses, and another one will take its place."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)

@@ -19,11 +19,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from banksman.errors import BanksmanError, no_room
+from banksman.errors import BanksmanError, Unanswered, no_room
 from banksman.serve.api.messages.parts import Body, Query
 from banksman.serve.api.sending import Sliced
 from banksman.serve.entrance.wire import BODY_SECONDS_MAX
-from banksman.serve.problems import Problem, problem_of
+from banksman.serve.problems import Problem, away, problem_of
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -200,9 +200,14 @@ async def _handled(route: Route, call: Call) -> Result:
     front = call.context.front
     if front is not None and route.path.startswith("/v1/sessions/"):
         await front.know(call.path["id"])
-    if route.to_owner is None or front is None:
-        return await route.handle(call)
-    return await front.answer(call, route)
+    try:
+        if route.to_owner is None or front is None:
+            return await route.handle(call)
+        return await front.answer(call, route)
+    except Unanswered as exc:
+        if route.method != "GET":
+            raise
+        raise away("it cannot be read now", exc) from exc
 
 
 async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:
@@ -215,6 +220,8 @@ async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # Looked at, also where we are cancelled ourselves and nobody hears of it.
     if task.cancelled():
         raise ClientDisconnect
     return task.result()
