@@ -4,9 +4,9 @@ Whoever owns a session has one subscription for it. That nobody has is told by t
 somebody has it and does not answer is told by nobody: then it is unknown what was done (`Unanswered`). An answer may
 take as long as a turn does, so who is at it says so now and then, and who hears nothing for a while waits no longer.
 
-A question may be older than it looks: a connection that was away brings, when it is back, what was sent into it. Whoever
-asked has given up by then, has said so, and perhaps something else is going on. So nothing is begun before who asked has
-said that it still waits (`WANTED`); what nobody waits for was never done.
+A question may be older than it looks: a connection that was away brings, when it is back, what was sent into it.
+Whoever asked has given up by then, has said so, and perhaps something else is going on. So nothing is begun before who
+asked has said that it still waits (`WANTED`); what nobody waits for was never done.
 
 Each question is answered by a task of its own: one may wait for the end of a turn, and the next be the interrupt that
 ends it. Whoever loses its lease falls silent before anything else. Its answers would be those of an owner that it is
