@@ -299,6 +299,11 @@ async def test_a_host_whose_store_can_no_longer_be_written_can_be_closed_and_is_
             outcome = await each.outcome()
             assert (outcome.kind, outcome.durable) == (Kind.FAILED, False)
             assert isinstance(outcome.error, StoreReadOnly)
+        # Who looks now is not told of an end that the log does not have.
+        looking = [asyncio.ensure_future((await session.turn(each.id)).outcome()) for each in (turn, waiting)]
+        await read(session)
+        assert not any(each.done() for each in looking)
+    assert {(found.kind, found.durable) for found in await asyncio.gather(*looking)} == {(Kind.UNKNOWN, False)}
     assert agents.alive() == []
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents)

@@ -232,8 +232,9 @@ class Session(Readable):
         self._tell(Asked(self._now(), ask))
 
     async def _watched(self, turn: str) -> Watch:
-        """Of one that nobody here was promised."""
-        if self._life is not None:
+        """Of one that nobody here was promised. While the log cannot be written, what was told of it is not in it: who
+        looks now waits until it is, and is not told anything else meanwhile."""
+        if self._life is not None and self._life.driver.state.store is Store.WORKING:
             return Watch(is_over=True)
         past = await load(self._store, self.id, Config(dialect=self.dialect))
         found = status.find_turn(past.session, turn)

@@ -109,7 +109,8 @@ class Turn:
                     break
         if outcome is None:
             error = StoreError("what it said is not in the log", hint="retention took it, or its host is gone")
-            outcome = Outcome(kind=watch.kind or Kind.UNKNOWN, error=error)
+            # Of one that was not over when its log was looked at, whoever has it next may still say how it ended.
+            outcome = Outcome(kind=watch.kind or Kind.UNKNOWN, error=error, durable=watch.is_over)
         elif outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             outcome = replace(outcome, text=await self.kept())
         if not self._outcome.done():  # Others may have looked as well.
