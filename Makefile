@@ -8,8 +8,8 @@
 #   .venv-3.12 …   requirements/dev.txt    the same tests on the other Pythons
 
 PYTHON ?= python3
-# Tests of processes mostly wait, but what they wait for has deadlines: one worker per core.
-WORKERS ?= auto
+# Tests of processes mostly wait, but what they wait for has deadlines: one worker more than there are cores.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # More for pytest: make test ARGS="-k setsid -x"
 ARGS ?=
 AGENT ?=
