@@ -49,11 +49,13 @@ def readers(given: Iterable[Reader], last: Mapping[str, View]) -> None:
 # -- the asks --------------------------------------------------------------------------------------------------------
 def asks(session: str, events: Sequence[Event], asked: Sequence[Ask]) -> None:
     """Of one session: each ask that was accepted is one turn, which is in the log once, began at most once and ended
-    once, as every client was told it."""
+    once, as every client was told it. It may begin again where the log says that it was taken back first: its process
+    had died before it was sent."""
     queued = {event["turn"]: event["body"]["key"] for event in events if event["kind"] == "turn.queued"}
     ended = {event["turn"]: event["body"] for event in events if event["kind"] == "turn.ended"}
     endings = Counter(event["turn"] for event in events if event["kind"] == "turn.ended")
     starts = Counter(event["turn"] for event in events if event["kind"] == "turn.started")
+    starts.subtract(event["turn"] for event in events if event["kind"] == "turn.requeued")
     twice = [key for key, count in Counter(queued.values()).items() if count > 1]
     assert not twice, f"{session}: {twice} are in the log twice"
     for ask in asked:
