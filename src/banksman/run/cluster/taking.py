@@ -14,7 +14,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from banksman.core.config import Config
-from banksman.errors import BanksmanError, NotFound, NotOwner, Refused, StoreError, Unreachable, UsageError
+from banksman.errors import (
+    BanksmanError,
+    NotFound,
+    NotOwner,
+    Refused,
+    StoreDamaged,
+    StoreError,
+    Unreachable,
+    UsageError,
+)
 from banksman.run.cluster.watching import is_to_go_on
 from banksman.run.host import Host
 from banksman.run.sessions import profiles, recovery
@@ -117,7 +126,7 @@ class Taking:
             await self._host.take_over(job.session)
         except NotFound:
             await job.done()
-        except (Stuck, UsageError) as exc:
+        except (Stuck, UsageError, StoreDamaged) as exc:
             await self._say_stuck(job, str(exc))
         except (NotOwner, StoreError, Refused) as exc:
             # Another was faster, which the next look will show; what its last host left is still being ended; or the

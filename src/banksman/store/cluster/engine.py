@@ -428,7 +428,9 @@ class ClusterLog:
         await self._owning.update(session, lambda record: msgspec.structs.replace(record, stuck=why))
 
     def stuck_of(self, session: str) -> str | None:
-        record = self._directory.record(session)
+        record, damaged = self._directory.record(session), self._records.damage_of(session)
+        if damaged is not None:
+            return str(damaged)  # Nor can anybody note it there.
         return None if record is None else record.stuck
 
     # -- looking at the store itself ---------------------------------------------------------------------------------

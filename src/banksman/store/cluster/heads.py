@@ -12,8 +12,9 @@ import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
-from banksman.errors import StoreError
+from banksman.errors import StoreDamaged, StoreError
 from banksman.store.cluster import packing
 from banksman.store.cluster.packing import Place
 from banksman.store.cluster.streams import Names
@@ -84,10 +85,10 @@ class Heads:
         return self._places.get(session)
 
     async def look_closer(self, session: str) -> Place | None:
-        """As the leader has it."""
+        """As the leader has it. `StoreDamaged`: what is last there is none of ours."""
         message = await self._nats.last(self._names.events, self._names.event(session))
-        if message is not None and packing.HEADER in message.headers:
-            self.put(session, packing.place(message.seq, message.headers[packing.HEADER]))
+        if message is not None:
+            self.put(session, packing.place_of(message))
         return self._places.get(session)
 
     def put(self, session: str, place: Place) -> None:
@@ -153,9 +154,10 @@ class Heads:
         return False
 
     def _on_ring(self, session: str, message: Message) -> None:
-        text = message.headers.get(packing.HEADER)
-        if text is not None and message.seq:
-            self.put(session, packing.place(message.seq, text))
+        if message.seq:
+            # Whoever reads the session is told that what rang is none of ours.
+            with suppress(StoreDamaged):
+                self.put(session, packing.place_of(message))
 
     def _on_bell(self, message: Message) -> None:
         session = self._id_of(message.subject.rpartition(".")[2])
@@ -178,6 +180,8 @@ class Heads:
             for session in wanted:
                 try:
                     await self.look_closer(session)
+                except StoreDamaged as exc:
+                    log.debug("session %s cannot be looked at: %s", session, exc)
                 except StoreError as exc:
                     log.debug("session %s cannot be looked at now: %s", session, exc)
                     break

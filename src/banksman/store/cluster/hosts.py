@@ -72,6 +72,8 @@ class Leases:
         self._lost: list[Callable[[], None]] = []
         self._guards: list[Guard] = []
         # When the heartbeat was sent that was acknowledged last; None: we have no lease.
+        # Why the last heartbeat was refused, by servers that can be reached.
+        self._refusal: StoreError | None = None
         self._held_since: float | None = None
         self._beats: asyncio.Task[None] | None = None
         self._fence: asyncio.TimerHandle | None = None
@@ -162,8 +164,10 @@ class Leases:
             self._hurry.clear()
             try:
                 await self._beat(patience)
+                self._refusal = None
             except StoreError as exc:
                 log.debug("host %s: a heartbeat was not acknowledged: %s", self._id, exc)
+                self._refusal = None if isinstance(exc, Unreachable) else exc
                 if not self.is_held:
                     # Perhaps somebody has deleted the stream. It is worth nothing tomorrow, and is made anew.
                     with suppress(StoreError):
@@ -221,16 +225,19 @@ class Leases:
         if time.monotonic() < self._fence_at:
             self._set_fence()  # A loop's clock is coarser than ours.
             return
-        self._lose(f"no heartbeat was acknowledged for {time.monotonic() - self._held_since:.1f} s")
+        told = "" if self._refusal is None else f" ({self._refusal})"
+        self._lose(f"no heartbeat was acknowledged for {time.monotonic() - self._held_since:.1f} s{told}")
 
     def _lose(self, why: str) -> None:
         lost, dead_by = self._id, self._dead_by
         log.error("! host %s: %s, so nothing here is ours any more", lost, why)
         self._held_since = None
         self._id, self._seq = _new_id(), 0
-        error = NotOwner(
-            "this host could not reach its cluster, and others may have the session", hint=_HINT, host=lost
-        )
+        told, hint = "this host could not reach its cluster", _HINT
+        if self._refusal is not None:
+            # It is heard well, and what it says cannot be stored.
+            told, hint = f"its cluster took no heartbeat of this host: {self._refusal.args[0]}", self._refusal.hint
+        error = NotOwner(f"{told}, and others may have the session", hint=hint, host=lost)
         for callback in self._lost:
             try:
                 callback()

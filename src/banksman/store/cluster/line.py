@@ -422,6 +422,8 @@ class Line:
         seq = 0 if last is None else last.seq
         if seq <= row.expected and await self._is_known_still():
             raise Unanswered("the servers are not where they were", session=self._session)
+        if last is not None:
+            packing.place_of(last)  # No writer's at all, and who mends that is not us: `StoreDamaged`.
         raise NotOwner("another writer has the session", hint="claim it anew", session=self._session, seq=seq)
 
     async def _is_known_still(self) -> bool:

@@ -7,11 +7,14 @@ no event: a reader passes them without a word.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 
 from banksman.core.event import Event
+from banksman.errors import StoreDamaged
 from banksman.store.cluster import packing
 from banksman.store.cluster.heads import Heads
+from banksman.store.cluster.packing import Place
 from banksman.store.cluster.reading import Reading
 from banksman.store.cluster.record import Record, Records
 from banksman.store.cluster.waiting import Waiting
@@ -19,13 +22,15 @@ from banksman.store.jetstream import Message
 from banksman.store.log import ManyPage, Placed, ProjectOf, history_lost
 from banksman.store.positions import Position
 
+log = logging.getLogger("banksman")
+
 PAGE_MESSAGES = 256
 # Between two looks, for who waits, that no bell has asked for.
 LOOK_SECONDS = 2.0
 # How many messages are looked through in vain before a page is given that holds nothing: others have their turn.
 LOOKED_MAX = 4096
-LAG_SECONDS = 0.01
-LAG_LOOKS_MAX = 100
+# So many that are none of ours are told of. Beyond, whoever puts them there has been told.
+DAMAGED_MAX = 100
 
 
 class Many:
@@ -35,6 +40,7 @@ class Many:
         self._heads = heads
         self._waiting = waiting
         self._newest = 0
+        self._damaged: set[int] = set()
 
     async def read(
         self, after: str | None, limit: int, sessions: Collection[str] | None, project_of: ProjectOf | None
@@ -56,8 +62,7 @@ class Many:
                 record = self._shown(message, wanted)
                 skipped = position.taken if message.seq == position.chunk else 0
                 if record is not None:
-                    page = await self._opened(message, record, skipped, limit - len(placed), project_of)
-                    placed += page
+                    placed += await self._opened(message, record, skipped, limit - len(placed), project_of)
                     if len(placed) >= limit:
                         return ManyPage(placed, placed[-1].position, gaps)
                 at = Position(message.seq)
@@ -78,16 +83,36 @@ class Many:
     async def _opened(
         self, message: Message, record: Record, skipped: int, limit: int, project_of: ProjectOf | None
     ) -> list[Placed]:
-        place = packing.place(message.seq, message.headers[packing.HEADER])
-        if not place.held or place.epoch < record.born or place.last < record.first:
+        place = self._place(message)
+        if place is None or not place.held or place.epoch < record.born or place.last < record.first:
             return []
-        stored = await self._reading.opened(message)
+        try:
+            stored = await self._reading.opened(message)
+        except StoreDamaged as exc:
+            now = self._records.all.get(record.id)
+            if now is not None and now.born == record.born and now.first <= place.last:  # Else it was just deleted.
+                self._tell(message, exc)
+            return []
         project = None if project_of is None else project_of(record.id)
         events: list[Event] = packing.events(record.id, place.epoch, place.first, stored.body, project)
         return [
             Placed(Position(place.seq, 0 if count == len(events) else count).text, event)
             for count, event in enumerate(events[skipped : skipped + limit], skipped + 1)
         ]
+
+    def _place(self, message: Message) -> Place | None:
+        """None: it is none of ours. Its session says so to who reads it; here it must not stop the others."""
+        try:
+            return packing.place_of(message)
+        except StoreDamaged as exc:
+            self._tell(message, exc)
+            return None
+
+    def _tell(self, message: Message, exc: StoreDamaged) -> None:
+        """Once of each: it is passed by with every read."""
+        if message.seq not in self._damaged and len(self._damaged) < DAMAGED_MAX:
+            self._damaged.add(message.seq)
+            log.warning("! who reads all sessions passes by what cannot be read: %s", exc)
 
     async def _check(self, position: Position) -> int:
         """How far there is something to read. `HistoryLost` if the position is of a store that was longer."""
@@ -125,8 +150,8 @@ class Many:
             messages, left = await self._reading.page(begin, PAGE_MESSAGES)
             for message in messages:
                 record = self._records.id_of(message.subject.rpartition(".")[2])
-                place = packing.place(message.seq, message.headers[packing.HEADER])
-                if place.held and record is not None:
+                place = self._place(message)
+                if place is not None and place.held and record is not None:
                     return True
                 begin = message.seq + 1
             if not (messages and left):

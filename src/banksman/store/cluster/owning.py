@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from banksman.errors import NameTaken, NotOwner, StoreError, Unanswered, Unreachable, UsageError
-from banksman.store.cluster import packing
+from banksman.store.cluster import damage, packing
 from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.packing import Place
 from banksman.store.cluster.record import Found, LeaseRecord, OwnerRecord, Record, Records
@@ -123,6 +123,10 @@ class Owning:
         """Where the name's record must be for us to have it. `NameTaken`."""
         holder, seq = await self._records.find_name(name)
         if holder is not None:
+            found = (await self._records.find(holder)).record
+            if found is None and await self._records.find_name(name) == (holder, seq):
+                # A name goes together with its session, so it is no session's: nobody has written that.
+                raise damage.record(self._names.record("name", name), seq)
             raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder)
         return seq
 
@@ -147,7 +151,7 @@ class Owning:
         message = await self._nats.last(self._names.events, subject)
         before = packing.BEGINNING
         if message is not None:
-            before = packing.place(message.seq, message.headers[packing.HEADER])
+            before = packing.place_of(message)
             if message.headers.get(ID) == id:
                 return before
             if before.epoch < record.born:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from banksman.core.event import Event, Project
+from banksman.store.cluster import damage
+from banksman.store.jetstream import Message
 
 HEADER = "Banksman"
 # A message that is larger goes to the blobs: far below what a server takes (1 MiB), so that a page of them is small.
@@ -99,6 +101,22 @@ def place(seq: int, text: str) -> Place:
         float(at),
         blob,
     )
+
+
+def place_of(message: Message) -> Place:
+    """Of a stored one, whoever stored it. `StoreDamaged`: it is none of ours."""
+    try:
+        return place(message.seq, message.headers[HEADER])
+    except (KeyError, ValueError) as exc:
+        raise damage.event(message.subject, message.seq) from exc
+
+
+def body_of(message: Message, data: bytes) -> Body:
+    """`data`: its own, or of where it says that it is. `StoreDamaged`."""
+    try:
+        return decode(data) if data else Body(())
+    except msgspec.DecodeError as exc:
+        raise damage.event(message.subject, message.seq) from exc
 
 
 def events(session: str, epoch: int, first: int, body: Body, project: Project | None) -> list[Event]:

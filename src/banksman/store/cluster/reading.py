@@ -86,7 +86,7 @@ class Reading:
             if not found or found[0].seq >= high:
                 high = middle
                 continue
-            place = packing.place(found[0].seq, found[0].headers[packing.HEADER])
+            place = packing.place_of(found[0])
             self.note(session, place)
             if place.last < seq:
                 low = place.seq
@@ -156,10 +156,13 @@ class Reading:
         while begin <= end:
             found, left = await self._nats.read(self._names.events, begin, subject, PAGE_MESSAGES)
             for message in found:
-                name = packing.place(message.seq, message.headers[packing.HEADER]).blob_name
+                begin = message.seq + 1
+                try:
+                    name = packing.place_of(message).blob_name
+                except StoreDamaged:
+                    continue  # It is not ours, and so has none.
                 if message.seq <= end and name is not None:
                     yield name
-                begin = message.seq + 1
             if not (found and left):
                 return
 
@@ -173,7 +176,7 @@ class Reading:
         return await self._nats.read(self._names.events, begin, f"{self._names.prefix}.ev.*", count)
 
     async def opened(self, message: Message) -> Stored:
-        place = packing.place(message.seq, message.headers[packing.HEADER])
+        place = packing.place_of(message)
         data: bytes | None = message.data
         if place.blob_name is not None:
             await self._streams.ensure(self._names.blobs)
@@ -182,7 +185,7 @@ class Reading:
                 raise StoreDamaged(
                     "a part of the history is not there", hint="is the object store whole?", blob=place.blob
                 )
-        return Stored(message.subject, place, packing.decode(data) if data else Body(()))
+        return Stored(message.subject, place, packing.body_of(message, data))
 
     async def last_seq(self) -> int:
         """Of the whole stream, as its leader has it."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from banksman.errors import StoreDamaged
+from banksman.store.cluster import damage
 from banksman.store.cluster.mirror import Mirror
 from banksman.store.cluster.streams import TOMBSTONE_SECONDS, Names
+from banksman.store.cluster.tokens import token
 from banksman.store.jetstream import Message, Write
 from banksman.store.nats import Nats
 
@@ -68,6 +71,17 @@ def encode(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
+T = TypeVar("T")
+
+
+def _decoded(message: Message, kind: type[T]) -> T | None:
+    """None: it was deleted. `StoreDamaged`."""
+    try:
+        return msgspec.json.decode(message.data, type=kind) if message.data else None
+    except msgspec.DecodeError as exc:
+        raise damage.record(message.subject, message.seq) from exc
+
+
 class Found(msgspec.Struct, frozen=True):
     """A record and the sequence under which it was found: what a change expects to be there. `record` None: there is
     none, or it was deleted."""
@@ -86,6 +100,8 @@ class Records:
         self._tell = on_change
         self.all: dict[str, Record] = {}
         self._ids: dict[str, str] = {}
+        # By the part of the subject that stands for the session, which nobody may have known before.
+        self._damaged: dict[str, StoreDamaged] = {}
         self.named: dict[str, str] = {}
         self._subjects = f"{names.prefix}.rec.session."
         self._mirror = Mirror(
@@ -99,6 +115,10 @@ class Records:
         self.stop = self._mirror.stop
         self.reload_soon = self._mirror.reload_soon
 
+    def damage_of(self, session: str) -> StoreDamaged | None:
+        """If its record, as it was last heard of, cannot be understood."""
+        return self._damaged.get(token(session))
+
     def id_of(self, part: str) -> str | None:
         """The session that a part of a subject stands for."""
         return self._ids.get(part)
@@ -106,10 +126,13 @@ class Records:
     def _on_change(self, subject: str, message: Message | None) -> None:
         part = subject.removeprefix(self._subjects)
         try:
-            record = None if message is None else msgspec.json.decode(message.data, type=Record)
-        except msgspec.DecodeError as exc:
-            log.warning("! a record cannot be understood: %s: %s", subject, exc)
+            record = None if message is None else _decoded(message, Record)
+        except StoreDamaged as exc:
+            # What was known of it stands, for who looks. Whoever would change it is told.
+            log.warning("! %s (%s)", exc.args[0], exc.hint)
+            self._damaged[part] = exc
             return
+        self._damaged.pop(part, None)
         id = self._ids.get(part) if record is None else record.id
         if id is None:
             return
@@ -132,25 +155,33 @@ class Records:
         if message is None:
             return Found(None, 0)
         self._mirror.put(message)
-        return Found(msgspec.json.decode(message.data, type=Record) if message.data else None, message.seq)
+        return Found(_decoded(message, Record), message.seq)
 
     async def find_name(self, name: str) -> tuple[str | None, int]:
         """The session that has a name, and the sequence of that."""
         message = await self._nats.last(self._names.records, self._names.record("name", name))
         if message is None:
             return None, 0
-        return (message.data.decode() or None), message.seq
+        try:
+            return (message.data.decode() or None), message.seq
+        except UnicodeDecodeError as exc:
+            raise damage.record(message.subject, message.seq) from exc
 
     async def find_lease(self, name: str) -> tuple[LeaseRecord | None, int]:
         message = await self._nats.last(self._names.records, self._names.record("lease", name))
         if message is None:
             return None, 0
-        return (msgspec.json.decode(message.data, type=LeaseRecord) if message.data else None), message.seq
+        return _decoded(message, LeaseRecord), message.seq
 
     async def epoch_deleted_max(self) -> tuple[int, int]:
         """The highest epoch of what was ever deleted: what is new begins past it."""
         message = await self._nats.last(self._names.records, self._names.record("meta", "deleted"))
-        return (0, 0) if message is None else (int(message.data), message.seq)
+        if message is None:
+            return 0, 0
+        try:
+            return int(message.data), message.seq
+        except ValueError as exc:
+            raise damage.record(message.subject, message.seq) from exc
 
     # -- changes, each of which may be one of several ----------------------------------------------------------------
     def write(self, record: Record, expected: int) -> Write:

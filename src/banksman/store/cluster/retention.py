@@ -10,6 +10,7 @@ from collections import deque
 
 import msgspec
 
+from banksman.errors import StoreDamaged
 from banksman.store.cluster.heads import Heads
 from banksman.store.cluster.owning import Owning
 from banksman.store.cluster.packing import NO_BLOB, Place
@@ -99,9 +100,15 @@ class Trimming:
     async def forget_blobs(self, session: str, before: int | None) -> None:
         """Those of the messages that are about to be purged; None: of all. Who dies over it leaves some behind, which
         cost room and nothing else."""
-        place = await self._heads.look_closer(session)
-        if place is None or place.blob == NO_BLOB:
-            return
-        end = place.seq if before is None else before - 1
+        try:
+            place = await self._heads.look_closer(session)
+        except StoreDamaged:
+            # What is last is none of ours, and does not say whether there are any: so they are looked for.
+            last = await self._reading.last_seq()
+        else:
+            if place is None or place.blob == NO_BLOB:
+                return
+            last = place.seq
+        end = last if before is None else before - 1
         async for name in self._reading.blobs(session, end):
             await self._nats.delete_blob(self._reading.bucket, name)

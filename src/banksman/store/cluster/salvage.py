@@ -15,9 +15,10 @@ import itertools
 import logging
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from banksman.errors import StoreError, Unreachable
+from banksman.errors import StoreDamaged, StoreError, Unreachable
 from banksman.store.cluster import packing
 from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.journal import Journal, Left, Noted, Row, left_behind, store_of
@@ -122,7 +123,10 @@ class Salvage:
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            return None if last is None else packing.place(last.seq, last.headers[packing.HEADER])
+            # Behind what is none of ours nothing finds its place.
+            with suppress(StoreDamaged):
+                return None if last is None else packing.place_of(last)
+            return None
 
     async def _put(self, row: Row) -> bool:
         """Whether it is in its place."""
