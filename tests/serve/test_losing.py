@@ -105,3 +105,16 @@ def test_a_front_end_that_is_cut_off_says_unreachable_and_under_which_key_to_com
         assert front.outcome(session, again.json["turn"])["text"] == "hi"
         events = front.get(f"/v1/sessions/{session}/events?limit=1000")["events"]
         assert [event["kind"] for event in events].count("turn.queued") == 1
+
+
+@pytest.mark.parametrize("room", [0, 4])
+def test_a_conversation_that_another_session_drives_is_refused_at_once(many: Fleet, room: int) -> None:
+    if not room:
+        many.host("a")
+    front = many.front(room=room)
+    session = front.open()
+    front.outcome(session, front.ask(session, "hi"))
+    conversation = front.get(f"/v1/sessions/{session}")["conversation"]
+    refused = front.request("POST", "/v1/sessions", {"command": fake_agent.command({}), "resume": conversation})
+    assert (refused.status, refused.json["title"]) == (409, "NotOwner"), refused
+    assert refused.json["ids"]["session"] == session

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
 from banksman.run.sessions import needs
 from banksman.serve.api.once import session_id
@@ -50,8 +52,12 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
             await front.wait_news(session.id, pause.take())
             continue
         if front.may_take() and front.fleet.can_take(need):
-            with suppress(NotOwner):  # Another one was faster: it is asked next.
+            try:
                 return await here(call)
+            except NotOwner as exc:
+                if not _is_meant(call, id, body.name, exc.ids.get("session")):
+                    raise
+                # Another one was faster: it is asked next.
             await front.wait_news(id, pause.take())
             continue
         front.fleet.check_satisfiable(need)
@@ -64,11 +70,24 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
         except NoOwner as exc:
             raise front.fleet.no_room(need) from exc
         # Empty: a host has opened it before, and could not say so. It is asked next.
-        if data and (answer := response_of(data)).status != NOT_HERE and answer.title != "NotOwner":
-            return answered(answer)
+        if data:
+            answer = response_of(data)
+            if answer.title == "NotOwner":
+                holder = msgspec.json.decode(answer.body).get("ids", {}).get("session")
+                is_lost = _is_meant(call, id, body.name, holder)
+            else:
+                is_lost = answer.status == NOT_HERE
+            if not is_lost:
+                return answered(answer)
         await front.wait_news(id, pause.take())
         why = "the host that took it does not have it any more"
     raise front.unreachable(id, why or "no host has taken it", pause)
+
+
+def _is_meant(call: Call, id: str, name: str | None, holder: object) -> bool:
+    """Whether it is this session that another host has; and not one that has the conversation, which is no loss."""
+    known = _known(call, id, name)
+    return holder in (None, id) or (known is not None and known.id == holder)
 
 
 def _known(call: Call, id: str, name: str | None) -> Session | None:
