@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from tests.store.kit import Writer, data, everything, known, outcomes, until
 
-from banksman.errors import NotOwner, StoreError, Unreachable, UsageError
+from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable, UsageError
 from banksman.serve.fleet import Fleet
 from banksman.store.address import parse
 from banksman.store.bus import Card
-from banksman.store.cluster import ClusterLog
+from banksman.store.cluster import ClusterLog, line
 from banksman.store.cluster.packing import MESSAGE_BYTES_MAX
 from banksman.testing.nats_servers import Servers
 
@@ -32,12 +32,13 @@ class Guarded:
     def __init__(self) -> None:
         self.held: list[tuple[float, float]] = []
         self.lost: list[tuple[float, float]] = []
+        self.error: NotOwner | None = None
 
     def on_held(self, fence_at: float, dead_by: float) -> None:
         self.held.append((fence_at, dead_by))
 
     def on_lost(self, error: NotOwner, dead_by: float) -> None:
-        assert isinstance(error, NotOwner)
+        self.error = error
         self.lost.append((time.monotonic(), dead_by))
 
 
@@ -199,6 +200,23 @@ async def test_a_lease_that_the_servers_have_ended_is_lost_though_our_clock_says
         await again.commit(b"a")
 
 
+@pytest.mark.thorough
+async def test_servers_that_are_full_are_named_and_not_the_network(tmp_path: Path, prefix: str) -> None:
+    with Servers(1, file_bytes_max=1 << 20) as servers:
+        async with opened(servers, tmp_path, prefix, lease=2) as log:
+            guard = Guarded()
+            log.guard(guard)
+            nats = log._nats  # pyright: ignore[reportPrivateUsage]
+            await nats.api("STREAM.CREATE.filler", {"name": "filler", "subjects": ["filler"], "storage": "file"})
+            filling = [nats.publish("filler", bytes(100 << 10)) for _ in range(12)]
+            assert any(isinstance(each, StoreError) for each in await outcomes(*filling))
+            async with asyncio.timeout(20):
+                await until(lambda: bool(guard.lost))
+            assert "took no heartbeat" in str(guard.error)
+            assert "resources" in str(guard.error)
+            assert "network" not in str(guard.error)
+
+
 async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path, prefix: str) -> None:
     with Servers(1) as servers:
         async with opened(servers, tmp_path, prefix, lease=1) as log:
@@ -261,6 +279,22 @@ async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_repo
                 assert stored == [b"one", b"two", b"three", *(b"noted %d" % number for number in range(300))]
                 assert reports == []
         assert list(folder.glob("*.journal")) == []
+
+
+async def test_servers_that_lost_what_they_acknowledged_are_found_out_and_what_came_last_is_kept(
+    nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "SHORT_SECONDS_MAX", 0.2)
+    async with opened(nats_one, tmp_path, prefix) as log:
+        writer = await Writer.claim(log)
+        await writer.commit(b"one")
+        await log._nats.api(f"STREAM.PURGE.{prefix}-events", {})  # pyright: ignore[reportPrivateUsage]
+        writer.append(b"two")
+        async with asyncio.timeout(10):
+            assert isinstance(await writer.answers.last(), StoreDamaged)
+        await log._journal.rows()  # pyright: ignore[reportPrivateUsage]
+        (report,) = (tmp_path / "reports").iterdir()
+        assert json.loads(report.read_text())["data"] == "two"
 
 
 # What is too large.

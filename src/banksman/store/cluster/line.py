@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from banksman.errors import BanksmanError, NotOwner, StoreError, Unanswered, Unreachable
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
 from banksman.store.cluster import packing
 from banksman.store.cluster.behind import OVERDUE_SECONDS, Behind
 from banksman.store.cluster.calls import Advance, Append, Asked, Call, Claim, Delete, Lease, Release, Told
@@ -37,6 +37,8 @@ log = logging.getLogger("banksman")
 
 RETRY_SECONDS = 0.05
 RETRY_SECONDS_MAX = 1.0
+# For so long the servers may be behind what they have acknowledged: as long as it takes to choose a leader, and more.
+SHORT_SECONDS_MAX = 20.0
 
 
 class Hears(Protocol):
@@ -369,6 +371,10 @@ class Line:
                 self._with.journal.report(row)
                 self._behind.report()
             raise
+        except StoreDamaged:
+            self._with.journal.report(row)
+            self._behind.report()
+            raise
         except StoreError:
             self._with.journal.drop(id)
             self._behind.forget()
@@ -387,6 +393,7 @@ class Line:
         have refused it, and it is not there."""
         nats = self._with.nats
         wait, is_put, is_sent = RETRY_SECONDS, False, False
+        short_since: float | None = None
         while True:
             if self.tenancy is not tenancy or not self._with.leases.is_held:
                 raise NotOwner("this host has lost its lease", session=self._session, epoch=tenancy.epoch)
@@ -398,9 +405,14 @@ class Line:
                 body = b"" if is_blob else row.body
                 headers = {packing.HEADER: row.header}
                 return await nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
-            except WrongLast:
+            except WrongLast as exc:
                 with suppress(Unreachable):
-                    return await self._look_back(row)
+                    found = await self._look_back(row)
+                    if found is not None:
+                        return found
+                    short_since = short_since or time.monotonic()
+                    if time.monotonic() > short_since + SHORT_SECONDS_MAX:
+                        raise _shortened(self._session, row) from exc
             except Unreachable as exc:
                 log.debug("session %s waits for its cluster: %s", self._session, exc)
                 is_sent = True
@@ -413,15 +425,15 @@ class Line:
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
-    async def _look_back(self, row: Row) -> int:
-        """What is last is ours, though nobody told us; or it is another writer's. `Unanswered`: it is neither, but what
-        this was to follow, or older: a leader that has just been chosen may not have got to it yet."""
+    async def _look_back(self, row: Row) -> int | None:
+        """What is last is ours, though nobody told us; or it is another writer's. None: it is neither, but what this
+        was to follow, or older: a leader that has just been chosen may not have got to it yet."""
         last = await self._with.nats.last(self._with.names.events, row.subject)
         if last is not None and last.headers.get(ID) == row.id:
             return last.seq
         seq = 0 if last is None else last.seq
         if seq <= row.expected and await self._is_known_still():
-            raise Unanswered("the servers are not where they were", session=self._session)
+            return None
         if last is not None:
             packing.place_of(last)  # No writer's at all, and who mends that is not us: `StoreDamaged`.
         raise NotOwner("another writer has the session", hint="claim it anew", session=self._session, seq=seq)
@@ -431,3 +443,9 @@ class Line:
         tenancy = self.tenancy
         found = await self._with.owning.find(self._session)
         return tenancy is not None and found is not None and found.tenure == tenancy.record.tenure
+
+
+def _shortened(session: str, row: Row) -> StoreDamaged:
+    hint = "restore the stream from a backup, or delete the session; what it said last is kept as a report by its host"
+    message = f"the servers have lost events that they had acknowledged: the message {row.expected} of {row.subject}"
+    return StoreDamaged(message, hint=hint, session=session)
