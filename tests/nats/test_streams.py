@@ -147,3 +147,15 @@ async def test_no_blob_of_a_session_has_the_name_of_anothers_transcript(
         await log.transcripts.put(name.removeprefix("transcript."), b"another's")
         # By another handle: the writer has it in memory.
         assert data(await everything(other, "transcript")) == [large]
+
+
+@pytest.mark.parametrize("lease", [4.1, 8.2, 16.9, 32.3])
+async def test_a_lease_with_a_fraction_is_the_same_for_who_comes_second(
+    nats_one: Servers, tmp_path: Path, prefix: str, lease: float
+) -> None:
+    """4.1 is a little more than 4.1: cut to whole nanoseconds it was another lease than the one that was asked for."""
+    async with opened(nats_one, tmp_path, prefix, lease), opened(nats_one, tmp_path, prefix, lease):
+        pass
+    with pytest.raises(UsageError, match="lease"):
+        async with opened(nats_one, tmp_path, prefix, lease + 0.1):
+            pass

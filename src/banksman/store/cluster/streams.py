@@ -152,8 +152,10 @@ class Streams:
 
     def _check_lease(self, found: dict[str, Any]) -> None:
         """The servers end a lease by their own count. Whoever counts to more would be taken for dead while it works."""
-        kept = found["config"].get("max_age", 0) / 1e9
-        if kept != self._address.lease:
+        # As the servers count it: a fraction of a second is not the same number on its way there and back.
+        nanoseconds = found["config"].get("max_age", 0)
+        kept = nanoseconds / 1e9
+        if nanoseconds != _nanoseconds(self._address.lease):
             raise UsageError(
                 f"{self._address} has a lease of {kept:g} s, and not of {self._address.lease:g} s",
                 hint=f"all hosts of a cluster have the same: ?lease={kept:g}, or another prefix",
@@ -235,4 +237,4 @@ def _bell(prefix: str, what: str) -> str:
 
 
 def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
+    return round(seconds * 1e9)
