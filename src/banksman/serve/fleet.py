@@ -7,7 +7,7 @@ after it was said, and who answers in that moment must not say that it has no ro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from banksman.run.sessions import needs
 from banksman.serve.problems import Problem
@@ -19,6 +19,8 @@ from banksman.store.log import Known
 FRONT = "banksman=front"
 # Names of hosts that were seen, for as long as sessions are said to be with them.
 NAMES_MAX = 1000
+# They are looked up anew after so long, and not for each session of a list.
+NAMES_SECONDS = 1.0
 
 
 class Fleet:
@@ -26,6 +28,7 @@ class Fleet:
         self._hosts = hosts
         self._ourselves = ourselves
         self._names: dict[str, str] = {}
+        self._named_at = float("-inf")
 
     def all(self) -> list[HostSeen]:
         hosts = self._hosts.all()
@@ -33,6 +36,7 @@ class Fleet:
         return [host if host.id != self._hosts.id else host._replace(**self._ourselves()._asdict()) for host in hosts]
 
     def _note_names(self, hosts: Iterable[HostSeen]) -> None:
+        self._named_at = time.monotonic()
         self._names |= {host.id: host.name for host in hosts}
         while len(self._names) > NAMES_MAX:
             del self._names[next(iter(self._names))]
@@ -46,10 +50,12 @@ class Fleet:
         return self._hosts.id
 
     def find(self, id_or_name: str) -> list[HostSeen]:
-        """By its id, else all of that name."""
+        """By its id, else all of that name: those that take sessions, else front ends. Who only looks is called like
+        its machine, as a host is that was given no name; and it may be the very one that asks."""
         hosts = self.all()
         by_id = [host for host in hosts if host.id == id_or_name]
-        return by_id or [host for host in hosts if host.name == id_or_name]
+        named = [host for host in hosts if host.name == id_or_name]
+        return by_id or [host for host in named if host.room] or [host for host in named if FRONT in host.labels]
 
     def host_of(self, known: Known | None) -> HostSeen | None:
         """Whoever has it, if it is heard of. An address is `ID@MACHINE`."""
@@ -65,7 +71,7 @@ class Fleet:
         id, _, machine = known.owner.address.partition("@")
         if id == self._hosts.id:
             return self._ourselves().name
-        if id not in self._names:
+        if id not in self._names or time.monotonic() >= self._named_at + NAMES_SECONDS:
             self._note_names(self._hosts.all())
         return self._names.get(id, machine)
 
@@ -106,7 +112,7 @@ class Fleet:
             raise Problem(503, "NoHost", "there is no host that takes sessions", hint=hint)
         if all(lacks.values()):
             told = "; ".join(f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items()))
-            hint = "start a host that has them (--label), or ask for less (labels)"
+            hint = _hint({word for missing in lacks.values() for word in missing})
             raise Problem(422, "NoSuchHost", f"no host has what the session needs: {told}", hint=hint)
 
     def no_room(self, need: Sequence[str]) -> Problem:
@@ -116,3 +122,11 @@ class Fleet:
         )
         hint = "close a session, or start another host; it was not opened, and will not be"
         return Problem(503, "NoRoom", f"no host took the session in time: {told or 'none is there'}", hint=hint)
+
+
+def _hint(missing: Collection[str]) -> str:
+    """An agent is no label: it is there where its program is."""
+    labels = [word for word in missing if not word.startswith(needs.agent_word(""))]
+    agents = [word for word in missing if word not in labels]
+    wanted = ["where that agent is installed"] * bool(agents) + ["that has the labels (--label)"] * bool(labels)
+    return f"start a host {' and '.join(wanted)}{', or ask for less (labels)' * bool(labels)}"

@@ -32,7 +32,6 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
     # Not before it is needed: whoever has a store of its own machine pays for none of it.
     from banksman.run.cluster import Member  # noqa: PLC0415
 
-    await context.host.ready()
     cluster = context.host.cluster
     assert cluster is not None, "a store that many share has what binds them"
     assert context.application is not None
@@ -43,6 +42,9 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
         agents=tuple(agent.name for agent in known.look() if agent.path is not None),
         room=settings.room or 0,
     )
+    # Before the first heartbeat goes out, which would call us by our machine. Room there is when somebody pulls.
+    cluster.hosts.announce(card._replace(room=0))
+    await context.host.ready()
     context.front = Front(context.host, cluster, Fleet(cluster.hosts, lambda: _now(context, card)))
     async with Member(
         context.host,
