@@ -75,7 +75,7 @@ CHAOS ?= 10
 CLUSTER ?= 5
 chaos: venv ## clients cut off, servers, hosts and nodes killed and stopped, again and again (CHAOS=10, CLUSTER=5 minutes)
 	BANKSMAN_CHAOS=$(CHAOS) BANKSMAN_CHAOS_CLUSTER=$(CLUSTER) \
-		$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 $(ARGS) tests/chaos
+		$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 -m "thorough or not thorough" $(ARGS) tests/chaos
 
 # What `make test` does for a moment, for DEEP seconds each, and from another beginning each time.
 DEEP ?= 60
