@@ -215,7 +215,7 @@ class Front:
         if not is_here(session) and await self._needs_owner(session, kind) and not await self._may_take(session):
             await self.offer(session)
             if (why := self._stuck(session.id)) is not None:
-                hint = "it waits, and goes on as soon as a host can; nothing of it is lost"
+                hint = "it waits for a host that can, or to be opened by its name with what it lacks; nothing is lost"
                 raise Problem(503, "NotMovable", f"no host can go on with the session: {why}", hint=hint)
             return Silent("no host has taken the session up yet")
         try:
