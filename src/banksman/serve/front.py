@@ -25,8 +25,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from banksman import Host
-from banksman.core.outcome import Kind
+from banksman import Host, Kind
 from banksman.errors import (
     BanksmanError,
     Closed,
