@@ -25,7 +25,7 @@ class Kind(enum.StrEnum):
     FAILED = "failed"
     # We declined it before any byte was sent: the session is drained or closed, or its place was needed.
     REFUSED = "refused"
-    # The host died while the turn was open.
+    # The host died, or lost the session, while the turn was open.
     UNKNOWN = "unknown"
 
 
