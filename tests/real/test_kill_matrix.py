@@ -433,7 +433,7 @@ async def test_nothing_is_left_of_the_tree(cell: Cell, tmp_path: Path, marker: s
 
 def test_every_cell_is_run_or_named_impossible() -> None:
     [parameters] = [mark.args[1] for mark in test_nothing_is_left_of_the_tree.pytestmark]  # pyright: ignore[reportFunctionMemberAccess]
-    run = {str(cell) for cell in parameters}
+    run = {parameter.id for parameter in parameters}
     assert len(run) == len(parameters)
     assert run.isdisjoint(IMPOSSIBLE)
     assert run | IMPOSSIBLE.keys() == {str(cell) for cell in PRODUCT}

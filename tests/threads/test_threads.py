@@ -134,7 +134,7 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 # What the shell awaits of its own objects, and callers do not.
 INNER = {
     "Host": {"run", "wait_past", "ready", "take_over", "need_of", "is_waited_in"},
-    "Session": {"events", "wait_past"},
+    "Session": {"events", "wait_past", "reconfigure"},
     "Turn": {"complete", "kept"},
     "Command": {"wait_started"},
 }
