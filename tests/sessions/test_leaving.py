@@ -279,8 +279,9 @@ async def test_who_is_kept_can_still_be_taken_back_until_it_has_left_and_not_aft
 
 
 async def test_a_caller_that_vanishes_at_the_moment_of_leaving_leaves_no_ask_behind(tmp_path: Path) -> None:
-    """At every step of the loop: either it is withdrawn, or it was accepted and its caller has it. But for one: the log
-    has taken the ask and the leaving at once, and its caller is cancelled before it is told. It is served elsewhere."""
+    """At every step of the loop: either it is withdrawn, or it was accepted and its caller has it. But for two:
+    the log has taken the ask and the leaving at once, and its caller is being told when it is cancelled. It is served
+    elsewhere."""
     # In memory, so that each commit comes at its step.
     taken_at_once = 0
     for passes in range(8):
@@ -300,7 +301,7 @@ async def test_a_caller_that_vanishes_at_the_moment_of_leaving_leaves_no_ask_beh
                 taken_at_once += 1
             else:
                 assert bool(left["queued"]) == was_given
-    assert taken_at_once <= 1
+    assert taken_at_once <= 2
 
 
 async def test_holds_end_and_settings_are_refused(tmp_path: Path) -> None:

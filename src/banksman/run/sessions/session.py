@@ -148,9 +148,9 @@ class Session(Readable):
         """Ask for one turn. Returns when it is accepted, which is when the log has it; raises if it is not.
 
         Cancelled, the ask is withdrawn; but if the log has just taken it together with the leaving of its session
-        (`leave`), it is served by whoever has the session next. With a `key` that was used before, the turn of that time is returned. With a
-        JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED. `rules` for tools of this turn
-        come before those of the session.
+        (`leave`), it is served by whoever has the session next. With a `key` that was used before, the turn of that
+        time is returned. With a JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED.
+        `rules` for tools of this turn come before those of the session.
         """
         if isinstance(key, str):
             # Not the same one any more when it comes back from the log.
