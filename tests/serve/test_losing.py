@@ -47,6 +47,23 @@ def test_who_waits_at_a_server_that_loses_its_lease_hears_no_outcome_but_that_of
         assert outcomes == [other.outcome(session, turn) for turn in (running, waiting)]
 
 
+def test_an_ask_that_would_have_begun_while_nobody_could_know_is_done_elsewhere(tmp_path: Path) -> None:
+    """Its start is in no log, so it was not sent."""
+    script = {"prompt short": ["stream 10 0.05"]}
+    with Servers(1) as servers, fleet(tmp_path, servers, some_prefix(), lease=5) as many:
+        both = many.front("both", room=4)
+        session = both.open(script)
+        running, waiting = both.ask(session, "short"), both.ask(session, "waits")
+        until(lambda: both.get(f"/v1/sessions/{session}/turns/{running}")["state"] == "running", "it runs")
+        servers.stop(0)
+        try:
+            until(lambda: "nothing here is ours any more" in both.log.read_text(encoding="utf-8"), "it is fenced")
+        finally:
+            servers.cont(0)
+        assert both.outcome(session, running)["kind"] == "done"
+        assert both.outcome(session, waiting)["text"] == "waits"
+
+
 def test_what_no_host_has_that_a_session_needs_is_said_and_it_goes_on_when_one_has(many: Fleet) -> None:
     many.host("plain")
     strong = many.host("strong", "gpu")

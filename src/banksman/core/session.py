@@ -193,5 +193,7 @@ def _from_late_caller(work: Work, fact: CallerFact) -> None:
             work.do(EndHold(hold, refusal))
         case SettingAsked(change=change):
             work.do(SettingTaken(change, refusal))
+        case Reconfigured(change=change) if change:
+            work.do(SettingTaken(change, refusal))
         case _:
             pass

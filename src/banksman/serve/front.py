@@ -38,7 +38,6 @@ from banksman.errors import (
     Unanswered,
     Unreachable,
 )
-from banksman.run.cluster.watching import offer_one
 from banksman.run.sessions.session import Session
 from banksman.run.sessions.status import Status
 from banksman.serve.api.messages import sessions as messages
@@ -111,16 +110,13 @@ class Front:
         return self.cluster.hosts.lease_seconds + TAKE_OVER_SECONDS
 
     async def know(self, id_or_name: str) -> None:
-        """Another front end may have told somebody of it a moment ago, who asks here now. Where nobody can be asked,
-        it is not said that there is none."""
+        """Another front end may have told somebody of it a moment ago, who asks here now. `Unreachable`: nobody can be
+        asked, and so it is not said that there is none."""
         try:
             session_of(self._host, id_or_name)
         except NotFound:
             if len(id_or_name) <= NAME_LENGTH_MAX:
-                try:
-                    await self.cluster.records.look_for(id_or_name)
-                except Unreachable as exc:
-                    raise away(f"whether there is a session {id_or_name!r} is not known here now", exc) from exc
+                await self.cluster.records.look_for(id_or_name)
 
     async def answer(self, call: Call, route: Route) -> Result:
         session = session_of(self._host, call.path["id"])
@@ -134,12 +130,15 @@ class Front:
         if not is_here(session):
             raise _not_here(session)
         try:
-            return await route.handle(call)
+            result = await route.handle(call)
         except LEFT as exc:
             if not _is_about(exc, session):
                 raise
             # Lost in this moment, or on its way to another host: whoever sent it finds out which.
             raise _not_here(session) from exc
+        if _is_lost(result):
+            raise _not_here(session)
+        return result
 
     # -- what only reads ---------------------------------------------------------------------------------------------
     async def _read(self, call: Call, route: Route, session: Session) -> Result:
@@ -259,6 +258,9 @@ class Front:
         epoch, at = (0, 0.0) if known is None else self._offered.get(known.id, (0, 0.0))
         if known is None or (epoch == known.epoch and now < at + self.cluster.hosts.lease_seconds):
             return
+        # Not before it is needed: whoever has a store of its own machine pays for none of it.
+        from banksman.run.cluster.watching import offer_one  # noqa: PLC0415
+
         await offer_one(self._host.log, self.cluster, known)
         while len(self._offered) >= OFFERED_MAX:
             del self._offered[next(iter(self._offered))]

@@ -40,7 +40,12 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
     why = ""
     while pause.left:
         if body.name is not None:
-            await front.know(body.name)
+            try:
+                await front.know(body.name)
+            except Unreachable as exc:
+                why = str(exc.args[0])
+                await front.wait_news(id, pause.take())
+                continue
         session = _known(call, id, body.name)
         if session is not None and is_here(session):
             return await here(call)
@@ -81,7 +86,7 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
                 return answered(answer)
         await front.wait_news(id, pause.take())
         why = "the host that took it does not have it any more"
-    raise front.unreachable(id, why or "no host has taken it", pause)
+    raise front.unreachable(id, why or "no host has taken it", pause, call.key)
 
 
 def _is_meant(call: Call, id: str, name: str | None, holder: object) -> bool:

@@ -318,8 +318,13 @@ class Sessions:
             session.check_log()
         drops = opening.settings_unlike(before)
         replaces = startup.replace(opening)
-        await session.reconfigure(opening, replaces=replaces, drops=drops, opened=opened, on_question=on_question)
-        startup.record = record
+        # At once: who is cancelled only stops waiting, and the log has it all the same.
+        logged, startup.record = startup.record, record
+        try:
+            await session.reconfigure(opening, replaces=replaces, drops=drops, opened=opened, on_question=on_question)
+        except BanksmanError:
+            startup.record = logged
+            raise
         return session
 
     async def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from banksman.errors import BanksmanError, Unanswered, no_room
+from banksman.errors import BanksmanError, Unanswered, Unreachable, no_room
 from banksman.serve.api.messages.parts import Body, Query
 from banksman.serve.api.sending import Sliced
 from banksman.serve.entrance.wire import BODY_SECONDS_MAX
@@ -199,7 +199,10 @@ async def _handled(route: Route, call: Call) -> Result:
     """Here; or, where many hosts share the store, by whoever has the session."""
     front = call.context.front
     if front is not None and route.path.startswith("/v1/sessions/"):
-        await front.know(call.path["id"])
+        try:
+            await front.know(call.path["id"])
+        except Unreachable as exc:
+            raise away(f"whether there is a session {call.path['id']!r:.100} is not known here now", exc) from exc
     try:
         if route.to_owner is None or front is None:
             return await route.handle(call)

@@ -5,21 +5,29 @@ know of it. When it does not, an agent goes on talking until the lease is nearly
 memory alone. So once a message is overdue, every append that waits is noted as it comes, by its place in the session;
 and passed by when a message with it has been stored.
 
-Nothing is noted from the first ask on: whoever asks is told that it was not accepted, and so it must not be, later.
+Nothing is noted from the first ask on, nor from the start of a turn: whoever asks is told that it was not accepted, and
+a prompt is sent only when its start is stored. Neither may be made true later by somebody who finds it in a journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
-from banksman.core.event import TURN_QUEUED
+from banksman.core.event import TURN_QUEUED, TURN_STARTED, Entry
 from banksman.store.cluster import packing
 from banksman.store.cluster.calls import Append, Call
 from banksman.store.cluster.journal import Journal, Noted
-from banksman.store.cluster.packing import Body
+from banksman.store.cluster.packing import Body, Part
 
 # A healthy cluster answers in milliseconds, and one that has lost a leader in seconds.
 OVERDUE_SECONDS = 0.25
+BEGINNINGS = (TURN_QUEUED, TURN_STARTED)
+
+
+def before_a_beginning(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """What comes before the first ask, or the first start of a turn."""
+    return list(itertools.takewhile(lambda entry: entry[1] not in BEGINNINGS, entries))
 
 
 class Behind:
@@ -49,14 +57,18 @@ class Behind:
         if not isinstance(call, Append) or not self._follows(call, first):
             self._next = None  # What comes behind it rests on what nobody knows yet.
             return
-        self._noted = first + len(call.part.entries) - 1
-        self._next = self._noted + 1
-        body = packing.encode(Body([call.part], call.snapshot, self._noted))
-        self._journal.note(Noted(self._subject, self._epoch, first, len(call.part.entries), body))
+        entries = before_a_beginning(call.part.entries)
+        is_whole = len(entries) == len(call.part.entries)
+        if entries:
+            self._noted = first + len(entries) - 1
+            snapshot = call.snapshot if is_whole else None
+            body = packing.encode(Body([Part(call.part.at, entries)], snapshot, self._noted))
+            self._journal.note(Noted(self._subject, self._epoch, first, len(entries), body))
+        self._next = self._noted + 1 if is_whole else None
 
     def _follows(self, call: Append, first: int) -> bool:
-        is_ask = any(kind == TURN_QUEUED for _, kind, _ in call.part.entries)
-        return call.epoch == self._epoch and call.expected_seq == first - 1 and bool(call.part.entries) and not is_ask
+        is_next = call.epoch == self._epoch and call.expected_seq == first - 1
+        return is_next and call.error is None and bool(call.part.entries)
 
     def pass_by(self, last: int) -> None:
         """All up to this event is stored, and somebody answers again."""

@@ -20,12 +20,11 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from importlib import metadata
 
 import msgspec
 
-from banksman.errors import NotOwner, StoreError, Unreachable
+from banksman.errors import BanksmanError, NotOwner, StoreError, Unreachable
 from banksman.store.bus import Card, HostSeen
 from banksman.store.cluster.mirror import Mirror
 from banksman.store.cluster.streams import Names
@@ -71,9 +70,9 @@ class Leases:
         self._gone: list[Callable[[str], None]] = []
         self._lost: list[Callable[[], None]] = []
         self._guards: list[Guard] = []
-        # When the heartbeat was sent that was acknowledged last; None: we have no lease.
         # Why the last heartbeat was refused, by servers that can be reached.
         self._refusal: StoreError | None = None
+        # When the heartbeat was sent that was acknowledged last; None: we have no lease.
         self._held_since: float | None = None
         self._beats: asyncio.Task[None] | None = None
         self._fence: asyncio.TimerHandle | None = None
@@ -155,6 +154,7 @@ class Leases:
     async def _go_on(self) -> None:
         seconds = max(BEAT_SECONDS_MIN, self.lease_seconds / BEATS_PER_LEASE)
         patience = min(ANSWER_SECONDS_MAX, self.lease_seconds / 5)
+        told = ""
         while True:
             try:
                 async with asyncio.timeout(seconds):
@@ -170,9 +170,16 @@ class Leases:
                 self._refusal = None if isinstance(exc, Unreachable) else exc
                 if not self.is_held:
                     # Perhaps somebody has deleted the stream. It is worth nothing tomorrow, and is made anew.
-                    with suppress(StoreError):
+                    try:
                         await self._ensure(self._names.hosts)
                         self._mirror.reload_soon()
+                    except Unreachable:
+                        pass
+                    except BanksmanError as refusal:
+                        # Somebody has to act, and whenever that is, we are still here.
+                        if str(refusal) != told:
+                            told = str(refusal)
+                            log.error("! host %s has no lease, and gets none: %s", self._id, told)
                 # Nearly at once: a leader is being chosen, and what counts is when the first one is acknowledged.
                 await asyncio.sleep(RETRY_SECONDS)
                 self._hurry.set()

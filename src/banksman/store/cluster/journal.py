@@ -89,7 +89,6 @@ class Journal:
             raise StoreError(f"no journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
         assert self._lock is not None, "the name of a host is given once"
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._is_broken: StoreError | None = None
         self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
         self._thread.start()
 
@@ -146,9 +145,13 @@ class Journal:
         rows: list[Row] = []
         noted: list[Noted] = []
 
-        def answer(_: BaseException | None) -> None:
-            if not found.done():
+        def answer(exc: BaseException | None) -> None:
+            if found.done():
+                return
+            if exc is None:
                 found.set_result(None)
+            else:
+                found.set_exception(StoreError(f"the journal cannot be read: {exc}", path=str(self.path)))
 
         def select(db: sqlite3.Connection) -> None:
             rows.extend(_rows(db))
@@ -212,6 +215,8 @@ class Journal:
         except Exception as exc:  # Whatever it is: a thread that is gone answers nobody.
             error = exc
         answers = [answer for _, answer in group if answer is not None]
+        if error is not None and len(answers) < len(group):
+            log.warning("! the journal %s cannot be written: %s", self.path, error)
         if answers:
             self._tell(answers, error)
 
@@ -339,19 +344,22 @@ def _is_empty(db: sqlite3.Connection) -> bool:
 def _report(journal: Path, row: Row) -> None:
     """One file for each message: a line of JSON for each event in it, as far as it is text."""
     place = packing.place(0, row.header)
-    _write_report(journal, row.id, packing.events("", place.epoch, place.first, packing.decode(row.body), None))
+    # Without what is each attempt's own: what is tried again and again is one report, and the first has most in it.
+    _write_report(
+        journal, row.id.rpartition(".")[0], packing.events("", place.epoch, place.first, packing.decode(row.body), None)
+    )
 
 
 def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: int) -> None:
     """One file for all that was noted of it under this epoch."""
     events: list[Event] = []
-    for noted in _noted(db):
-        if (noted.subject, noted.epoch) == (subject, epoch):
-            events += packing.events("", noted.epoch, noted.first, packing.decode(noted.body), None)
+    of_it = "select first, body from noted where subject = ? and epoch = ? order by first"
+    for first, body in db.execute(of_it, (subject, epoch)):
+        events += packing.events("", epoch, first, packing.decode(body), None)
     if not events:
         return
     try:
-        _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.{events[0].seq}", events)
+        _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events)
     except OSError as exc:
         # It stays where it is, and others of its group are not kept from the disk by it.
         log.warning("! no report can be written of what is in %s: %s", journal, exc)
@@ -362,10 +370,15 @@ def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: in
 def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
     path = journal.parent / "reports" / f"{name}.ndjson"
     path.parent.mkdir(exist_ok=True, mode=0o700)
-    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        for event in events:
-            line = {"seq": event.seq, "epoch": event.epoch, "at": event.at, "turn": event.turn, "kind": event.kind}
-            file.write(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
+    lines: list[str] = []
+    for event in events:
+        line = {"seq": event.seq, "epoch": event.epoch, "at": event.at, "turn": event.turn, "kind": event.kind}
+        lines.append(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
+    with (
+        contextlib.suppress(FileExistsError),
+        open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+    ):
+        file.writelines(lines)
 
 
 def _open(path: Path) -> sqlite3.Connection:

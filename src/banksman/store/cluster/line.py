@@ -186,7 +186,8 @@ class Line:
         match call:
             case Advance():
                 await owning.advance(tenancy)
-                self._with.hears.on_tenancy(self._session, tenancy)
+                if self.tenancy is tenancy:  # And was not lost meanwhile.
+                    self._with.hears.on_tenancy(self._session, tenancy)
             case Lease(name=name):
                 await owning.lease(tenancy, name, self._with.hears.settle)
             case Release():
@@ -359,10 +360,12 @@ class Line:
         )
         row = Row(self._with.names.event(self._session), id, before.seq, header, data)
         began = time.perf_counter()
-        await self._with.journal.put(row)
-        overdue = asyncio.get_running_loop().call_later(
-            OVERDUE_SECONDS, lambda: self._behind.begin(tenancy.epoch, seq + 1, self._calls)
-        )
+        try:
+            await self._with.journal.put(row)
+        except StoreError:
+            self._behind.forget()
+            raise
+        overdue = asyncio.get_running_loop().call_later(OVERDUE_SECONDS, self._fall_behind, tenancy, seq + 1)
         try:
             message_seq = await self._publish(tenancy, row, is_blob=blob == id)
         except NotOwner:
@@ -388,6 +391,10 @@ class Line:
         self._with.hears.on_stored(self._session, tenancy.place, len(data), body)
         await self._with.hears.after_stored(self._session, tenancy.place, len(data))
 
+    def _fall_behind(self, tenancy: Tenancy, first: int) -> None:
+        if self.tenancy is tenancy:
+            self._behind.begin(tenancy.epoch, first, self._calls)
+
     async def _publish(self, tenancy: Tenancy, row: Row, *, is_blob: bool) -> int:
         """Until it is known what became of it. `NotOwner`: it is not ours to say any more. `StoreError`: the servers
         have refused it, and it is not there."""
@@ -407,15 +414,15 @@ class Line:
                 return await nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
             except WrongLast as exc:
                 with suppress(Unreachable):
-                    found = await self._look_back(row)
-                    if found is not None:
-                        return found
-                    short_since = short_since or time.monotonic()
-                    if time.monotonic() > short_since + SHORT_SECONDS_MAX:
+                    stored, is_short = await self._look_back(row)
+                    if stored is not None:
+                        return stored
+                    short_since = (short_since or time.monotonic()) if is_short else None
+                    if short_since is not None and time.monotonic() > short_since + SHORT_SECONDS_MAX:
                         raise _shortened(self._session, row) from exc
             except Unreachable as exc:
                 log.debug("session %s waits for its cluster: %s", self._session, exc)
-                is_sent = True
+                is_sent, short_since = True, None
             except StoreError as exc:
                 if not is_sent:
                     raise
@@ -425,15 +432,15 @@ class Line:
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
-    async def _look_back(self, row: Row) -> int | None:
-        """What is last is ours, though nobody told us; or it is another writer's. None: it is neither, but what this
-        was to follow, or older: a leader that has just been chosen may not have got to it yet."""
+    async def _look_back(self, row: Row) -> tuple[int | None, bool]:
+        """Where it is stored, though nobody told us; None: it is not, and what is last is what it was to follow, or
+        older (True): a leader that has just been chosen may not have got to it yet. `NotOwner`: it is another's."""
         last = await self._with.nats.last(self._with.names.events, row.subject)
         if last is not None and last.headers.get(ID) == row.id:
-            return last.seq
+            return last.seq, False
         seq = 0 if last is None else last.seq
         if seq <= row.expected and await self._is_known_still():
-            return None
+            return None, seq < row.expected
         if last is not None:
             packing.place_of(last)  # No writer's at all, and who mends that is not us: `StoreDamaged`.
         raise NotOwner("another writer has the session", hint="claim it anew", session=self._session, seq=seq)

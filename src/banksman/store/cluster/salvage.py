@@ -20,6 +20,7 @@ from pathlib import Path
 
 from banksman.errors import StoreDamaged, StoreError, Unreachable
 from banksman.store.cluster import packing
+from banksman.store.cluster.behind import before_a_beginning
 from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.journal import Journal, Left, Noted, Row, left_behind, store_of
 from banksman.store.cluster.packing import EVENTS_MAX, Body, Part, Place
@@ -70,7 +71,7 @@ class Salvage:
         while (rows or noted) and not leases.is_held:  # noqa: ASYNC110  Nobody is told when a lease is held again.
             await asyncio.sleep(RETRY_SECONDS)
         for row in rows:
-            if await self._put(row):
+            if await self._put_as_told(row):
                 journal.drop(row.id)
             else:
                 journal.report(row)
@@ -99,6 +100,25 @@ class Salvage:
             if last < group[-1].last:
                 await asyncio.to_thread(left.report_noted, group[0].subject, group[0].epoch)
                 _tell(group[0].subject)
+
+    async def _put_as_told(self, row: Row) -> bool:
+        """Whether all of it is in its place. Whoever asked in it was told that it was not accepted, and what it starts
+        was not sent: of what is not stored by now, that part is not."""
+        told = _without_beginnings(row)
+        if told is row:
+            return await self._put(row)
+        if not await self._is_last(row) and told is not None:
+            await self._put(told)
+        return await self._is_last(row)
+
+    async def _is_last(self, row: Row) -> bool:
+        while True:
+            try:
+                last = await self._nats.last(self._names.events, row.subject)
+            except Unreachable:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            return last is not None and last.headers.get(ID) == row.id
 
     async def _put_noted(self, noted: Sequence[Noted]) -> int:
         """What one owner has noted of one session: the last event of it that is in its place."""
@@ -158,6 +178,30 @@ class Salvage:
 def _grouped(noted: Iterable[Noted]) -> list[list[Noted]]:
     """By session and owner, each in its order."""
     return [list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))]
+
+
+def _without_beginnings(row: Row) -> Row | None:
+    """What of it comes before the first ask and the first start of a turn; the row itself, if it has none."""
+    place, body = packing.place(0, row.header), packing.decode(row.body)
+    parts: list[Part] = []
+    for part in body.parts:
+        entries = before_a_beginning(part.entries)
+        if len(entries) == len(part.entries):
+            parts.append(part)
+            continue
+        if entries:
+            parts.append(Part(part.at, entries))
+        break
+    else:
+        return row
+    held = sum(len(part.entries) for part in parts)
+    # A snapshot is of all that was appended. And what was too large may still be: it is for the report.
+    if not held or body.snapshot is not None or place.blob_name is not None:
+        return None
+    header = packing.header(
+        epoch=place.epoch, first=place.first, held=held, snapshot=place.snapshot, at=parts[-1].at, blob=place.blob
+    )
+    return row._replace(id=f"{row.id}.told", header=header, body=packing.encode(Body(parts)))
 
 
 def _packed(waiting: Sequence[Noted], before: Place) -> tuple[Row, int]:
