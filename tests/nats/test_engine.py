@@ -19,7 +19,7 @@ from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable, Usa
 from banksman.serve.fleet import Fleet
 from banksman.store.address import parse
 from banksman.store.bus import Card
-from banksman.store.cluster import ClusterLog, line
+from banksman.store.cluster import ClusterLog, publishing
 from banksman.store.cluster.packing import MESSAGE_BYTES_MAX
 from banksman.testing.nats_servers import Servers
 
@@ -289,7 +289,7 @@ async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_repo
 async def test_servers_that_lost_what_they_acknowledged_are_found_out_and_what_came_last_is_kept(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "SHORT_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(publishing, "SHORT_SECONDS_MAX", 0.2)
     async with opened(nats_one, tmp_path, prefix) as log:
         writer = await Writer.claim(log)
         await writer.commit(b"one")

@@ -2,8 +2,8 @@
 
 What waits is packed: all appends that are at the head of the line go into one message, so the busier it is the less
 each costs. There is one message on its way at a time; the next one holds whatever has gathered meanwhile. It is in the
-journal before it is published, and it is published until somebody says what became of it, or until the lease is lost.
-While that takes longer than a moment, what waits is in the journal as well (`behind.py`).
+journal before it is published, and it is published until somebody says what became of it, or until the lease is lost
+(`publishing.py`). While that takes longer than a moment, what waits is in the journal as well (`behind.py`).
 
 An answer is decided here and not when it was called for: a claim may be before it in the line.
 """
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError
 from banksman.store.cluster import packing
 from banksman.store.cluster.behind import OVERDUE_SECONDS, Behind
 from banksman.store.cluster.calls import Advance, Append, Asked, Call, Claim, Delete, Lease, Release, Told
@@ -28,17 +28,12 @@ from banksman.store.cluster.hosts import Leases
 from banksman.store.cluster.journal import Journal, Row
 from banksman.store.cluster.owning import Owning, Tenancy
 from banksman.store.cluster.packing import Body, Place
+from banksman.store.cluster.publishing import Publishing
 from banksman.store.cluster.streams import Names, Streams
 from banksman.store.cluster.tokens import token
-from banksman.store.jetstream import ID, WrongLast
 from banksman.store.nats import Nats
 
 log = logging.getLogger("banksman")
-
-RETRY_SECONDS = 0.05
-RETRY_SECONDS_MAX = 1.0
-# For so long the servers may be behind what they have acknowledged: as long as it takes to choose a leader, and more.
-SHORT_SECONDS_MAX = 20.0
 
 
 class Hears(Protocol):
@@ -79,6 +74,7 @@ class Line:
         self._session = session
         self._with = writing
         self._calls: deque[Call] = deque()
+        self._publishing = Publishing(writing.nats, writing.streams, writing.owning)
         self._behind = Behind(writing.journal, writing.names.event(session))
         # What is out of the line and not answered yet: whatever becomes of the task, it is.
         self._doing: Sequence[Call] = ()
@@ -367,7 +363,7 @@ class Line:
             raise
         overdue = asyncio.get_running_loop().call_later(OVERDUE_SECONDS, self._fall_behind, tenancy, seq + 1)
         try:
-            message_seq = await self._publish(tenancy, row, is_blob=blob == id)
+            message_seq = await self._publishing.until_known(tenancy, row, lambda: self._is_ours(tenancy))
         except NotOwner:
             leases = self._with.leases
             if leases.id == tenancy.host and leases.is_held:  # Else it may still find its place: see `salvage.py`.
@@ -391,68 +387,9 @@ class Line:
         self._with.hears.on_stored(self._session, tenancy.place, len(data), body)
         await self._with.hears.after_stored(self._session, tenancy.place, len(data))
 
+    def _is_ours(self, tenancy: Tenancy) -> bool:
+        return self.tenancy is tenancy and self._with.leases.is_held
+
     def _fall_behind(self, tenancy: Tenancy, first: int) -> None:
         if self.tenancy is tenancy:
             self._behind.begin(tenancy.epoch, first, self._calls)
-
-    async def _publish(self, tenancy: Tenancy, row: Row, *, is_blob: bool) -> int:
-        """Until it is known what became of it. `NotOwner`: it is not ours to say any more. `StoreError`: the servers
-        have refused it, and it is not there."""
-        nats = self._with.nats
-        wait, is_put, is_sent = RETRY_SECONDS, False, False
-        short_since: float | None = None
-        while True:
-            if self.tenancy is not tenancy or not self._with.leases.is_held:
-                raise NotOwner("this host has lost its lease", session=self._session, epoch=tenancy.epoch)
-            try:
-                if is_blob and not is_put:
-                    await self._with.streams.ensure(self._with.names.blobs)
-                    await nats.put_blob(self._with.names.blobs, row.id, row.body)
-                    is_put = True
-                body = b"" if is_blob else row.body
-                headers = {packing.HEADER: row.header}
-                return await nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
-            except WrongLast as exc:
-                with suppress(Unreachable):
-                    stored, is_short = await self._look_back(row)
-                    if stored is not None:
-                        return stored
-                    short_since = (short_since or time.monotonic()) if is_short else None
-                    if short_since is not None and time.monotonic() > short_since + SHORT_SECONDS_MAX:
-                        raise _shortened(self._session, row) from exc
-            except Unreachable as exc:
-                log.debug("session %s waits for its cluster: %s", self._session, exc)
-                is_sent, short_since = True, None
-            except StoreError as exc:
-                if not is_sent:
-                    raise
-                # An attempt before this one may have been stored, or may still be. Whoever claims it next sees which.
-                message = f"what became of the last append is not known: {exc}"
-                raise NotOwner(message, hint="claim it anew", session=self._session) from exc
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, RETRY_SECONDS_MAX)
-
-    async def _look_back(self, row: Row) -> tuple[int | None, bool]:
-        """Where it is stored, though nobody told us; None: it is not, and what is last is what it was to follow, or
-        older (True): a leader that has just been chosen may not have got to it yet. `NotOwner`: it is another's."""
-        last = await self._with.nats.last(self._with.names.events, row.subject)
-        if last is not None and last.headers.get(ID) == row.id:
-            return last.seq, False
-        seq = 0 if last is None else last.seq
-        if seq <= row.expected and await self._is_known_still():
-            return None, seq < row.expected
-        if last is not None:
-            packing.place_of(last)  # No writer's at all, and who mends that is not us: `StoreDamaged`.
-        raise NotOwner("another writer has the session", hint="claim it anew", session=self._session, seq=seq)
-
-    async def _is_known_still(self) -> bool:
-        """Whether it was not deleted meanwhile, with all its messages."""
-        tenancy = self.tenancy
-        found = await self._with.owning.find(self._session)
-        return tenancy is not None and found is not None and found.tenure == tenancy.record.tenure
-
-
-def _shortened(session: str, row: Row) -> StoreDamaged:
-    hint = "restore the stream from a backup, or delete the session; what it said last is kept as a report by its host"
-    message = f"the servers have lost events that they had acknowledged: the message {row.expected} of {row.subject}"
-    return StoreDamaged(message, hint=hint, session=session)
