@@ -10,7 +10,7 @@ import pytest
 from tests.thorough import IS_THOROUGH, thorough
 
 from banksman.store.address import parse
-from banksman.store.cluster import ClusterLog
+from banksman.store.cluster import ClusterLog, many
 from banksman.store.log import Log
 from banksman.testing.nats_servers import Servers
 
@@ -29,6 +29,11 @@ def fresh_prefix() -> str:
 class _OnServers:
     servers: Servers
     folder: Path
+
+    @pytest.fixture(autouse=True)
+    def _believes_a_leader(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody is killed here, so nobody is behind."""
+        monkeypatch.setattr(many, "BEHIND_SECONDS_MAX", 0.2)
 
     async def opened_at(self, prefix: str, *, retained_bytes: int | None = None) -> ClusterLog:
         address = parse(self.servers.store(prefix, lease=10))

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from banksman.core.event import UPDATE
+from banksman.errors import HistoryLost
 from banksman.store import address
 from banksman.store.cluster import ClusterLog, many
+from banksman.store.cluster.reading import Reading
 from banksman.testing.nats_servers import Servers
 
 
@@ -27,4 +29,37 @@ async def test_the_place_behind_all_is_behind_all(
         assert await stored is None
     end = (await log.read_many(None, 1, sessions=())).position
     assert not (await log.read_many(end)).events
+    await log.close()
+
+
+async def test_a_leader_that_is_behind_for_a_moment_does_not_lose_anybodys_place(
+    nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front end that has heard of nothing yet, and a client that comes from another: as after a leader was frozen."""
+    log = ClusterLog(address.parse(nats_one.store(prefix)), tmp_path)
+    epoch = await log.claim("s", agent="claude")
+    stored: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    log.append("s", epoch, 0, 1.0, [(None, UPDATE, b"{}")], stored.set_result)
+    assert await stored is None
+    place = (await log.read_many(None)).position
+    answers = iter([0, 0])
+    real = Reading.last_seq
+
+    async def last_seq(reading: Reading) -> int:
+        answer = next(answers, None)
+        return await real(reading) if answer is None else answer
+
+    monkeypatch.setattr(many, "BEHIND_SECONDS_BETWEEN", 0.01)
+    other = ClusterLog(address.parse(nats_one.store(prefix)), tmp_path / "other")
+    await other.ready()
+    monkeypatch.setattr(Reading, "last_seq", last_seq)
+    looking = other._many  # pyright: ignore[reportPrivateUsage]
+    looking._newest = looking._heads.newest = 0  # pyright: ignore[reportPrivateUsage]
+    assert not (await other.read_many(place)).events
+    assert next(answers, None) is None
+    # One that is of another store is told so, in the end.
+    monkeypatch.setattr(many, "BEHIND_SECONDS_MAX", 0.05)
+    with pytest.raises(HistoryLost):
+        await other.read_many("ffff")
+    await other.close()
     await log.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 
 from banksman.core.event import Event
@@ -27,6 +28,8 @@ log = logging.getLogger("banksman")
 PAGE_MESSAGES = 256
 # Between two looks, for who waits, that no bell has asked for.
 LOOK_SECONDS = 2.0
+# A leader is behind for so long, at most: then it has heard of the next one, or has caught up.
+BEHIND_SECONDS_MAX, BEHIND_SECONDS_BETWEEN = 4.0, 0.25
 # How many messages are looked through in vain before a page is given that holds nothing: others have their turn.
 LOOKED_MAX = 4096
 # So many that are none of ours are told of. Beyond, whoever puts them there has been told.
@@ -115,13 +118,19 @@ class Many:
             log.warning("! who reads all sessions passes by what cannot be read: %s", exc)
 
     async def _check(self, position: Position) -> int:
-        """How far there is something to read. `HistoryLost` if the position is of a store that was longer."""
+        """How far there is something to read. `HistoryLost` if the position is of a store that was longer: not by one
+        look, for a leader that was just chosen, or that was frozen and does not know yet that it leads no more, is
+        behind what another front end has told."""
         newest = max(self._newest, self._heads.newest)
+        until = time.monotonic() + BEHIND_SECONDS_MAX
         if position.chunk >= newest:
-            newest = await self._reading.last_seq()
+            newest = max(newest, await self._reading.last_seq())
+        while position.chunk > newest:
+            if time.monotonic() > until:
+                raise history_lost(position.text)
+            await asyncio.sleep(BEHIND_SECONDS_BETWEEN)
+            newest = max(newest, self._heads.newest, await self._reading.last_seq())
         self._newest = newest
-        if position.chunk > newest:
-            raise history_lost(position.text)
         return newest
 
     async def wait_past(self, position: str) -> None:
