@@ -109,7 +109,8 @@ class Nemesis:
         self._is_over.wait(dice.uniform(*self._plan.node_down))
         self._world.servers.restart(nodes[0])
         self._history.notes(f"start node {nodes[0]}")
-        self._world.servers.wait_ready()
+        for node in self._world.wait_nodes_ready():
+            self._history.notes(f"restart node {node}")
 
     def _stop_node(self, nodes: list[int], dice: random.Random) -> None:
         self._stop_nodes(nodes[:1], dice.uniform(*self._plan.node_stopped))
