@@ -211,7 +211,10 @@ class Front:
         if not is_here(session) and kind is ToOwner.NOW:
             raise Refused("nobody has the session: nothing runs in it", session=session.id)
         if not is_here(session) and await self._needs_owner(session, kind) and not await self._may_take(session):
-            await self.offer(session)
+            try:
+                await self.offer(session)
+            except Unreachable as exc:
+                return Silent(str(exc.args[0]))  # Nothing was done yet but to look for somebody who could.
             if (why := self._stuck(session.id)) is not None:
                 hint = "it waits for a host that can, or to be opened by its name with what it lacks; nothing is lost"
                 raise Problem(503, "NotMovable", f"no host can go on with the session: {why}", hint=hint)
