@@ -891,13 +891,13 @@ _KNOWN_MEMBERS = frozenset(
         *("settled", "boundary"),
     )
 )
-_OTHER_MEMBERS = tuple(name for name in Turn.__dataclass_fields__ if name not in _KNOWN_MEMBERS)
+_OTHER_MEMBERS = tuple(name for name in Turn.__struct_fields__ if name not in _KNOWN_MEMBERS)
 
 
 # All that it knows, but for numbers that only grow and words that only explain.
 # What a toy was told is told by the rest.
 _UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "speech")
-_PROCESS_MEMBERS = tuple(name for name in Process.__dataclass_fields__ if name not in _UNIMPORTANT)
+_PROCESS_MEMBERS = tuple(name for name in Process.__struct_fields__ if name not in _UNIMPORTANT)
 
 
 def _process_key(process: Process) -> tuple[object, ...]:

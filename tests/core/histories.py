@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from tests.core import exploration, scenarios
 from tests.core.recordings import reading
 from tests.core.recordings.rehearsal import Rehearsal

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
 
+from msgspec.structs import replace
 from tests.core import (
     test_conversation,
     test_leaving,
@@ -50,9 +51,10 @@ from banksman.core.arbiter import BACKGROUND, Queue, Waiting
 from banksman.core.clocks import Name
 from banksman.core.decision import Decision
 from banksman.core.event import Entry, Event, entry
+from banksman.core.keys import KEYS_MAX, Keys
 from banksman.core.meaning import Replied, Thought, TurnOver
 from banksman.core.outcome import By, Kind, Outcome
-from banksman.core.past import KEYS_MAX, Past
+from banksman.core.past import Past
 from banksman.core.rules import Verdict
 from banksman.core.session_effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
 from banksman.core.session_facts import Timer
@@ -1206,7 +1208,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 @_mutant("a snapshot without keys", pasts, "encode", partial(_snapshot, "costs and settings"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def encode(past: Past) -> bytes:
-        return right(replace(past, keys=()))
+        return right(replace(past, keys=Keys()))
 
     return encode
 

@@ -15,6 +15,7 @@ import pytest
 from tests.core.recordings import acp_playing, reading
 from tests.core.recordings.acp_playing import HANDSHAKE, NAMES, QUIRKS, Played, golden, in_words, told
 from tests.core.recordings.reading import CUTS, Cut
+from tests.thorough import one_in
 
 from banksman.core.dialects.acp import Acp
 from banksman.core.dialects.quirks import Quirks
@@ -194,7 +195,7 @@ def test_what_a_turn_took_is_told_where_the_agent_does() -> None:
 
 
 # -- lines that are damaged ------------------------------------------------------------------------------------------
-@each_recording
+@pytest.mark.parametrize("name", one_in(3, NAMES))
 def test_a_line_that_is_cut_anywhere_is_read_and_no_more(name: str) -> None:
     """Never an exception; and by its two ends a reply is still known for what it is."""
     dialect = Acp()

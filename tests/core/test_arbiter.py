@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from banksman.core import arbiter
 from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL, Hold, Queue, Waiting

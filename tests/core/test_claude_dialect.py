@@ -646,6 +646,7 @@ def test_no_bytes_are_too_strange(line: bytes) -> None:
 
 @settings(deadline=None)
 @given(FRAMES, st.integers(min_value=0), st.binary(min_size=1, max_size=2))
+@example({"type": "result", "model_usage_since_last_result": {}}, 0, b"x")
 def test_no_frame_is_too_strange(frame: dict[str, Any], at: int, noise: bytes) -> None:
     line = json.dumps(frame).encode()
     survives(line)

@@ -3,10 +3,10 @@ where it began."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 

@@ -151,6 +151,7 @@ def test_a_batch_has_a_most() -> None:
     assert jsonrpc.decode(b"[" + reply + b"," + DEEP + b"]") == (Reply(None, is_cut=True),)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("item", [b"0", b"{}", b"[]", b'"', b'{"id":1,"result":{}}', b" ", b"\xff"])
 @pytest.mark.parametrize("bytes_about", [1 << 10, 1 << 20, 4 << 20])
 def test_what_a_line_of_many_costs_is_bounded(item: bytes, bytes_about: int) -> None:
@@ -204,9 +205,9 @@ def test_an_oversize_line_that_is_no_message(head: bytes) -> None:
 
 @pytest.mark.parametrize("piece", [b',"a":"', b',"a":1', b'{"a":', b'"', b"\\", b",", b' , "id" : 1 '])
 def test_the_ends_of_a_line_cost_little(piece: bytes) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     jsonrpc.decode_head((b'{"result":' + piece * 60_000)[: 64 << 10], (piece * 4_000)[: 4 << 10] + b"}")
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 # -- ids -------------------------------------------------------------------------------------------------------------

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.core.histories import Told, open_talk
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, of

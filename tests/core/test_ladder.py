@@ -9,6 +9,7 @@ import pytest
 
 from banksman.core.ladder import (
     KILL_REPORT_SECONDS_MAX,
+    TAKE_OVER_SECONDS_MAX,
     CloseOutput,
     CloseStdin,
     Effect,
@@ -199,7 +200,7 @@ def test_a_bound_that_lies_behind_the_end_of_a_stop_changes_nothing(timings: Tim
 def test_a_keeper_that_does_not_report_is_killed_and_the_wait_ends() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=None)
     world.run(StopAsked(0.0, at_once=True))
-    wedged, given_up = KILL_REPORT_SECONDS_MAX, 2 * KILL_REPORT_SECONDS_MAX
+    wedged, given_up = KILL_REPORT_SECONDS_MAX, KILL_REPORT_SECONDS_MAX + TAKE_OVER_SECONDS_MAX
     expected = [(0.0, "KillTree"), (wedged, "KillKeeper"), (given_up, "CloseOutput"), (given_up, "Settle")]
     assert world.rungs() == expected
 
@@ -232,7 +233,10 @@ def test_every_stop_ends_within_the_sum_of_its_waits(
 ) -> None:
     world = World(timings, exits_on=exits_on, rest_ends_on=rest_ends_on, held_outside=held)
     world.run(StopAsked(0.0))
-    assert world.now <= (timings.eof or 0.0) + timings.grace + 2 * KILL_REPORT_SECONDS_MAX + timings.drain
+    assert (
+        world.now
+        <= (timings.eof or 0.0) + timings.grace + KILL_REPORT_SECONDS_MAX + TAKE_OVER_SECONDS_MAX + timings.drain
+    )
 
 
 @pytest.mark.parametrize("timings", [AGENT, COMMAND])

@@ -5,9 +5,8 @@ Every order of it is explored in test_session.py (the scenarios that begin with 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.core import histories
 from tests.core.exploration import projection
 from tests.core.histories import History, history, open_talk
 from tests.core.scenarios import ask
 from tests.core.talk import CONFIG, TELLING
+from tests.thorough import one_in
 
 from banksman.core import event as kinds
 from banksman.core import past as pasts
 from banksman.core import replay
 from banksman.core.arbiter import NORMAL
 from banksman.core.event import Entry, Event, entry
+from banksman.core.keys import KEYS_MAX, Key, Keys
 from banksman.core.meaning import Requested, Wants
-from banksman.core.past import KEYS_MAX, VERSION, Born, Key, OpenQuestion, Past
+from banksman.core.past import VERSION, Born, OpenQuestion, Past
 from banksman.core.rules import Verdict
 from banksman.core.state import Mode, Process, Session
 from banksman.core.turn import Ask, Phase, Turn
@@ -54,7 +55,7 @@ def written(past: Past) -> Past:
 
 
 # -- from a snapshot as from the first event --------------------------------------------------------------------------
-@pytest.mark.parametrize("name", histories.NAMES)
+@pytest.mark.parametrize("name", one_in(8, histories.NAMES))
 def test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one(name: str) -> None:
     one = history(name)
     entries = one.entries
@@ -73,7 +74,7 @@ def test_events_fold_as_the_entries_that_they_were() -> None:
     assert pasts.fold_events(pasts.beginning(one.config), events) == prefixes(one)[-1]
 
 
-@pytest.mark.parametrize("name", histories.TOYS)
+@pytest.mark.parametrize("name", one_in(8, histories.TOYS))
 def test_the_log_says_at_every_moment_what_the_session_is(name: str) -> None:
     """The exploration shows it of the turns, in every order. Here is the rest, and what its worlds have not."""
     one = history(name)
@@ -90,7 +91,7 @@ def test_the_log_says_at_every_moment_what_the_session_is(name: str) -> None:
 def test_all_that_folding_can_change_is_in_the_snapshot() -> None:
     """A member that a later fold changes, and that nobody saves, is found here: its value would be lost."""
     fresh = Session(config=TELLING)
-    members = {field.name for field in dataclasses.fields(Session)} - {"config"}
+    members = set(Session.__struct_fields__) - {"config"}
     changed: set[str] = set()
     for name in histories.TOYS:
         for past in prefixes(history(name)):
@@ -99,7 +100,7 @@ def test_all_that_folding_can_change_is_in_the_snapshot() -> None:
             assert {member for member in found if getattr(again, member) == getattr(past.session, member)} == found
             changed |= found
     # And the corpus has each of them, or the tests above would say nothing about it.
-    of_past = {field.name for field in dataclasses.fields(Past)} - {"session"}
+    of_past = set(Past.__struct_fields__) - {"session"}
     assert of_past < SAVED
     # The process is saved as its number, and what is committed is the head.
     assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
@@ -124,7 +125,7 @@ def test_frames_are_counted_and_not_looked_into(frames: list[Entry]) -> None:
     """Nearly all of a log is frames, and an agent may say what is no JSON."""
     past = pasts.fold(pasts.beginning(CONFIG), [queued("a"), *frames, (None, kinds.SENT, b"\xff{"), queued("b", "k")])
     assert past.session.head == past.session.committed == len(frames) + 3
-    assert past.keys == (Key("k", "b", len(frames) + 2),)
+    assert past.keys == Keys([Key("k", "b", len(frames) + 2)])
     assert replace(past.session, head=0, committed=0, queue=()) == Session(config=CONFIG)
 
 
@@ -138,6 +139,36 @@ def test_the_last_keys_are_remembered_and_no_more() -> None:
     assert past.keys[0].key == "k2"
     assert past.keys[-2:] == (Key("k0", "again", KEYS_MAX), Key("k-new", "new", KEYS_MAX + 2))
     assert written(past).keys == past.keys
+
+
+def test_a_turn_with_a_key_does_not_copy_the_keys_of_the_turns_before_it() -> None:
+    past = pasts.beginning(CONFIG)
+    lists: set[int] = set()
+    kept: list[Past] = []
+    for number in range(3 * KEYS_MAX):
+        turn = [
+            queued(f"t{number}", f"k{number}"),
+            entry(f"t{number}", kinds.TURN_ENDED, outcome="done", spent=None, cost=None, cost_in_all=None),
+        ]
+        past = pasts.fold(past, turn)
+        kept.append(past)
+        lists.add(id(past.keys._over))  # pyright: ignore[reportPrivateUsage]
+    # One copy whenever as many were forgotten as are kept.
+    assert len(lists) == 2
+    assert [key.key for key in past.keys] == [f"k{number}" for number in range(2 * KEYS_MAX, 3 * KEYS_MAX)]
+    assert [key.key for key in kept[5].keys] == [f"k{number}" for number in range(6)]
+
+
+def test_two_that_go_on_from_the_same_keys_do_not_see_each_other() -> None:
+    past = pasts.fold(pasts.beginning(CONFIG), [queued("a", "ka"), queued("b", "kb")])
+    one, two = (
+        pasts.fold(past, [entry(turn, kinds.TURN_ENDED, outcome="done", spent=None, cost=None, cost_in_all=None)])
+        for turn in "ab"
+    )
+    assert [(key.key, key.outcome) for key in one.keys] == [("ka", "done"), ("kb", None)]
+    assert [(key.key, key.outcome) for key in two.keys] == [("kb", "done"), ("ka", None)]
+    assert one.keys != two.keys
+    assert all(written(each).keys == each.keys for each in (past, one, two))
 
 
 def test_a_question_that_a_turn_leaves_behind_is_no_longer_the_turns() -> None:
@@ -226,7 +257,7 @@ def _old() -> Past:
     return Past(
         session=session,
         opened={"agent": "toy"},
-        keys=(Key("k", "c", 7),),
+        keys=Keys([Key("k", "c", 7)]),
         questions=(OpenQuestion("q", None),),
         process=Born("boot", 77, 5, 78, 6),
     )
@@ -241,8 +272,8 @@ def test_a_snapshot_that_was_written_long_ago_is_read() -> None:
     names = set(msgspec.json.decode(OLD))
     assert names == SAVED
     old_turn = msgspec.json.decode(OLD)["turn"]
-    assert set(old_turn) <= {field.name for field in dataclasses.fields(Turn)}
-    assert set(old_turn["ask"]) <= {field.name for field in dataclasses.fields(Ask)}
+    assert set(old_turn) <= set(Turn.__struct_fields__)
+    assert set(old_turn["ask"]) <= set(Ask.__struct_fields__)
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, 0, -1, 10**30])

@@ -85,13 +85,14 @@ SECRETS = (
 )
 
 
-@pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize("secret", SECRETS)
-def test_a_secret_is_found_however_it_is_written(secret: str, written: str) -> None:
-    redacted = Redactor([secret, "another-secret"]).redact(WRITTEN[written](secret))
-    assert REDACTED.encode() in redacted
-    for spelling in (secret, json.dumps(secret)[1:-1], escaped(secret), quote(secret, safe=""), quote_plus(secret)):
-        assert spelling.encode() not in redacted
+def test_a_secret_is_found_however_it_is_written(secret: str) -> None:
+    redactor = Redactor([secret, "another-secret"])
+    spellings = (secret, json.dumps(secret)[1:-1], escaped(secret), quote(secret, safe=""), quote_plus(secret))
+    for way, written in WRITTEN.items():
+        redacted = redactor.redact(written(secret))
+        assert REDACTED.encode() in redacted, way
+        assert not [spelling for spelling in spellings if spelling.encode() in redacted], way
 
 
 def test_all_else_in_a_line_stays_as_it_was_byte_for_byte() -> None:
@@ -254,3 +255,25 @@ def test_without_secrets_nothing_is_found() -> None:
 def test_any_change_can_be_made_to_the_strings_of_a_line() -> None:
     assert in_strings(b'{"a":["b",1]}', str.upper) == b'{"A":["B",1]}'
     assert in_strings(b"a \xff b", str.upper) == b"A \xff B"
+
+
+@pytest.mark.parametrize(
+    "spelled", ["hunter2/é😀-key", "hunter2\\/\\u00e9\\ud83d\\ude00-key", "hunter2%2F%C3%A9%F0%9F%98%80-key"]
+)
+def test_two_ends_of_a_text_hold_no_part_of_a_secret_that_was_cut(spelled: str) -> None:
+    """Wherever what was left out begins and ends, by bytes, in a secret or between two."""
+    redactor = Redactor(["hunter2/é😀-key"])
+    text = f"<{'x' * 400}{spelled * 3}{'x' * 400}>".encode()
+    first = text.index(b"hunter")
+    for until in range(first, first + len(spelled.encode()) + 1):
+        for since in range(until, first + 3 * len(spelled.encode()) + 1):
+            ends = (part.decode(errors="replace") for part in (text[:until], text[since:]))
+            head, tail = redactor.redact_ends(*ends)
+            assert set(head.replace(REDACTED, "")) <= set("<x"), (until, since, head)
+            assert set(tail.replace(REDACTED, "")) <= set("x>"), (until, since, tail)
+            assert head.startswith("<x")
+            assert tail.endswith("x>")
+
+
+def test_two_ends_of_a_text_that_are_shorter_than_a_secret_are_left_out() -> None:
+    assert Redactor(["hunter2"]).redact_ends("a hun", "ter2 b") == ("", "")

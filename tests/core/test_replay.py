@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.core import exploration, scenarios, toy
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of

@@ -465,6 +465,7 @@ def _deep(depth: int, width: int) -> list[Any]:
     return value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("value", "held_to"),
     [

@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.thorough import sample
 
 from banksman.core import schema
 from banksman.core.schema import pattern
@@ -52,7 +53,7 @@ repeated = st.tuples(st.sampled_from(ATOMS[:16]), st.sampled_from(REPEATS)).map(
 patterns = st.recursive(repeated | st.sampled_from(ATOMS), grown, max_leaves=6)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=sample(600), deadline=None)
 @given(st.sampled_from(["", "", "(?i)", "(?m)", "(?s)", "(?is)"]), patterns, st.text("abAB_1 \n.äZ", max_size=8))
 def test_it_finds_what_python_finds(flags: str, text: str, subject: str) -> None:
     # In a schema `$` is the end of the text alone. None of the atoms has one in a class or behind a backslash.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 

@@ -6,11 +6,11 @@ The ledger reads the log by itself (see ledger.py), so what was sent and what wa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.core import exploration, histories, ledger
 from tests.core.histories import Told, history
 from tests.core.ledger import Ledger
@@ -27,6 +27,7 @@ from tests.core.scenarios import (
     ask,
     scenario,
 )
+from tests.thorough import one_in, thorough
 
 from banksman.core import event as kinds
 from banksman.core import past as pasts
@@ -111,7 +112,7 @@ def check_settled(past: Past, before: Ledger) -> list[Entry]:
     return settled
 
 
-@pytest.mark.parametrize("name", histories.NAMES)
+@pytest.mark.parametrize("name", one_in(8, histories.NAMES))
 def test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits(name: str) -> None:
     one = history(name)
     past, before = pasts.beginning(one.config), Ledger()
@@ -194,7 +195,7 @@ def same_place(past: Past) -> Past:
     return replace(past, session=replace(past.session, head=0, committed=0))
 
 
-@pytest.mark.parametrize("name", histories.TOYS)
+@pytest.mark.parametrize("name", one_in(8, histories.TOYS))
 def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name: str) -> None:
     one = history(name)
     before, last = Ledger(), None
@@ -247,7 +248,11 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("name", CRASHES)
+# Small worlds, for `make test`. The others take seconds each.
+SMALL = ("a log that fails", "an own turn", "a question")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SMALL else thorough) for name in CRASHES])
 def test_a_host_that_dies_at_any_moment_costs_no_guarantee(name: str) -> None:
     found = exploration.assert_holds(CRASHES[name])
     assert found.is_whole

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from banksman.core.turn import Ask, Turn
 
@@ -26,8 +28,7 @@ BACKGROUND, NORMAL, INTERACTIVE = Priority.BACKGROUND, Priority.NORMAL, Priority
 OWN_PRIORITY = BACKGROUND
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """Several asks in a row: while it is granted, nobody of its class or below comes between them."""
 
     id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import arbiter, ending, questioning, refusing
 from banksman.core import event as kinds

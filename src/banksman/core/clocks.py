@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from banksman.core.changing import changed
+from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Name(enum.StrEnum):
@@ -29,8 +29,7 @@ class Name(enum.StrEnum):
     OVERALL = "overall"
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     name: Name
     seconds: float
     # When it was wound up. While it stands still, the time that had passed is kept instead.
@@ -76,7 +75,7 @@ def wind(clocks: Clocks, at: float, *names: Name) -> Clocks:
     if not any(clock.name in names for clock in clocks):
         return clocks
     return tuple(
-        changed(clock, since=at, passed=None if clock.is_running else 0.0, has_warned=False)
+        replace(clock, since=at, passed=None if clock.is_running else 0.0, has_warned=False)
         if clock.name in names
         else clock
         for clock in clocks
@@ -107,8 +106,8 @@ def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
         assert clock.passed is not None
         # A clock that watches one tool or one question begins anew with each.
         passed = 0.0 if clock.name in (Name.TOOL, Name.HUMAN) else clock.passed
-        return changed(clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0)
-    return changed(clock, passed=at - clock.since)
+        return replace(clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0)
+    return replace(clock, passed=at - clock.since)
 
 
 def next_at(clocks: Clocks) -> float | None:
@@ -123,4 +122,4 @@ def expired(clocks: Clocks, at: float) -> Clock | None:
 def warn(clocks: Clocks, at: float) -> tuple[Clocks, list[Clock]]:
     """Those that are past half their time and have not said so."""
     due = [clock for clock in clocks if not clock.has_warned and clock.is_half_through(at)]
-    return tuple(changed(clock, has_warned=True) if clock in due else clock for clock in clocks), due
+    return tuple(replace(clock, has_warned=True) if clock in due else clock for clock in clocks), due

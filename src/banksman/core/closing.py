@@ -14,7 +14,7 @@ be taken back: a withdrawal or a close that comes while it is on its way to the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import arbiter, ending, refusing, resting
 from banksman.core import event as kinds

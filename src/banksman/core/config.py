@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from banksman.core.dialects.dialect import PLAIN, Dialect, Setup
 from banksman.core.rules import Rules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Struct, frozen=True, kw_only=True):
     """Seconds, unless it says otherwise."""
 
     dialect: Dialect

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+
+class Decision(Struct, frozen=True, kw_only=True):
     """`allows` False: no. `message`: why, for the agent to read.
 
     `option`: the one that was chosen, of those that the agent offered; None: any that says the same. `updated_input`:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import arbiter, clocks, questioning, schema, sweeping
 from banksman.core import event as kinds
@@ -91,7 +91,10 @@ def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
     error = None
     if kind is Kind.FAILED:
         given_up = work.state.process.error if turn.cause is Cause.REPLACE else None
-        error = given_up or AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+        if given_up is not None and (boundary.is_aborted or not boundary.error):
+            error = given_up  # The agent has no reason of its own, or only says that we stopped it.
+        else:
+            error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
     elif kind is Kind.DONE and turn.ask is not None and turn.ask.schema is not None:
         fault = schema.fault(boundary.structured, turn.ask.schema)
         if fault is not None:

@@ -12,8 +12,10 @@ All of it is pure, and never raises over what an agent says. Only what is writte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from banksman.core.jsonrpc import (
     INTERNAL_ERROR,
@@ -37,9 +39,7 @@ THEIRS_MAX = 256
 NO_ROOM = "the agent has left too many requests without an answer"
 
 
-# Without slots: a frozen class that has them cannot be made by `Ours[Purpose]()` in Python 3.11.
-@dataclass(frozen=True)
-class Ours(Generic[Purpose]):
+class Ours(Struct, Generic[Purpose], frozen=True):
     """Our requests that have no answer yet, each with what it was for."""
 
     open: tuple[tuple[int, Purpose], ...] = ()
@@ -75,8 +75,7 @@ class Ours(Generic[Purpose]):
         return Ours(tuple(pair for pair in self.open if not is_over(pair[1])), self.count), over
 
 
-@dataclass(frozen=True, slots=True)
-class Theirs:
+class Theirs(Struct, frozen=True):
     """Their requests that have no answer yet, by their ids as they came."""
 
     open: tuple[Id, ...] = ()
@@ -100,8 +99,7 @@ class Theirs:
 _NOTHING_ASKED = Theirs()
 
 
-@dataclass(frozen=True)
-class Exchange(Generic[Purpose]):
+class Exchange(Struct, Generic[Purpose], frozen=True):
     """`last`: the request that was the last thing we wrote; None: we have written something since."""
 
     writer: Writer = JSONRPC

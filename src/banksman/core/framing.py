@@ -33,7 +33,7 @@ asked of an old one; who wants to replay feeds the bytes again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 # Far above a frame with a large file or picture in it, and small enough that a session can pay for it twice: for a
 # moment the pieces of a line and the line itself are both there.
@@ -48,22 +48,19 @@ TAIL_BYTES = 4 << 10
 _GATHER_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class OversizeBegan:
+class OversizeBegan(Struct, frozen=True):
     """A line has passed the limit; its pieces follow. `head` is a copy of its first bytes (at most HEAD_BYTES)."""
 
     head: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OversizePiece:
+class OversizePiece(Struct, frozen=True):
     """The next part of the oversize line, never empty."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OversizeEnded:
+class OversizeEnded(Struct, frozen=True):
     """The oversize line is complete: `length` bytes came in pieces. `tail` is a copy of the last (at most TAIL_BYTES).
 
     `head` is the one it began with, so that this value can be judged by itself.
@@ -77,8 +74,7 @@ class OversizeEnded:
 Framed = bytes | OversizeBegan | OversizePiece | OversizeEnded
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
+class Mixed(Struct, frozen=True):
     """What a chunk held, in order, if part of it is oversize. Rare."""
 
     items: tuple[Framed, ...]

@@ -5,7 +5,7 @@ It is looked at after every fact that could have made it possible, so no path ca
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import arbiter, asking, clocks, closing, ending, hearing, resting
 from banksman.core import event as kinds

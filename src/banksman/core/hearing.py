@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from banksman.core import arbiter, clocks, ending, questioning, resting, settings
 from banksman.core import event as kinds
 from banksman.core import turn as turns
-from banksman.core.changing import changed
 from banksman.core.clocks import Name
 from banksman.core.dialects.dialect import Plain
 from banksman.core.meaning import (
@@ -172,7 +173,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
         # And one that comes after the boundary had nothing left to stop; one that was refused was not taken at all.
         is_in_time = turn is not None and turn.boundary is None and turn.settled is None and reply.error is None
         if turn is not None and turn.key == key and is_in_time and (turn.can_interrupt or not process.announces):
-            work.set_turn(changed(turn, is_acknowledged=True))
+            work.set_turn(replace(turn, is_acknowledged=True))
 
 
 # -- the turn opens --------------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def _on_opened(work: Work, opened: TurnOpened) -> None:
         assert turn is not None
         # What was acknowledged before it could be taken was not taken.
         is_acknowledged = turn.is_acknowledged and turn.can_interrupt
-        turn = changed(turn, can_interrupt=True, is_acknowledged=is_acknowledged)
+        turn = replace(turn, can_interrupt=True, is_acknowledged=is_acknowledged)
         work.set_turn(turn)
         if turn.phase is Phase.INTERRUPTING:
             ending.interrupt(work, turn)
@@ -224,19 +225,19 @@ def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool)
         ending.end_by_boundary(work, work.state.own, TurnOver())
     if not turn.names_prompts:
         # Only now is it named: what was announced and acknowledged before was something else.
-        turn = changed(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
-    turn = changed(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
+        turn = replace(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
+    turn = replace(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
     if is_opened:
-        turn = changed(turn, heard=(*turn.heard, *(ref for ref in refs if ref in turn.refs and ref not in turn.heard)))
+        turn = replace(turn, heard=(*turn.heard, *(ref for ref in refs if ref in turn.refs and ref not in turn.heard)))
     boundary = turn.boundary
     if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
         # "Its" boundary came before the agent had even begun: it was the end of something else.
-        turn = changed(turn, boundary=None)
+        turn = replace(turn, boundary=None)
         work.cancel_timer(Timer.SETTLE, turn.key)
-        work.set_turn(changed(turn, wish=None))
+        work.set_turn(replace(turn, wish=None))
         _log_own_episode(work, boundary)
         if turn.wish is not None:
-            ending.stop(work, changed(turn, wish=None), turn.wish, turn.clock)
+            ending.stop(work, replace(turn, wish=None), turn.wish, turn.clock)
         return True
     work.set_turn(turn)
     return True
@@ -302,12 +303,12 @@ def _on_over(work: Work, over: TurnOver) -> None:
     will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
     if not is_certain or (turn.settled is None and will_settle):
         # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
-        work.set_turn(changed(turn, boundary=over))
+        work.set_turn(replace(turn, boundary=over))
         work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
     elif state.config.quiet_seconds:
         # It may have a few words more.
         until = work.at + state.config.quiet_seconds * QUIET_TIMES_MAX
-        work.set_turn(changed(turn, boundary=over, quiet_until=until))
+        work.set_turn(replace(turn, boundary=over, quiet_until=until))
         work.start_timer(state.config.quiet_seconds, Timer.SETTLE, turn.key)
     else:
         _end_ours(work, turn, over)
@@ -348,7 +349,7 @@ def _counted(work: Work, over: TurnOver) -> TurnOver:
     if spent is not None:
         work.set(spent=spent)
     if over.cost is None and spent is not None and before is not None:
-        over = changed(over, cost=spent - before if spent >= before else spent)
+        over = replace(over, cost=spent - before if spent >= before else spent)
     # Else it says so itself; or it began before we heard of it, and nobody has told what it had cost then.
     if over.cost is not None:
         work.set(cost=(work.state.cost or 0.0) + over.cost)
@@ -387,7 +388,7 @@ def _use_tools(work: Work, began: tuple[str, ...] = (), ended: tuple[str, ...] =
     if turn is not None:
         still = tuple(call for call in turn.tools if call not in ended)
         tools = (*still, *(call for call in began if call not in still))[:TASKS_MAX]
-        work.set_turn(changed(turn, tools=tools))
+        work.set_turn(replace(turn, tools=tools))
         if bool(tools) != bool(turn.tools):  # Else the clocks that stand still for a tool do so already.
             work.attend_clocks()
 
@@ -426,12 +427,12 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
         return
     if turn.settled is not None and settled.ref == turn.ref:
         return  # Said before: what is due since then is not put off.
-    turn = changed(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
+    turn = replace(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
     work.set_turn(turn)
     work.set_process(settles=True)
     if settled.ref != turn.ref:
         return
-    turn = changed(turn, settled=settled)
+    turn = replace(turn, settled=settled)
     work.set_turn(turn)
     if turn.boundary is not None:
         _end_ours(work, turn, turn.boundary)
@@ -472,5 +473,5 @@ def settle(work: Work, turn: Turn) -> None:
 
 def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
     if turn.settled is not None and turn.settled.is_cancelled:
-        boundary = changed(boundary, is_aborted=True)
+        boundary = replace(boundary, is_aborted=True)
     ending.end_by_boundary(work, turn, boundary)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -57,8 +56,7 @@ _CANCELS = {"$/cancel_request": "requestId", "$/cancelRequest": "id", "notificat
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A request: the other side waits for an answer to it. `is_cut`: there was more of it."""
 
     id: Id
@@ -72,8 +70,7 @@ class Call:
         return mapping(self.params)
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """A notification: nobody waits."""
 
     method: str
@@ -85,8 +82,7 @@ class Notice:
         return mapping(self.params)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Why a request has no result."""
 
     code: int
@@ -97,8 +93,7 @@ class Failure:
         return f"{self.message} ({self.code})" if self.code else self.message
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """The answer to a request of ours. `id` None: it does not say to which, or that could not be read."""
 
     id: Id | None
@@ -112,8 +107,7 @@ class Reply:
         return mapping(self.result)
 
 
-@dataclass(frozen=True, slots=True)
-class Garbage:
+class Garbage(msgspec.Struct, frozen=True):
     """No message. `reason`: what is wrong with it. `is_request`: somebody waits for an answer all the same, under this
     id, if it is one: the standard has an answer for that, which names no request."""
 
@@ -327,8 +321,7 @@ def _last_members(tail: bytes) -> dict[str, Any]:
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(msgspec.Struct, frozen=True):
     """Messages as lines. `version` None: without the member that tells it."""
 
     version: str | None = "2.0"

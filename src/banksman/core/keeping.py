@@ -11,10 +11,10 @@ remembered by the host that took it, and no longer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from banksman.core import event as kinds
 from banksman.core.decision import Decision

@@ -13,7 +13,8 @@ ladder; they differ only in where they enter it.
                            └───────┴──TreeGone─────▲
 
 - EOF (agents only): stdin is closed; reading goes on, so that a child blocked on a full pipe can move.
-- TERM: to the leader's group, so that it can clean up in its own order. `grace` is counted once, from here.
+- TERM: to the leader's group, so that it can clean up in its own order. `grace` is counted once, from here. With a
+  terminal, a leader that ignores TERM (an interactive shell) gets HUP too.
 - REST: the leader is gone; TERM to what is left of the tree, inside the same grace.
 - LINGER: the leader left of its own accord; the rest may finish what it is writing (`cmd > >(tee log)`).
 - KILL: the tree is frozen and killed. The keeper reports the tree gone, or who is left; if it does not report in time
@@ -34,6 +35,8 @@ from dataclasses import dataclass, replace
 
 # The keeper reports within this time of being told to kill, whatever happens (its own bound is 5 s); it is wedged else.
 KILL_REPORT_SECONDS_MAX = 7.0
+# The zygote reports within this time of being told to kill a keeper that is wedged: its sweep has the same bound.
+TAKE_OVER_SECONDS_MAX = 7.0
 
 
 class Phase(enum.Enum):
@@ -60,7 +63,8 @@ class Timings:
     @property
     def seconds_max(self) -> float:
         """All of them, one after the other, where each rung is taken: what is not over by then is stuck."""
-        return (self.eof or 0.0) + self.linger + self.grace + 2 * KILL_REPORT_SECONDS_MAX + self.drain
+        reports = KILL_REPORT_SECONDS_MAX + TAKE_OVER_SECONDS_MAX
+        return (self.eof or 0.0) + self.linger + self.grace + reports + self.drain
 
 
 # -- facts -----------------------------------------------------------------------------------------------------------
@@ -113,7 +117,7 @@ class CloseStdin:
 
 @dataclass(frozen=True, slots=True)
 class TermGroup:
-    """TERM and CONT to the leader's group. The keeper goes on alone after `seconds`."""
+    """TERM and CONT to the leader's group, and HUP to a shell. The keeper goes on alone after `seconds`."""
 
     seconds: float
 
@@ -278,7 +282,7 @@ def _on_timer(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
         case Phase.TERM | Phase.REST:
             return _kill(ladder, at)
         case Phase.KILL:
-            timer = StartTimer(at + KILL_REPORT_SECONDS_MAX, Phase.KEEPER)
+            timer = StartTimer(at + TAKE_OVER_SECONDS_MAX, Phase.KEEPER)
             return replace(ladder, phase=Phase.KEEPER), [KillKeeper(), timer]
         case _:
             # DRAIN: somebody outside the tree holds a pipe. KEEPER: neither keeper nor zygote reports any more.

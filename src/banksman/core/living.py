@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import asking, ending, granting, hearing, questioning, resting, settings, timing
 from banksman.core import event as kinds

@@ -9,41 +9,36 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+
+class Noise(Struct, frozen=True):
     """No frame of the dialect, or one that says nothing: bytes, but no progress. Kept in the log, never an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
+class Thought(Struct, frozen=True):
     """It thinks, and shows that it does: it lives, and has not got on. Thinking for ever is no progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolBegan:
+class ToolBegan(Struct, frozen=True):
     """It waits for its own tools, which may be silent for as long as they run. A compaction counts as one."""
 
     calls: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolEnded:
+class ToolEnded(Struct, frozen=True):
     calls: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TasksChanged:
+class TasksChanged(Struct, frozen=True):
     """What runs in the background of the agent now, whether a turn is open or not: all of it, by name."""
 
     tasks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Replied:
+class Replied(Struct, frozen=True):
     """The agent answered a request of ours. `still_queued`: prompts that it has taken and not begun."""
 
     request: str
@@ -51,15 +46,13 @@ class Replied:
     still_queued: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTaken:
+class PromptTaken(Struct, frozen=True):
     """The agent has the prompt and will come to it."""
 
     ref: str
 
 
-@dataclass(frozen=True, slots=True)
-class TurnOpened:
+class TurnOpened(Struct, frozen=True):
     """The agent began to work: on these prompts of ours, or, with no refs, on it does not say what.
 
     `can_interrupt`: from here on it takes an interrupt. `origin`: who asked for it, if it says so and it was not us.
@@ -71,8 +64,7 @@ class TurnOpened:
     can_interrupt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TurnOver:
+class TurnOver(Struct, frozen=True):
     """The boundary, with what the agent says about how it went.
 
     `is_overflow`: the conversation does not fit into the model any more, and will not the next time either.
@@ -95,16 +87,14 @@ class TurnOver:
     cost: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSettled:
+class PromptSettled(Struct, frozen=True):
     """The agent is done with a prompt: it will not come back to it."""
 
     ref: str
     is_cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRefused:
+class PromptRefused(Struct, frozen=True):
     """The agent has not taken a prompt that was added to a turn, and will not come to it."""
 
     ref: str
@@ -128,8 +118,7 @@ class Wants(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(Struct, frozen=True):
     """The agent asks us something and waits for the answer. `subtype` is its own word for it.
 
     `tool`: the tool it is about; of a hook or a tool's message, which one is called. `input`: what goes into it.
@@ -144,22 +133,19 @@ class Requested:
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWithdrawn:
+class RequestWithdrawn(Struct, frozen=True):
     """The agent no longer wants that answer."""
 
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forgot:
+class Forgot(Struct, frozen=True):
     """It was to go on with a conversation, and does not know it any more."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """What only the memory of this process can tell: see `Speech`. `message` is the dialect's own."""
 
     message: Any

@@ -12,7 +12,6 @@ It costs a step of Python a token, and is meant for heads and accidents, never f
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -40,8 +39,7 @@ _ESCAPE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(msgspec.Struct, frozen=True):
     """Top-level members as bytes, the last of two with one name. `cut`: the one whose end is missing.
 
     `is_object` False: this is no object, whatever may follow. `is_whole`: it was closed, and nothing came after.

@@ -14,16 +14,17 @@ which questions wait, and which process was started last: who recovers a session
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from banksman.core import event as kinds
 from banksman.core.arbiter import Hold
 from banksman.core.config import Config
 from banksman.core.event import Entry, Event
+from banksman.core.keys import Key, Keys
 from banksman.core.outcome import Kind
 from banksman.core.replay import fold as fold_state
 from banksman.core.state import Mode, Process, Session
@@ -32,20 +33,9 @@ from banksman.errors import StoreTooNew
 
 _FRAMES = kinds.FRAMES
 _kind_of = itemgetter(1)
-# How many idempotency keys a session remembers, the last ones.
-KEYS_MAX = 1024
+_NO_KEYS = Keys()
 # The form of a snapshot. One of another form is not read: the events are, from the first one.
 VERSION = 1
-
-
-class Key(msgspec.Struct, frozen=True, array_like=True):
-    """An idempotency key, the turn that it was used for, the seq before that was queued, and how it ended: whoever asks
-    again hears that much, also when retention has taken the rest."""
-
-    key: str
-    turn: str
-    after: int
-    outcome: Kind | None = None
 
 
 class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -74,11 +64,10 @@ class Born(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.astuple(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class Past(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     opened: Mapping[str, Any] | None = None
-    keys: tuple[Key, ...] = ()
+    keys: Keys = _NO_KEYS
     questions: tuple[OpenQuestion, ...] = ()
     process: Born | None = None
 
@@ -115,13 +104,12 @@ def _fold(past: Past, event: Event) -> Past:
         case kinds.TURN_QUEUED if event.body["key"] is not None:
             assert event.turn is not None
             key = Key(event.body["key"], event.turn, event.seq - 1)
-            return replace(past, keys=(*(k for k in past.keys if k.key != key.key), key)[-KEYS_MAX:])
+            return replace(past, keys=past.keys.queued(key))
         case kinds.TURN_ENDED:
             return _end(past, event)
         case kinds.SESSION_IMPORTED:
             # How it was opened there, which process it had, and what that has asked, says nothing about this place.
-            known = tuple(key for key in past.keys if key.outcome is not None)
-            return replace(past, opened=None, process=None, questions=(), keys=known)
+            return replace(past, opened=None, process=None, questions=(), keys=past.keys.without_waiting())
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
@@ -142,12 +130,9 @@ def _fold(past: Past, event: Event) -> Past:
 
 def _end(past: Past, event: Event) -> Past:
     """Mostly there is nothing of it: neither a key, nor a question."""
-    if any(key.turn == event.turn for key in past.keys):
-        kind = Kind(event.body["outcome"])
-        # What was never sent can be asked again: a program that is closed while its asks wait comes back with them.
-        is_used = kind not in (Kind.REFUSED, Kind.WITHDRAWN)
-        keys = (Key(k.key, k.turn, k.after, kind) if k.turn == event.turn else k for k in past.keys)
-        past = replace(past, keys=tuple(k for k in keys if is_used or k.turn != event.turn))
+    keys = past.keys.ended(event.turn, Kind(event.body["outcome"]))
+    if keys is not past.keys:
+        past = replace(past, keys=keys)
     if any(question.turn == event.turn for question in past.questions):
         # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
         left = (_nobodys(q) if q.turn == event.turn else q for q in past.questions)
@@ -156,7 +141,7 @@ def _end(past: Past, event: Event) -> Past:
 
 
 def _nobodys(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
-    return msgspec.structs.replace(question, turn=None, is_kept=is_kept or question.is_kept)
+    return replace(question, turn=None, is_kept=is_kept or question.is_kept)
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------------
@@ -189,7 +174,7 @@ class _Form(msgspec.Struct, frozen=True):
 
 
 _OF_SESSION = ("conversation", "fork_of", "is_adopted", "spent", "cost", "settings", "turn", "own", "own_count", "mode")
-_OF_PAST = ("keys", "questions", "process")
+_OF_PAST = ("questions", "process")
 _encoder = msgspec.json.Encoder()
 _form_decoder = msgspec.json.Decoder(_Form)
 _decoder = msgspec.json.Decoder(_Saved)
@@ -207,6 +192,7 @@ def encode(past: Past) -> bytes:
         queue=queue,
         processes=session.process.number,
         opened=None if past.opened is None else dict(past.opened),
+        keys=tuple(past.keys),
         **{name: getattr(session, name) for name in _OF_SESSION},
         **{name: getattr(past, name) for name in _OF_PAST},
     )
@@ -236,4 +222,5 @@ def _decode(data: bytes, config: Config) -> Past:
         process=Process(number=saved.processes),
         **{name: getattr(saved, name) for name in _OF_SESSION},
     )
-    return Past(session=session, opened=saved.opened, **{name: getattr(saved, name) for name in _OF_PAST})
+    parts = {name: getattr(saved, name) for name in _OF_PAST}
+    return Past(session=session, opened=saved.opened, keys=Keys(saved.keys), **parts)

@@ -14,7 +14,7 @@ not answered waits for ever.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import event as kinds
 from banksman.core import keeping, rules

@@ -8,8 +8,9 @@ them. What to do about a turn that was open is the caller's to decide: it may ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from banksman.core import arbiter
 from banksman.core import event as kinds

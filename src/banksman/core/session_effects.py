@@ -6,7 +6,8 @@ Those that are answered later name what the answer, a fact, will be about.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from banksman.core.event import Entry
 from banksman.core.meaning import Requested
@@ -15,15 +16,13 @@ from banksman.core.session_facts import Subject
 from banksman.errors import BanksmanError
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(Struct, frozen=True):
     """Write these to the log, whole or not at all."""
 
     entries: Sequence[Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class StartProcess:
+class StartProcess(Struct, frozen=True):
     """Start the agent, as this number of process, when there is room for one. `conversation`: resume it; `forks`: only
     as the beginning of another. `settings`: what was changed since the session was opened."""
 
@@ -33,15 +32,13 @@ class StartProcess:
     settings: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StopProcess:
+class StopProcess(Struct, frozen=True):
     """Walk the ladder."""
 
     process: int
 
 
-@dataclass(frozen=True, slots=True)
-class SweepTools:
+class SweepTools(Struct, frozen=True):
     """End what the agent has started since then, and what that has started, but not the agent. `ends` False: only find
     out what there is. `ProcessSwept` answers."""
 
@@ -50,70 +47,60 @@ class SweepTools:
     ends: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFrame:
+class WriteFrame(Struct, frozen=True):
     """One whole frame. The next one is not given before this one is taken."""
 
     process: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimer:
+class StartTimer(Struct, frozen=True):
     at: float
     subject: Subject
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(Struct, frozen=True):
     """It will not be missed: for tidiness only, a late one is harmless."""
 
     subject: Subject
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(Struct, frozen=True):
     """The ask is durable: it has its turn id, and will get an outcome."""
 
     turn: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Struct, frozen=True):
     """The ask was not accepted, and nothing is left of it."""
 
     turn: str
     error: BanksmanError
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(Struct, frozen=True):
     """The one outcome of an ask."""
 
     turn: str
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class PassOn:
+class PassOn(Struct, frozen=True):
     """The ask has no outcome from us, ever: it waits in the log, for whoever has the session next."""
 
     turn: str
 
 
-@dataclass(frozen=True, slots=True)
-class GiveReceipt:
+class GiveReceipt(Struct, frozen=True):
     interrupt: str
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
-class GrantHold:
+class GrantHold(Struct, frozen=True):
     hold: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndHold:
+class EndHold(Struct, frozen=True):
     """The hold is over, or will not be granted: it was idle too long, the session is closing or leaving, its log is
     broken."""
 
@@ -121,8 +108,7 @@ class EndHold:
     error: BanksmanError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AskHuman:
+class AskHuman(Struct, frozen=True):
     """The agent has a question. `question` is our name for it; the agent's is in what was `asked`."""
 
     question: str
@@ -130,15 +116,13 @@ class AskHuman:
     turn: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CloseQuestion:
+class CloseQuestion(Struct, frozen=True):
     """It needs no answer any more."""
 
     question: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellAnswer:
+class TellAnswer(Struct, frozen=True):
     """The one answer of a question, once it is durable; `error`: it is over, and the log will never have its answer."""
 
     question: str
@@ -148,16 +132,14 @@ class TellAnswer:
     error: BanksmanError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallBack:
+class CallBack(Struct, frozen=True):
     """The agent calls something that lives in the caller's process."""
 
     process: int
     asked: Requested
 
 
-@dataclass(frozen=True, slots=True)
-class EndTerminals:
+class EndTerminals(Struct, frozen=True):
     """End the commands that the agent has had us run since then: the turn (id) that they are of is to end. `ends`
     False: only tell what there is. `TerminalsEnded` answers, if there are any."""
 
@@ -167,49 +149,42 @@ class EndTerminals:
     ends: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CloseCallback:
+class CloseCallback(Struct, frozen=True):
     """Nobody waits for what it would give back."""
 
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class SettingTaken:
+class SettingTaken(Struct, frozen=True):
     """The agent has it, or will from its next process on; or it does not want it."""
 
     change: str
     error: BanksmanError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HoldConversation:
+class HoldConversation(Struct, frozen=True):
     """From now on this is the session's conversation, and no other session may drive it; None: it has none."""
 
     conversation: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class BeReady:
+class BeReady(Struct, frozen=True):
     """The process has begun to listen: another may start."""
 
     process: int
 
 
-@dataclass(frozen=True, slots=True)
-class BeIdle:
+class BeIdle(Struct, frozen=True):
     """Nobody needs the process just now."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskToSave:
+class AskToSave(Struct, frozen=True):
     """The process is about to be replaced for its age: let it put down what it knows, with this prompt."""
 
     prompt: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The session is closed, or has left: nothing of it is here any more."""
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from banksman.core.config import Config
 from banksman.core.decision import Decision
@@ -43,29 +44,25 @@ Subject = tuple[Timer, str]
 
 
 # -- from callers ----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """The session has an owner from now on. Who waits in it since before is served."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     at: float
     ask: Ask
 
 
-@dataclass(frozen=True, slots=True)
-class AskWithdrawn:
+class AskWithdrawn(Struct, frozen=True):
     """The caller no longer wants it: it vanished while it waited to be accepted, or said so."""
 
     at: float
     turn: str
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptAsked:
+class InterruptAsked(Struct, frozen=True):
     """Somebody wants this turn to stop, and a receipt. `interrupt` names the receipt."""
 
     at: float
@@ -73,8 +70,7 @@ class InterruptAsked:
     interrupt: str
 
 
-@dataclass(frozen=True, slots=True)
-class AskMoved:
+class AskMoved(Struct, frozen=True):
     """Somebody wants a queued ask before another of its class; None: at the head of its class."""
 
     at: float
@@ -82,23 +78,20 @@ class AskMoved:
     before: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HoldAsked:
+class HoldAsked(Struct, frozen=True):
     at: float
     hold: str
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class HoldReleased:
+class HoldReleased(Struct, frozen=True):
     """The holder is done, or no longer wants it."""
 
     at: float
     hold: str
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionAnswered:
+class QuestionAnswered(Struct, frozen=True):
     """Somebody has an answer to a question (our name for it). One that is over has its answer, and keeps it."""
 
     at: float
@@ -106,8 +99,7 @@ class QuestionAnswered:
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class CallbackAnswered:
+class CallbackAnswered(Struct, frozen=True):
     """A callback of the caller's gave this back; None: it could not, for this reason."""
 
     at: float
@@ -117,8 +109,7 @@ class CallbackAnswered:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingAsked:
+class SettingAsked(Struct, frozen=True):
     """Somebody wants another model, or another permission mode. `change` names the promise to tell what came of it."""
 
     at: float
@@ -127,8 +118,7 @@ class SettingAsked:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reconfigured:
+class Reconfigured(Struct, frozen=True):
     """The session was opened again. `replaces`: in another way, so that what runs now is not what was asked for.
     `drops`: the settings that are what they were opened with again. `opened`: how, for the log, if that is not as the
     log has it; `change` names the promise to tell when it is."""
@@ -141,27 +131,23 @@ class Reconfigured:
     change: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EvictAsked:
+class EvictAsked(Struct, frozen=True):
     """Another session needs the place of this one's process, if nobody needs the process."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainAsked(Struct, frozen=True):
     """Take nothing new, finish what runs, then close."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class CloseAsked:
+class CloseAsked(Struct, frozen=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class LeaveAsked(Struct, frozen=True):
     """Another host is to have it: take nothing new, finish what runs, but not beyond `by`, and let go. Who waits is
     kept in the log."""
 
@@ -170,16 +156,14 @@ class LeaveAsked:
 
 
 # -- from the log ----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Struct, frozen=True):
     """Everything up to this seq is durable."""
 
     at: float
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendFailed:
+class AppendFailed(Struct, frozen=True):
     """Nothing after the last `Committed` was written. `is_final`: another writer has the session."""
 
     at: float
@@ -188,8 +172,7 @@ class AppendFailed:
 
 
 # -- from the process ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class ProcessStarted:
+class ProcessStarted(Struct, frozen=True):
     """`born`: by what it can be known later, by another host. `epoch`: under which it was started. The store gives none
     twice, so it names this one process in the session's whole history; its number does not, if the log loses it."""
 
@@ -200,8 +183,7 @@ class ProcessStarted:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFailed:
+class ProcessFailed(Struct, frozen=True):
     """It could not be started: nothing runs."""
 
     at: float
@@ -209,8 +191,7 @@ class ProcessFailed:
     error: BanksmanError
 
 
-@dataclass(frozen=True, slots=True)
-class FramesRead:
+class FramesRead(Struct, frozen=True):
     """Lines from the agent, in order, and what some of them mean, by index, in order."""
 
     at: float
@@ -219,8 +200,7 @@ class FramesRead:
     meanings: Sequence[tuple[int, Meaning]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationTaken:
+class ConversationTaken(Struct, frozen=True):
     """Another session drives the conversation that this process has just named as its own. `held`: the one that is
     still ours."""
 
@@ -230,16 +210,14 @@ class ConversationTaken:
     held: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class FrameWritten:
+class FrameWritten(Struct, frozen=True):
     """The pipe has taken the whole frame."""
 
     at: float
     process: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
+class WriteFailed(Struct, frozen=True):
     """The agent takes no more. What it had of the frame is unknown."""
 
     at: float
@@ -247,8 +225,7 @@ class WriteFailed:
     error: BanksmanError
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessExited:
+class ProcessExited(Struct, frozen=True):
     """The leader has ended; its tree and its output may not have."""
 
     at: float
@@ -257,9 +234,9 @@ class ProcessExited:
     signal: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGone:
-    """Its tree is gone or named, and everything it wrote has been told. `ladder`: the rungs that were taken with it."""
+class ProcessGone(Struct, frozen=True):
+    """Its tree is gone or named, and everything it wrote has been told. `ladder`: the rungs that were taken with it.
+    `stderr` has no secrets any more: it is cut here."""
 
     at: float
     process: int
@@ -270,8 +247,7 @@ class ProcessGone:
     ladder: tuple[Rung, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSwept:
+class ProcessSwept(Struct, frozen=True):
     """What the last turn had left running is gone or named; or, where it was only looked for, it is all here."""
 
     at: float
@@ -280,8 +256,7 @@ class ProcessSwept:
     survivors: tuple[Survivor, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalsEnded:
+class TerminalsEnded(Struct, frozen=True):
     """Commands that the agent has had us run in a turn (id) were ended with it, or, by policy, were not."""
 
     at: float
@@ -290,8 +265,7 @@ class TerminalsEnded:
     commands: tuple[Swept, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(Struct, frozen=True):
     at: float
     subject: Subject
 

@@ -7,7 +7,7 @@ whoever changes the model and then asks wants the answer of that model.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core import event as kinds
 from banksman.core import refusing, resting

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from banksman.core.arbiter import Hold, Queue
 from banksman.core.clocks import Clocks
@@ -75,8 +76,7 @@ class Naming(enum.Enum):
     ABSENT = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A setting that the agent was told to change, by this request; `id` names the promise to tell what came of it, and
     is empty where nobody waits."""
 
@@ -86,8 +86,7 @@ class Change:
     value: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Struct, frozen=True, kw_only=True):
     """The agent's process, as far as the session cares. `number` counts them; a fact of another one is late. `epoch`:
     see `ProcessStarted`."""
 
@@ -139,8 +138,7 @@ class Process:
     error: BanksmanError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """Something the agent asks us; `turn` None: while nobody's turn was open. `id` is ours: see questioning.py."""
 
     id: str
@@ -148,8 +146,7 @@ class Question:
     asked: Requested
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A question whose process is gone, and what was answered to it since. See keeping.py."""
 
     id: str
@@ -165,15 +162,13 @@ class Store(enum.Enum):
     LOST = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class MayWrite:
+class MayWrite(Struct, frozen=True):
     """The intent to send the prompt of this turn (key) is durable."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class OwnOver:
+class OwnOver(Struct, frozen=True):
     """A turn of the agent's own is over: nobody waits for it, but it must not be left open if its end is lost."""
 
     turn: str
@@ -181,8 +176,7 @@ class OwnOver:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class MaySteer:
+class MaySteer(Struct, frozen=True):
     """The intent to add this ask's prompt to the turn (key) is durable."""
 
     key: str
@@ -193,8 +187,7 @@ class MaySteer:
 Deferred = Accept | Resolve | PassOn | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken | TellAnswer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(Struct, frozen=True, kw_only=True):
     config: Config
     mode: Mode = Mode.OPEN
     # By when it is to have left, if somebody has said so; and whether that has passed.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+
+from msgspec.structs import replace
 
 from banksman.core import asking, closing, ending, keeping, questioning
 from banksman.core import event as kinds
@@ -89,7 +91,8 @@ def _lose_store(work: Work, kind: Kind, error: BanksmanError) -> None:
     for resolve in ended:
         if resolve.turn not in unaccepted:
             ending.log_ended(work, resolve.turn, outcome, By.EXIT)
-            work.do(Resolve(resolve.turn, replace(resolve.outcome, kind=kind, error=error, durable=False)))
+            ended_so = dataclasses.replace(resolve.outcome, kind=kind, error=error, durable=False)
+            work.do(Resolve(resolve.turn, ended_so))
     for _, deferred in state.deferred:
         if isinstance(deferred, GiveReceipt | Finish):
             work.do(deferred)

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from banksman.core.changing import changed
+from msgspec import Struct
+from msgspec.structs import replace
+
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.meaning import PromptSettled, TurnOver
 from banksman.core.rules import Rules
@@ -67,8 +68,7 @@ class Cause(enum.Enum):
     REPLACE = "replace"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(Struct, frozen=True, kw_only=True):
     """A caller's wish for one turn. Its id is the turn's id; `ref` names its prompt to the agent."""
 
     id: str
@@ -87,8 +87,7 @@ class Ask:
     is_last: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(Struct, frozen=True, kw_only=True):
     """`ask` None: the agent opened it by itself, for the reason `origin`."""
 
     id: str
@@ -178,7 +177,7 @@ class Turn:
     def moved(self, move: Move) -> Turn:
         following = TABLE[self.phase].get(move)
         assert following is not None, f"{move} in {self.phase}: {self.id}"
-        return changed(self, phase=following)
+        return replace(self, phase=following)
 
     def requeued(self) -> Turn:
         """The same ask, as if it had never begun, but for the count. Those steered into it do not come back with it."""

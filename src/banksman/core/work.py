@@ -7,13 +7,14 @@ done at once, marked as not durable. Frames leave one at a time.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from banksman.core import clocks
 from banksman.core import event as kinds
-from banksman.core.changing import changed
 from banksman.core.dialects.dialect import Speech, Spoken
 from banksman.core.event import Entry, entry
 from banksman.core.meaning import Meaning, TurnOver
@@ -53,10 +54,10 @@ class Work:
         self.heard: list[Meaning] = []
 
     def set(self, **changes: Any) -> None:
-        self.state = changed(self.state, **changes)
+        self.state = replace(self.state, **changes)
 
     def set_process(self, **changes: Any) -> None:
-        self.state = changed(self.state, process=changed(self.state.process, **changes))
+        self.state = replace(self.state, process=replace(self.state.process, **changes))
 
     def set_turn(self, turn: Turn) -> None:
         """Put a turn back where it is: ours, or the agent's own."""
@@ -101,7 +102,7 @@ class Work:
     def do_undurably(self, deferred: Deferred) -> None:
         match deferred:
             case Resolve(turn=turn, outcome=outcome):
-                self.do(Resolve(turn, replace(outcome, durable=False)))
+                self.do(Resolve(turn, dataclasses.replace(outcome, durable=False)))
             case GiveReceipt() | Finish() | SettingTaken():
                 self.do(deferred)
             case TellAnswer():

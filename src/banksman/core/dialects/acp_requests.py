@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class Stage(enum.Enum):
@@ -20,16 +21,14 @@ class Stage(enum.Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Prompted:
+class Prompted(Struct, frozen=True):
     """A request was a prompt of ours. `is_cancelled`: we have asked the agent to stop it."""
 
     ref: str
     is_cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Adjusted:
+class Adjusted(Struct, frozen=True):
     """A request was to set something. `request`: who waits for it; None: the handshake does."""
 
     request: str | None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from banksman.core.dialects import acp_reading as reading
 from banksman.core.dialects.acp_updates import said
 from banksman.core.dialects.quirks import ERROR_CHARACTERS_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """`text`: the last message, or the beginning of one too long to be that of an error. `message`: its name. `call`:
     the tool that was told of last."""
 

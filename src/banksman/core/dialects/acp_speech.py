@@ -18,8 +18,10 @@ right.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from banksman.core import jsonrpc
 from banksman.core.decision import Decision
@@ -61,8 +63,7 @@ _NOTHING_SAID: Exchange[Purpose] = Exchange()
 _STATES = frozenset(("config_option_update", "current_mode_update"))
 
 
-@dataclass(frozen=True, slots=True)
-class AcpSpeech:
+class AcpSpeech(Struct, frozen=True):
     setup: Setup
     quirks: Quirks
     stage: Stage = Stage.SILENT

@@ -8,7 +8,6 @@ What agents say is believed as far as it has the right type, and else as if it w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -54,8 +53,7 @@ _OVERFLOWS = ("prompt is too long", "context_length_exceeded", "maximum context 
 
 
 # -- who it is -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Agent:
+class Agent(msgspec.Struct, frozen=True):
     """What an agent said about itself. `logins`: the ways to log in that it knows, in words."""
 
     name: str = "the agent"
@@ -200,8 +198,7 @@ def is_unknown(failure: Failure, conversation: str | None) -> bool:
 
 
 # -- what can be set -------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One thing that can be set: by which method, what it is now, and what it can be: each a value and its name."""
 
     method: str
@@ -226,8 +223,7 @@ class Choice:
                 return {"sessionId": conversation, "configId": self.option, "value": value}
 
 
-@dataclass(frozen=True, slots=True)
-class Offers:
+class Offers(msgspec.Struct, frozen=True):
     """What can be set, by our word for it: `model`, `permission_mode`."""
 
     choices: tuple[tuple[str, Choice], ...] = ()

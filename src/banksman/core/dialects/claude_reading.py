@@ -295,7 +295,9 @@ def _cost(frame: _Frame) -> float | None:
     """Of this turn alone, where it says so: the total goes on through a resume, and back after a kill."""
     models = frame.model_usage_since_last_result
     costs = [_number(mapping(model).get("costUSD")) for model in mapping(models).values()]
-    return None if not isinstance(models, dict) or None in costs else sum(cost for cost in costs if cost is not None)
+    if not isinstance(models, dict) or None in costs:
+        return None
+    return sum((cost for cost in costs if cost is not None), 0.0)
 
 
 def _error(frame: _Frame) -> str:

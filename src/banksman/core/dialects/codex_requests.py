@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Initialize:
+class Initialize(Struct, frozen=True):
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class Converse:
+class Converse(Struct, frozen=True):
     """The thread is begun, resumed or forked."""
 
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Struct, frozen=True):
     """A prompt that opens a turn. `is_added`: another is on its way, whose turn it is to join."""
 
     ref: str
     is_added: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Struct, frozen=True):
     """A prompt for the turn that runs."""
 
     ref: str
     turn: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     requests: tuple[str, ...]
     turn: str
 

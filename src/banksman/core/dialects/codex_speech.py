@@ -19,9 +19,11 @@ our turn. What it asks is asked of us all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from banksman.core import jsonrpc
 from banksman.core.decision import DENIED, Decision
@@ -64,8 +66,7 @@ _NOTHING_SAID: Exchange[Purpose] = Exchange(BARE)
 _ANY = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CodexSpeech:
+class CodexSpeech(Struct, frozen=True):
     """`accepted`: prompts whose turn, by its id, has not started yet. `over`: the last turn that ended. `stops`:
     interrupts that wait for their turn to start. `wishes`: what was changed since the thread began. `total`: what the
     thread has used. `changes`: of the files that it wants to change, and the item that does."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from banksman.core.dialects.codex_reading import answer_of
 from banksman.core.dialects.dialect import Setup
@@ -12,8 +14,7 @@ from banksman.core.json_values import items, mapping, text
 from banksman.core.meaning import Meaning, PromptSettled, TurnOver
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """`refs`: our prompts that are known to be in it, the one that opened it first. `is_told`: the session knows of it.
     `text`: what the agent has said last. `before` and `after`: what the thread had used, where it is known."""
 
@@ -79,8 +80,7 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Over(Struct, frozen=True):
     """A turn that has ended. `result`: its boundary, without names. `is_told`: the session knows."""
 
     id: str

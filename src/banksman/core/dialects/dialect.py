@@ -9,8 +9,9 @@ dialect whose every frame says all there is to know needs none, and is spoken as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from banksman.core.decision import Decision
 from banksman.core.meaning import Meaning, Requested, Told
@@ -28,8 +29,7 @@ def client() -> dict[str, str]:
     return {"name": "banksman", "title": "Banksman", "version": CLIENT_VERSION}
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(Struct, frozen=True):
     """A hook that the agent is to call: on which event, for which of them (None: all), by which name. `seconds`: how
     long it should wait for the answer, which is longer than we do."""
 
@@ -39,8 +39,7 @@ class Registration:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(Struct, frozen=True, kw_only=True):
     """What a new process is told at its start: in words, or by its command line, as the agent takes it.
 
     `servers`: the names of those whose tools live in the caller's process; `mcp_servers`: others, as ACP describes
@@ -63,8 +62,7 @@ class Setup:
 PLAIN = Setup()
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
+class Spoken(Struct, frozen=True):
     """What came of saying or hearing something: the memory from now on, frames to be written, in order, and what it
     means to the turn."""
 
@@ -216,8 +214,7 @@ class Words(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Struct, frozen=True):
     """The speech of a dialect without memory."""
 
     words: Words

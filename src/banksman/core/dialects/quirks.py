@@ -7,7 +7,7 @@ callers get is the true one. What the agent said is in the log as it came, whate
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from banksman.core.schema.pattern import NoPattern, TooMuch, compiled
 
@@ -16,8 +16,7 @@ SERVICES = ("fs", "terminal")
 ERROR_CHARACTERS_MAX = 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Quirks:
+class Quirks(Struct, frozen=True):
     """`cancel_may_say`: the reasons to stop that mean "cancelled" after we have cancelled. `error_texts`: patterns; a
     turn that ends well and whose last text one of them matches has failed. `silence_is_error`: so has one that ends
     well and said and did nothing at all. `serves`: what of ours is offered to the agent. `recites_late`: it may go on
