@@ -16,7 +16,7 @@ from banksman.store.cluster.placement import ClusterPlacement
 from banksman.store.nats import Nats
 from banksman.testing.nats_servers import Servers
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 40.0
 
 
 @dataclass

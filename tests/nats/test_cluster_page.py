@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.nats.certificates import certificate
 from tests.nats.test_doctor import by_monitors, doctor, make_streams
+from tests.thorough import thorough
 
 from banksman.store.cluster.streams import Names
 from banksman.testing.nats_servers import Servers, Tls
@@ -43,6 +44,7 @@ class AsThePageSays(Servers):
         return text
 
 
+@thorough
 def test_its_configuration_starts_and_the_doctor_has_nothing_to_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

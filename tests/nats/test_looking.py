@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from tests.nats.leases import LEASE_SECONDS
 from tests.nats.lines import stored, until
 from tests.nats.members import Here, command, here, store
 
@@ -21,7 +22,7 @@ from banksman.testing.nats_servers import Servers
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_LEASES", 0.05)
+    monkeypatch.setattr(watching, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
 
 
 def log_of(member: Here) -> ClusterLog:

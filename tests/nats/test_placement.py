@@ -160,8 +160,11 @@ async def test_what_is_given_back_is_offered_again_when_it_is_time(nats_one: Ser
         assert time.monotonic() - began > 0.3
 
 
-async def test_who_is_cancelled_while_it_waits_has_nothing_that_others_wait_for(nats_one: Servers, prefix: str) -> None:
+async def test_who_is_cancelled_while_it_waits_has_nothing_that_others_wait_for(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its question still lies with the server, and is the first that is answered: the job is passed on at once."""
+    monkeypatch.setattr(needs_module, "ACK_SECONDS", 60.0)
     async with lines(nats_one, prefix, 3, lease=60) as (front, gone, host):
         await front.placement.resume("s-0", [], 1)
         await (await take(gone)).done()

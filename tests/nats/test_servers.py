@@ -22,7 +22,7 @@ from banksman.testing.nats_servers import NotStarted, Servers
 
 pytestmark = pytest.mark.thorough
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 40.0
 
 
 class Talk:

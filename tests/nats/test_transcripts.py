@@ -23,7 +23,6 @@ from banksman.run.sessions import profiles, transcript
 from banksman.testing import checks, fake_agent
 from banksman.testing.nats_servers import Servers
 
-LEASE = 2.0
 HOW: dict[str, Any] = {"command": fake_agent.command(remembers_at_home=True), "options": QUICK}
 
 
@@ -71,7 +70,7 @@ async def copied(front: Here, session: str, turn: str) -> Head:
 async def test_the_next_host_goes_on_with_the_conversation(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
-    url = store(nats_one, prefix, LEASE)
+    url = store(nats_one, prefix)
     work = tmp_path / "work.d"
     work.mkdir()
     async with here(url, "front") as front, there(url, "old", room=1, home=homes[0]) as old:
@@ -83,7 +82,7 @@ async def test_the_next_host_goes_on_with_the_conversation(
         assert file.stem == head.conversation
         assert kept_by(homes[1]) == []
         async with here(url, "new", room=1):
-            old.kill()
+            await old.lose()
             said = await front.ask(session, do="ask", prompt="third\n@@recall", key="3")
             assert (said["host"], said["outcome"]) == ("new", "done")
         (brought,) = kept_by(homes[1])
@@ -101,13 +100,13 @@ async def test_without_a_copy_the_log_says_that_the_context_is_lost(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     """Both hosts are told not to copy: the one that has it does not give it, and what was there would not be taken."""
-    url = store(nats_one, prefix, LEASE)
+    url = store(nats_one, prefix)
     async with here(url, "front") as front, there(url, "old", room=1, home=homes[0], mirrors=False) as old:
         session, _ = await front.place(tmp_path, **HOW)
         await front.ask(session, do="ask", prompt="first", key="1")
         (file,) = kept_by(homes[0])
         async with here(url, "new", room=1, mirrors_transcripts=False):
-            old.kill()
+            await old.lose()
             said = await front.ask(session, do="ask", prompt="second\n@@recall", key="2")
             assert (said["host"], said["outcome"]) == ("new", "done")
         assert await front.cluster.transcripts.get(session) is None
@@ -123,7 +122,7 @@ async def test_what_a_copy_does_not_have_is_said(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     """Its host dies in the middle of a turn: that one is not in the copy, and its outcome is unknown."""
-    url = store(nats_one, prefix, LEASE)
+    url = store(nats_one, prefix)
     async with here(url, "front") as front, there(url, "old", room=1, home=homes[0]) as old:
         session, _ = await front.place(tmp_path, **HOW)
         first = await front.ask(session, do="ask", prompt="first", key="1")
@@ -135,7 +134,7 @@ async def test_what_a_copy_does_not_have_is_said(
         mark = tmp_path / "reached"
         second = await front.ask(session, do="put", prompt=f"third\n@@touch {mark}\n@@hang")
         await until(mark.exists)
-        old.kill()
+        await old.lose()
         await front.cluster.transcripts.put(session, data)
         async with here(url, "new", room=1):
             await front.ask(session, do="ask", prompt="fourth\n@@recall", key="4")

@@ -54,6 +54,7 @@ from tests.store.kit import (  # noqa: E402
     lines,
     until,
 )
+from tests.thorough import sample  # noqa: E402
 
 __all__ = [
     "AT",
@@ -78,7 +79,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
     """Subclass it as `Test…` and say how a log is opened."""
 
     # Of what is done at random, against a list: a log for each.
-    examples = 60
+    examples = sample(60)
 
     # Closing.
 
@@ -161,6 +162,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
 
     # Everything at once, against a list.
 
+    @pytest.mark.explored
     def test_it_does_what_a_list_would(self) -> None:
         open_log = self.open_log
 

@@ -7,11 +7,11 @@ import random
 from typing import Any
 
 import pytest
-from tests.store.kit import AT, Answers, Opens, Refusal, Writer, data, everything, follow, known, lines
+from tests.store.kit import AT, Answers, Opens, Refusal, Writer, chunk, data, everything, follow, known, lines
 
 from banksman.core.event import UPDATE, Event, entry
 from banksman.errors import NotOwner, StoreError, UsageError
-from banksman.store.log import READ_EVENTS_MAX, Head
+from banksman.store.log import READ_EVENTS_MAX, Chunk, Head
 
 # More than any engine may keep when it was told to keep so few.
 RETAINED_BYTES = 16 << 10
@@ -129,6 +129,52 @@ class ReadingConformance(Opens):
             assert data(events) == written
             assert seen == [events[after:] for after in (0, 0, 0, 1, 5, 150, 299)]
 
+    # Turns.
+
+    async def test_find_turn_tells_where_a_turn_began_and_ended(self) -> None:
+        async with self.opened() as log:
+            assert await log.find_turn("s", "a") is None
+            writer = await Writer.claim(log)
+            await writer.commit(b"x", entry("a", "turn.queued"), entry("b", "turn.queued"))
+            await writer.commit(entry("b", "turn.started"), b"y", entry("b", "turn.ended"), entry("a", "turn.started"))
+            await writer.commit(entry("own", "turn.started"), b"z")
+            assert await log.find_turn("s", "a") == (2, None, 9)
+            assert await log.find_turn("s", "b") == (3, 6, 9)
+            assert await log.find_turn("s", "own") == (8, None, 9)
+            for unknown in ("c", "t-1", "", "A"):
+                assert await log.find_turn("s", unknown) is None
+            assert await log.find_turn("other", "a") is None
+            await (await Writer.claim(log)).commit(entry("a", "turn.ended"))
+            assert await log.find_turn("s", "a") == (2, 10, 10)
+
+    async def test_find_turn_forgets_a_turn_with_its_last_event(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit(entry("a", "turn.queued"), entry("b", "turn.queued"))
+            await writer.commit(entry("a", "turn.ended"))
+            await writer.commit(entry("b", "turn.ended"), snapshot=b"{}")
+            await writer.commit(b"x", snapshot=b"{}")
+            await log.trim("s", 4)
+            first = log.head("s").first
+            for turn, ended in (("a", 3), ("b", 4)):
+                found = await log.find_turn("s", turn)
+                assert (found is None) == (ended < first), (turn, first)
+            writer.release()
+            await log.delete("s")
+            assert await log.find_turn("s", "b") is None
+            await (await Writer.claim(log)).commit(b"x")
+            assert await log.find_turn("s", "b") is None
+
+    async def test_find_turn_finds_the_turns_of_a_restored_session(self) -> None:
+        async with self.opened() as log:
+            turns = [entry("a", "turn.queued"), entry("a", "turn.ended"), entry("b", "turn.queued")]
+            chunks = [Chunk(5, 1, AT, turns), chunk(8, b"x")]
+            await log.restore("s", name=None, agent="claude", chunks=lambda: chunks)
+            assert await log.find_turn("s", "a") == (5, 6, 8)
+            await (await Writer.claim(log)).commit(entry("b", "turn.ended"))
+            assert await log.find_turn("s", "b") == (7, 9, 9)
+            assert await log.find_turn("s", "c") is None
+
     # Waiting.
 
     async def test_waiting_past_what_is_behind_the_head_ends_at_once(self) -> None:
@@ -146,7 +192,7 @@ class ReadingConformance(Opens):
             writer.release()
             await log.delete("s")
             for session in ("s", "never claimed"):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     with pytest.raises(StoreError, match="deleted"):
                         await log.wait_past(session, 1, is_known=True)
 

@@ -3,7 +3,7 @@
 Run as a program (`python -m tests.store.crash_child`), with one campaign's settings as JSON; it says what it found as
 JSON. It is a process of its own because it forks, traces and waits: see `killing`.
 
-The writer claims a session and appends 200 events in 50 appends, some of them with a snapshot, some on the heels of the
+The writer claims a session and appends 96 events in 24 appends, some of them with a snapshot, some on the heels of the
 one before. Whatever is acknowledged it says at once, to a pipe that outlives it. Every event's content follows from its
 seq, so that whoever looks needs no other record of what was written.
 """
@@ -38,7 +38,8 @@ from banksman.store.sqlite.work import Operation
 from banksman.store.sqlite.writer import Writer
 
 SESSION = "crash"
-APPENDS = 50
+# Each death costs as many calls as came before it, so that twice as many appends would take four times as long.
+APPENDS = 24
 EVENTS_PER_APPEND = 4
 EVENTS = APPENDS * EVENTS_PER_APPEND
 # Each run, its look and the removal take some 50 ms.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.thorough import one_in
 
 from banksman.core.event import PROCESS_EXITED, SENT, TURN_ENDED, TURN_QUEUED, UPDATE, Entry, entry
 from banksman.errors import UsageError
@@ -243,7 +244,9 @@ async def test_a_frame_that_can_be_read_and_not_be_walked_through_is_masked_all_
 
 
 # -- cost ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("unit", ["a", "sk-", "eyJa.", "a@", "A_", "://", "/home/", "-----BEGIN ", "bearer ", "\\n"])
+@pytest.mark.parametrize(
+    "unit", one_in(10, ["a", "sk-", "eyJa.", "a@", "A_", "://", "/home/", "-----BEGIN ", "bearer ", "\\n"])
+)
 def test_a_long_text_of_any_kind_is_looked_through_in_time_that_grows_with_it(unit: str) -> None:
     """Four times the text in far less than sixteen times the time: no pattern begins anew at each place of a word."""
     scrub = scrubber(["my-secret-word"])

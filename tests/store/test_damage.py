@@ -18,10 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.thorough import thorough
 
 from banksman.errors import StoreDamaged
-from banksman.store.sqlite import damage
-from banksman.store.sqlite.damage import check_tail, closed, opened
+from banksman.store.sqlite import damage, health
+from banksman.store.sqlite.damage import check_file, check_tail, closed, opened
+from banksman.store.sqlite.opening import Opening
+
+pytestmark = thorough
 
 LOG_HEADER = 32
 FRAME = 24 + 4096
@@ -60,6 +64,10 @@ def log_of(path: Path) -> Path:
 
 def index_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-shm")
+
+
+def files_beside(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
 
 def write_at(path: Path, offset: int, data: bytes) -> None:
@@ -145,6 +153,36 @@ def test_a_log_that_lost_a_commit_is_damage(left: Path, loss: str) -> None:
     # The control: SQLite says nothing, and what was committed is not there.
     with contextlib.suppress(sqlite3.OperationalError):  # no such table: it went too
         assert rows_in(left) < 10
+
+
+@pytest.mark.parametrize("loss", [cut_to(0), os.unlink], ids=["empty", "missing"])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_store_that_is_empty_beside_its_log_is_damage(
+    left: Path, loss: Callable[[Path], None], has_index: bool
+) -> None:
+    loss(left)
+    if not has_index:
+        index_of(left).unlink()
+    before = files_beside(left)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match=r"its write-ahead log .* is not") as caught:
+            Opening(str(left), level="normal").open()
+        assert f"{left}-wal" in caught.value.hint
+        with pytest.raises(StoreDamaged):
+            health.look(left)
+    assert files_beside(left) == before
+    # The control: SQLite says nothing, and deletes the log.
+    with contextlib.closing(sqlite3.connect(left)) as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    assert not log_of(left).exists()
+
+
+def test_store_that_is_empty_without_a_log_passes(path: Path) -> None:
+    check_file(str(path))
+    path.touch()
+    check_file(str(path))
+    log_of(path).touch()
+    check_file(str(path))
 
 
 def test_a_log_as_the_writer_left_it_passes(left: Path) -> None:

@@ -11,13 +11,14 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
 from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreError, StoreFull
-from banksman.store.log import Chunk, Head, Log
+from banksman.store.log import Chunk, Head, Log, Snapshot
 from banksman.store.sqlite import SqliteLog, opening
 from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.work import LOST_CHUNKS_MAX, Work
@@ -321,12 +322,190 @@ async def test_a_changed_byte_of_a_chunk_is_told_with_the_events_that_it_takes(p
         await log.read("s", 0)
     assert raised.value.ids == {"session": "s", "first": 3, "last": 4}
     assert raised.value.hint
-    with pytest.raises(StoreDamaged):
-        await log.read_many(None)
+    # Who reads by position goes on behind it, also who wants this session alone.
+    assert await told_of_many(log, sessions=["s"]) == [("s", 1), ("s", 2), ("s up to", 4), ("s", 5), ("s", 6)]
     assert [event.seq for event in (await log.read("s", 4)).events] == [5, 6]
     # It can be gone on from: what is damaged is the past.
     writer = await Writer.claim(log)
     await writer.commit(b"more")
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    ("removed", "lost", "readable"),
+    [
+        (1, (1, 2), ([3, 4], [5, 6])),
+        (3, (3, 4), ([1, 2], [5, 6])),
+        (5, (5, 6), ([1, 2], [3, 4])),
+    ],
+    ids=["first", "middle", "last"],
+)
+async def test_read_raises_damage_when_a_chunk_is_missing(
+    path: Path, removed: int, lost: tuple[int, int], readable: tuple[list[int], list[int]]
+) -> None:
+    log = SqliteLog(path)
+    writer, other = await Writer.claim(log), await Writer.claim(log, "other")
+    for number in range(3):
+        await writer.commit(b"%d" % number, b"x")
+        await other.commit(b"beside")
+    await log.close()
+    change(path, f"DELETE FROM chunks WHERE session = 's' AND first = {removed}")
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match=f"events {lost[0]} to {lost[1]} of session s .* missing") as raised:
+        await log.read("s", 0)
+    assert raised.value.ids == {"session": "s", "first": lost[0], "last": lost[1]}
+    # A reader whose page begins right before the hole is told the same.
+    with pytest.raises(StoreDamaged):
+        await log.read("s", lost[0] - 1, 1)
+    for seqs in readable:
+        assert [event.seq for event in (await log.read("s", seqs[0] - 1, 2)).events] == seqs
+    expected = sorted([*(("s", seq) for seqs in readable for seq in seqs), ("s up to", lost[1])], key=itemgetter(1))
+    for limit in (1, 2, 3, 1000):
+        assert await told_of_many(log, limit, sessions=["s"]) == expected
+        assert [each for each in await told_of_many(log, limit) if each[0] != "other"] == expected
+    await log.close()
+
+
+async def told_of_many(
+    log: SqliteLog, limit: int = 1000, *, after: str | None = None, sessions: Collection[str] | None = None
+) -> list[tuple[str, int]]:
+    """What a reader of many sessions is told until there is nothing more: events, and how far each gap goes."""
+    told: list[tuple[str, int]] = []
+    while True:
+        page = await log.read_many(after, limit, sessions=sessions)
+        told += [(f"{session} up to", last) for session, last in page.gaps.items()]
+        told += [(event.session, event.seq) for _, event in page.events]
+        if not page.events and not page.gaps:
+            return told
+        assert page.position != after, "a page leads on"
+        after = page.position
+
+
+@pytest.mark.parametrize("limit", [1, 2, 1000])
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+async def test_reader_of_all_sessions_is_told_a_damaged_part_as_a_gap_and_goes_on(
+    path: Path, how: str, limit: int
+) -> None:
+    log = SqliteLog(path)
+    writer, other = await Writer.claim(log), await Writer.claim(log, "other")
+    for number in range(3):
+        await writer.commit(b"%d" % number, b"x")
+        await other.commit(b"beside")
+    await log.close()
+    row = "WHERE session = 's' AND first = 3"
+    change(path, f"DELETE FROM chunks {row}" if how == "missing" else f"UPDATE chunks SET crc = crc + 1 {row}")
+    log = SqliteLog(path)
+    told = await told_of_many(log, limit)
+    assert [each for each in told if each[0] == "other"] == [("other", 1), ("other", 2), ("other", 3)]
+    # In its place among the events of its session, and once.
+    assert [each for each in told if each[0] != "other"] == [("s", 1), ("s", 2), ("s up to", 4), ("s", 5), ("s", 6)]
+    await log.close()
+
+
+async def test_reader_of_all_sessions_that_resumes_before_a_lost_end_is_told_of_it(path: Path) -> None:
+    log = SqliteLog(path)
+    writer, other = await Writer.claim(log), await Writer.claim(log, "other")
+    await writer.commit(b"a", b"b")
+    await other.commit(b"beside")
+    await writer.commit(b"c")
+    await log.close()
+    change(path, "DELETE FROM chunks WHERE session = 's' AND last = 3")
+    log = SqliteLog(path)
+    placed = (await log.read_many(None)).events
+    assert [event.data for _, event in placed] == [b"a", b"b"]
+    for position, event in placed:
+        rest = [("s", 2)] if event.seq == 1 else []
+        assert await told_of_many(log, after=position) == [*rest, ("s up to", 3), ("other", 1)]
+    # A later chunk makes a hole in the middle of it, which is told in front of what is behind it.
+    writer = await Writer.claim(log)
+    await writer.commit(b"d")
+    assert await told_of_many(log, after=placed[-1].position) == [("other", 1), ("s up to", 3), ("s", 4)]
+    await log.close()
+
+
+async def test_reader_of_all_sessions_is_told_a_damaged_chunk_before_a_lost_end_as_one_gap(path: Path) -> None:
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    for number in range(4):
+        await writer.commit(b"%d" % number)
+    await log.close()
+    change(path, "DELETE FROM chunks WHERE first IN (2, 4)")
+    log = SqliteLog(path)
+    assert await told_of_many(log) == [("s", 1), ("s up to", 2), ("s", 3), ("s up to", 4)]
+    await log.close()
+    change(path, "UPDATE chunks SET crc = crc + 1 WHERE first = 3")
+    log = SqliteLog(path)
+    assert await told_of_many(log) == [("s", 1), ("s up to", 4)]
+    await log.close()
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+async def test_read_raises_damage_when_every_chunk_is_missing(path: Path, has_other: bool) -> None:
+    log = SqliteLog(path)
+    await (await Writer.claim(log)).commit(b"a", b"b")
+    # It has none, and lost none.
+    await Writer.claim(log, "new")
+    if has_other:
+        await (await Writer.claim(log, "other")).commit(b"beside")
+    await log.close()
+    change(path, "DELETE FROM chunks WHERE session = 's'")
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match="events 1 to 2 of session s"):
+        await log.read("s", 0)
+    assert not (await log.read("s", 2)).events
+    assert await told_of_many(log) == [("s up to", 2), *([("other", 1)] if has_other else [])]
+    assert await told_of_many(log, sessions=["s"]) == [("s up to", 2)]
+    assert await told_of_many(log, sessions=["new"]) == []
+    await log.close()
+
+
+async def test_reader_of_all_sessions_beside_appends_and_retention_is_told_no_gap_that_is_none(path: Path) -> None:
+    log, other = SqliteLog(path, bytes_max=2000), SqliteLog(path)
+    writers = [await Writer.claim(log, f"s{number}") for number in range(3)]
+    gaps: dict[str, int] = {}
+
+    async def read() -> None:
+        position = None
+        while set(seen) != {f"s{number}" for number in range(3)} or set(seen.values()) != {100}:
+            page = await other.read_many(position, 7)
+            for session, last in page.gaps.items():
+                assert last < other.head(session).first, "only what retention took"
+                gaps[session] = last
+            for _, event in page.events:
+                before = max(seen.get(event.session, 0), gaps.get(event.session, 0))
+                assert event.seq == before + 1
+                seen[event.session] = event.seq
+            position = page.position
+
+    seen: dict[str, int] = {}
+    reading = asyncio.ensure_future(read())
+    for number in range(50):
+        for writer in writers:
+            writer.append(b"%d" % number, b"x" * 100, snapshot=b"s")
+        await asyncio.gather(*(writer.answers.all() for writer in writers))
+    await reading
+    await asyncio.gather(log.close(), other.close())
+
+
+async def test_read_raises_damage_when_the_row_of_a_session_is_behind_its_chunks(path: Path) -> None:
+    log = SqliteLog(path)
+    writer = await Writer.claim(log)
+    await writer.commit(b"a", b"b", snapshot=b"at 2")
+    await writer.commit(b"c", b"d", b"e")
+    await log.close()
+    change(path, "UPDATE sessions SET seq = 4")
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match=r"events 5 to 5 of session s .* row ends at 4") as raised:
+        await log.read("s", 0)
+    assert raised.value.ids == {"session": "s", "first": 5, "last": 5}
+    with pytest.raises(StoreDamaged):
+        await log.read("s", 2)
+    assert await log.snapshot("s") == Snapshot(2, b"at 2")
+    await log.close()
+    change(path, "UPDATE sessions SET seq = 1")
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match=r"snapshot at 2 of session s"):
+        await log.snapshot("s")
     await log.close()
 
 

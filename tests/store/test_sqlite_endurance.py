@@ -19,19 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.thorough import thorough
 
 from banksman.errors import NotOwner, StoreError
 from banksman.store.sqlite import SqliteLog, damage, opening, upkeep, waiting
 from banksman.store.sqlite.appending import Append
 from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.owners import Hosts, Process, identity
-from banksman.store.sqlite.recent import ENTRY_BYTES, Recent
+from banksman.store.sqlite.recent import CHUNKS_MAX, ENTRY_BYTES, Recent
 from banksman.store.sqlite.work import Work
 from banksman.store.sqlite.writer import AGAIN_SECONDS
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
 from tests.store.conformance import AT, Writer, data, everything, known, lines, until  # noqa: E402
+
+pytestmark = thorough
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -630,17 +633,25 @@ def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
         recent.drop(f"s{number}")
         if number % 3 == 0:
             recent.drop(f"t{number % 20}")
-        held = sum(len(tail) for tail in recent._tails.values())  # pyright: ignore[reportPrivateUsage]
-        # A place for each that is held, or none could ever be taken out; and no more of them than a few times that.
-        assert held <= len(recent._order) <= 2 * held  # pyright: ignore[reportPrivateUsage]
+        assert all(recent._tails.values())  # pyright: ignore[reportPrivateUsage]
         assert 0 < recent._weight <= bytes_max  # pyright: ignore[reportPrivateUsage]
         # What was added last is there, and the oldest went first.
         assert recent.read("lasting", number, 10, None)
     assert recent.read("lasting", 0, 10, None) is None
     for session in seqs:
         recent.drop(session)
-    assert not recent._order  # pyright: ignore[reportPrivateUsage]
+    assert not recent._tails  # pyright: ignore[reportPrivateUsage]
     assert recent._weight == 0  # pyright: ignore[reportPrivateUsage]
+
+
+def test_of_one_session_only_its_last_chunks_are_in_memory() -> None:
+    recent = Recent()
+    for seq in range(3 * CHUNKS_MAX):
+        recent.add(Append(print, "s", 1, 0, print, seq, AT, lines(b"x"), None))
+    assert len(recent._tails["s"]) == CHUNKS_MAX  # pyright: ignore[reportPrivateUsage]
+    first = 2 * CHUNKS_MAX
+    assert recent.read("s", first - 1, 1, None) is None
+    assert [event.seq for event in recent.read("s", first, 1000, None) or ()] == [*range(first + 1, 3 * CHUNKS_MAX + 1)]
 
 
 def rows(path: Path, statement: str) -> list[tuple[Any, ...]]:

@@ -75,6 +75,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
     return process.returncode
 
 
+@pytest.mark.thorough
 def test_of_several_processes_that_claim_at_once_one_wins_each_time(path: Path) -> None:
     rounds = 20
     # None of them finds the store made: they race for that too.

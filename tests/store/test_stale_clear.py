@@ -23,6 +23,7 @@ import pytest
 from tests.core.test_past import queued
 from tests.sim.scene import explored
 from tests.store.kit import AT, Answers, everything, known, until
+from tests.thorough import IS_THOROUGH
 
 from banksman.core import event as kinds
 from banksman.core import past as pasts
@@ -231,9 +232,10 @@ async def stale_host(log: Log) -> None:
 SCENARIOS = [late_finaliser, stale_host]
 
 
+@pytest.mark.explored
 @pytest.mark.parametrize("scenario", [late_finaliser, pytest.param(stale_host, marks=pytest.mark.thorough)])
 def test_in_no_schedule_is_the_new_turn_lost(scenario: Callable[[Log], Awaitable[object]]) -> None:
-    explored(lambda: scenario(WorldLog()), departures=3, schedules=6000)
+    explored(lambda: scenario(WorldLog()), departures=3 if IS_THOROUGH else 2, schedules=6000)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -431,6 +433,7 @@ class Hammer:
             await log.rename(SESSION, self._other, expected="before")
 
 
+@pytest.mark.thorough
 def test_whatever_stale_hosts_hammer_on_it_nothing_of_the_owners_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     is_over = threading.Event()

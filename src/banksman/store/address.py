@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -47,6 +47,12 @@ class Address:
         """Without what lets one in."""
         servers = ",".join(server.rpartition("@")[2].rpartition("/")[2] for server in self.servers)
         return f"{'tls' if self.tls else 'nats'}://{servers}/{self.prefix}"
+
+    @property
+    def without_credentials(self) -> Address:
+        """The same servers, for a client that has nothing to show. `ca` stays: it says whom we trust."""
+        servers = tuple(f"nats://{server.rpartition('@')[2].removeprefix('nats://')}" for server in self.servers)
+        return replace(self, servers=servers, token=None, creds=None, nkey=None, cert=None, key=None)
 
 
 def is_address(store: str) -> bool:

@@ -48,6 +48,11 @@ class Hosts(Protocol):
         """Ours; another one after a fence."""
         ...
 
+    @property
+    def is_held(self) -> bool:
+        """Whether our own lease stands: what we claim now is ours. False while the store cannot be reached."""
+        ...
+
     def announce(self, card: Card) -> None:
         """Said with the next heartbeat, which goes out at once."""
         ...

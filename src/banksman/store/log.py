@@ -109,6 +109,15 @@ class Page(NamedTuple):
     gap: tuple[int, int] | None
 
 
+class TurnPlace(NamedTuple):
+    """Where a turn is in its session's log: the seq of its first event, and of the event that ended it. `ended` is None
+    while no event up to `seen`, the last one that was looked at, has ended the turn."""
+
+    first: int
+    ended: int | None
+    seen: int
+
+
 class Placed(NamedTuple):
     """An event, and the position in the store's order that is right after it."""
 
@@ -117,8 +126,8 @@ class Placed(NamedTuple):
 
 
 class ManyPage(NamedTuple):
-    """Events of many sessions in the order of their commits. `position` is where to go on. `gaps`: of which sessions
-    retention has taken events that lay after the position asked for; all up to the one named are gone."""
+    """Events of many sessions in the order of their commits. `position` is where to go on. `gaps`: the sessions
+    that lost events after the position asked for, to retention or to damage; all up to the one named are gone."""
 
     events: Sequence[Placed]
     position: str
@@ -237,6 +246,11 @@ class Log(Protocol):
         `Event.body`."""
         ...
 
+    async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
+        """Find a turn by its id. None: no committed event that is kept belongs to such a turn. The cost does not grow
+        with the history: each engine has an index, and says what an old history costs the first time."""
+        ...
+
     async def snapshot(self, session: str) -> Snapshot | None:
         """The last one that was appended, if any."""
         ...
@@ -304,6 +318,11 @@ class Log(Protocol):
         ...
 
     # -- looking at the store itself ---------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Raise `StoreError` if the store cannot be read, or is no longer where what is written would last. One lookup:
+        it neither writes nor waits, and a store that cannot take an append for another reason is not found by it."""
+        ...
+
     def counters(self) -> Mapping[str, float]:
         """What this handle has written since it was opened, also after its close; none of it ever falls. `commits`, the
         `events` and `bytes` that were appended with them, the `commit_seconds` that they took; `failures`: commits that

@@ -57,6 +57,7 @@ from banksman.store.log import (
     Page,
     ProjectOf,
     Snapshot,
+    TurnPlace,
 )
 from banksman.store.memory_session import (
     BEGINNING,
@@ -256,6 +257,11 @@ class MemoryLog:
         last = min(state.seq, seq + limit - 1)
         return Page(state.events(seq, last, project), (after + 1, seq - 1) if after + 1 < seq else None)
 
+    async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
+        self._check_open()
+        state = self._sessions.get(session)
+        return None if state is None else state.turns.find(turn)
+
     async def snapshot(self, session: str) -> Snapshot | None:
         self._check_open()
         state = self._sessions.get(session)
@@ -362,6 +368,9 @@ class MemoryLog:
 
     def guard(self, guard: Guard) -> None:
         """What is claimed here stays ours for as long as we live."""
+
+    def check(self) -> None:
+        self._check_open()
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._counters)

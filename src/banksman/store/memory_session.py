@@ -19,6 +19,7 @@ from typing import NamedTuple
 from banksman.core.event import Entry, Event, Project
 from banksman.errors import UsageError
 from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot, history_lost
+from banksman.store.turns import TurnIndex
 
 # What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
 # allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
@@ -74,6 +75,7 @@ class MemorySession:
         "seq",
         "snapshot",
         "tail",
+        "turns",
         "weight",
     )
 
@@ -87,6 +89,8 @@ class MemorySession:
         self.lease: str | None = None
         self.seq = 0
         self.tail = 0
+        # Of what is committed.
+        self.turns = TurnIndex()
         self.chunks: list[Kept] = []
         self.dropped = 0
         # Where the last chunk that is gone had ended.
@@ -140,6 +144,8 @@ class MemorySession:
 
     def commit(self) -> None:
         if self.seq < self.tail:
+            for chunk in self.chunks[bisect_right(self.chunks, self.seq, lo=self.dropped, key=_first) :]:
+                self.turns.add(chunk.first, chunk.entries)
             self.seq = self.tail
             self.changed = self.chunks[-1].at
         if self._next_snapshot is not None:
@@ -182,6 +188,7 @@ class MemorySession:
     def _shorten(self) -> None:
         # To shorten a list at its front moves all the rest: only once half of it is gone, so that each chunk is moved
         # about once.
+        self.turns.drop_before(self.first)
         if self.dropped * 2 > len(self.chunks):
             del self.chunks[: self.dropped]
             self.dropped = 0

@@ -214,13 +214,13 @@ class Nats:
         expected: int | None = None,
         id: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = ANSWER_SECONDS_MAX,
+        timeout: float | None = None,
     ) -> int:
         """Store it: its sequence. `WrongLast`, or `Unanswered`. With an `id` it is stored once, however often it is
         published within some minutes."""
         return await self._publish(subject, data, _headers(expected, headers, id), timeout)
 
-    async def publish_all(self, writes: Sequence[Write], *, timeout: float = ANSWER_SECONDS_MAX) -> int:
+    async def publish_all(self, writes: Sequence[Write], *, timeout: float | None = None) -> int:
         """Store all of them, one behind the other, or none: the sequence of the last."""
         if len(writes) == 1:
             (one,) = writes
@@ -237,14 +237,14 @@ class Nats:
             await self._send(write.subject, write.data, headers)
         raise AssertionError("nothing to store")
 
-    async def _publish(self, subject: str, data: bytes, headers: dict[str, str], timeout: float) -> int:
+    async def _publish(self, subject: str, data: bytes, headers: dict[str, str], timeout: float | None) -> int:
         return seq_of(decoded(await self._request(subject, data, timeout, headers)))
 
     # -- reading -----------------------------------------------------------------------------------------------------
     async def last(self, stream: str, subject: str) -> Message | None:
         """The last message of a subject, as the stream's leader has it. `None`: there is none."""
         body = json.dumps({"last_by_subj": subject}).encode()
-        answer = decoded(await self._request(f"$JS.API.STREAM.MSG.GET.{stream}", body, ANSWER_SECONDS_MAX))
+        answer = decoded(await self._request(f"$JS.API.STREAM.MSG.GET.{stream}", body))
         error = answer.get("error")
         if error is not None:
             if error.get("code") == 404:
@@ -394,7 +394,10 @@ class Nats:
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
-    async def _request(self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None) -> bytes:
+    async def _request(
+        self, subject: str, data: bytes, timeout: float | None = None, headers: dict[str, str] | None = None
+    ) -> bytes:
+        timeout = ANSWER_SECONDS_MAX if timeout is None else timeout
         try:
             message = await _uncut(self._client.request(subject, data, timeout=timeout, headers=headers))
         except (nats.errors.Error, OSError) as exc:

@@ -47,6 +47,7 @@ from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.event import FRAMES, SESSION_IMPORTED, Entry, Event, entry
 from banksman.core.redaction import Redactor
+from banksman.core.streamed_redaction import StreamedRedactor
 from banksman.errors import StoreError, StoreTooNew, UsageError
 from banksman.store.files import absolute, write_new
 from banksman.store.log import NUMBER_MAX, Chunk, Known, Log, Snapshot
@@ -211,8 +212,9 @@ async def import_session(
     header = await asyncio.to_thread(_check, file)
 
     def chunks() -> Iterator[Chunk]:
+        streamed = None if redactor is None else StreamedRedactor(redactor)
         for chunk in _history(file, header):
-            yield chunk if redactor is None else chunk._replace(entries=redactor.entries(chunk.entries))
+            yield chunk if streamed is None else chunk._replace(entries=streamed.entries(chunk.entries))
 
     snapshot = header.snapshot
     if snapshot is not None and redactor is not None:

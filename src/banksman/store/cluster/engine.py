@@ -57,8 +57,10 @@ from banksman.store.log import (
     Page,
     ProjectOf,
     Snapshot,
+    TurnPlace,
 )
 from banksman.store.nats import Nats
+from banksman.store.turns import TurnIndexes
 
 log = logging.getLogger("banksman")
 
@@ -100,6 +102,7 @@ class ClusterLog:
         self._owning = Owning(self._nats, names, self._records, self.hosts)
         self._reading = Reading(self._nats, self._streams)
         self._waiting = Waiting()
+        self._turns = TurnIndexes(self.read)
         self._heads = Heads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = Many(self._reading, self._records, self._heads, self._waiting)
         self._trimming = retention.Trimming(self._nats, self._owning, self._reading, self._heads, self._records)
@@ -347,6 +350,15 @@ class ClusterLog:
             place = await self._heads.look_closer(session)
         return self._directory.record(session), place
 
+    async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
+        """The servers have no index of turns. The first lookup in a session reads its history once, and each later one
+        reads what was written since, as long as this process remembers it (`store/turns.py`)."""
+        await self.ready()
+        record, _ = await self._look(session, NUMBER_MAX)
+        if record is None:
+            return None
+        return await self._turns.find(session, turn, identity=record.born, first=record.first)
+
     async def snapshot(self, session: str) -> Snapshot | None:
         await self.ready()
         record, place = await self._look(session, NUMBER_MAX)
@@ -434,5 +446,8 @@ class ClusterLog:
         return None if record is None else record.stuck
 
     # -- looking at the store itself ---------------------------------------------------------------------------------
+    def check(self) -> None:
+        self.head("")
+
     def counters(self) -> Mapping[str, float]:
         return dict(self._lines.counters)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from banksman.errors import Unreachable
 from banksman.store.address import Address
@@ -20,8 +21,7 @@ from banksman.store.nats import Nats
 LOOK_SECONDS_MAX = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fullness:
+class Fullness(Struct, frozen=True):
     """`place`: whose it is, the account's or a server's. `limit_bytes` None: there is none, or it is not told."""
 
     place: str

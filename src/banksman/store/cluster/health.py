@@ -17,9 +17,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from banksman.errors import StoreError, Unanswered, Unreachable, UsageError
 from banksman.store.address import Address
@@ -37,8 +38,7 @@ NOT_ENABLED = (10039, 10076)
 ANSWER_BYTES_MAX = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """`place`: as it was named. `fault`: it did not introduce itself, and why; then all else is empty."""
 
     place: str
@@ -50,14 +50,15 @@ class Server:
     fault: str = ""
     # Where clients reach the others of its cluster, as it says itself.
     others: tuple[str, ...] = ()
+    # It encrypts every connection, or none comes in.
+    has_tls: bool = False
 
     @property
     def is_recent(self) -> bool:
         return self.version[: len(VERSION_MIN)] >= VERSION_MIN
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True):
     """`late`: the names of servers that should have it and are gone, or lag behind. `leader` empty: nobody takes
     anything for it. `lease`: of the stream of hosts, the time after which they are dead."""
 
@@ -68,16 +69,14 @@ class Stream:
     lease: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Syncing:
+class Syncing(Struct, frozen=True):
     """Of one server, by its monitoring port. `seconds` 0: always, before anything is acknowledged. None: not known."""
 
     place: str
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """`entered` empty: we were let in and JetStream answered; else why not. `missing`: streams that nobody has made
     yet. `cluster_size`: as many servers as are known of."""
 
@@ -87,6 +86,8 @@ class Health:
     streams: tuple[Stream, ...] = ()
     missing: tuple[str, ...] = ()
     syncing: tuple[Syncing, ...] = ()
+    # A client without credentials is let in, to the same streams.
+    is_open: bool = False
 
     @property
     def cluster_size(self) -> int:
@@ -108,7 +109,28 @@ async def look(address: Address, *, monitors: Sequence[str] = ()) -> Health:
         streams, missing = await _streams(address)
     except (StoreError, UsageError) as exc:
         return Health(tuple(servers), entered=exc.args[0], hint=exc.hint, syncing=syncing)
-    return Health(tuple(servers), streams=streams, missing=missing, syncing=syncing)
+    is_open = await _is_open(address, is_made=bool(streams))
+    return Health(tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open)
+
+
+async def _is_open(address: Address, *, is_made: bool) -> bool:
+    """Come in as a client that knows the servers and nothing else, and look for our streams.
+
+    A server may let strangers into another account (`no_auth_user`), where our streams are not: that one is not open.
+    Before our streams are made, JetStream's answer has to do."""
+    stranger = address.without_credentials
+    if stranger == address:
+        return True  # We came in, and had none.
+    nats = Nats(stranger, name="banksman doctor")
+    verb = f"STREAM.INFO.{Names(address.prefix).events}" if is_made else "INFO"
+    try:
+        async with asyncio.timeout(LOOK_SECONDS_MAX):
+            await nats.connect()
+            return "error" not in await nats.api(verb, {}, timeout=LOOK_SECONDS_MAX)
+    except (StoreError, UsageError, TimeoutError):
+        return False
+    finally:
+        await nats.close()
 
 
 async def _introduced(url: str) -> Server:
@@ -148,6 +170,7 @@ def _server(place: str, said: dict[str, Any]) -> Server:
         has_jetstream=said.get("jetstream") is True,
         payload_bytes_max=int(said.get("max_payload") or 0),
         others=tuple(map(str, said.get("connect_urls") or ())),
+        has_tls=said.get("tls_required") is True,
     )
 
 

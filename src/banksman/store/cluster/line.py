@@ -16,11 +16,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
-from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError
+from msgspec import Struct
+
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
 from banksman.store.cluster import packing
 from banksman.store.cluster.behind import OVERDUE_SECONDS, Behind
 from banksman.store.cluster.calls import Advance, Append, Asked, Call, Claim, Delete, Lease, Release, Told
@@ -53,8 +53,7 @@ class Hears(Protocol):
     def on_failure(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Writing:
+class Writing(Struct, frozen=True, kw_only=True):
     """What the lines of a log share."""
 
     nats: Nats
@@ -225,8 +224,12 @@ class Line:
             self.put(Release(self.tenancy.epoch, self.told, None))
 
     async def _forget_blobs(self) -> None:
-        with suppress(StoreError):
+        try:
             await self._with.hears.forget_blobs(self._session, None)
+        except Unreachable:
+            raise  # To be tried again: the events, which alone know the names, are kept until it is done.
+        except StoreError as exc:
+            log.warning("! session=%s deleted, but its blobs were not: %s", self._session, exc)
 
     async def _claim(self, name: str | None, agent: str | None) -> int:
         tenancy = await self._with.owning.claim(self._session, name, agent)

@@ -60,7 +60,9 @@ class Many:
         begin, looked = max(1, position.whole + 1), 0
         at = position
         while begin <= end and len(placed) < limit and looked < LOOKED_MAX:
-            messages, left = await self._reading.page(begin, PAGE_MESSAGES)
+            messages = await self._reading.page_as_led(begin, PAGE_MESSAGES)
+            if not messages:
+                break  # What was there up to the end is deleted.
             for message in messages:
                 record = self._shown(message, wanted)
                 skipped = position.taken if message.seq == position.chunk else 0
@@ -71,8 +73,6 @@ class Many:
                 at = Position(message.seq)
                 begin = message.seq + 1
             looked += len(messages)
-            if not left:
-                break
         # All was looked through, and what is not wanted need not be again: a reader that waits past its position must
         # not be let through by it.
         return ManyPage(placed, at.text, gaps)

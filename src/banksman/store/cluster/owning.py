@@ -100,7 +100,7 @@ class Owning:
         record = await self._new(session, name, agent, owner)
         writes = [self._records.write(record, found.seq)]
         if name is not None:
-            writes.append(self._records.write_name(name, session, await self._free_name(name)))
+            writes.append(self._records.write_name(name, session, await self._free_name(name, session)))
         await self._records.change(*writes)
         return record
 
@@ -119,14 +119,17 @@ class Owning:
             owner=owner,
         )
 
-    async def _free_name(self, name: str) -> int:
-        """Where the name's record must be for us to have it. `NameTaken`."""
+    async def _free_name(self, name: str, session: str) -> int:
+        """Where the name's record must be for the session to have it. `NameTaken`; `WrongLast` if the session has it:
+        an earlier try, which was not answered, took effect since its record was read."""
         holder, seq = await self._records.find_name(name)
         if holder is not None:
             found = (await self._records.find(holder)).record
             if found is None and await self._records.find_name(name) == (holder, seq):
                 # A name goes together with its session, so it is no session's: nobody has written that.
                 raise damage.record(self._names.record("name", name), seq)
+            if holder == session:
+                raise WrongLast(f"{session} has the name {name} by now")
             raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder)
         return seq
 
@@ -260,15 +263,21 @@ class Owning:
     # -- the session itself ------------------------------------------------------------------------------------------
     async def delete(self, session: str, forget: Callable[[], Awaitable[None]] | None = None) -> None:
         """`NotOwner` if a live host elsewhere has it. Its events go after its record, and so does what they name
-        (`forget`), before them: afterwards nobody knows the names."""
+        (`forget`), before them: afterwards nobody knows the names.
 
-        async def delete() -> int | None:
+        Idempotent: a second call finishes what an earlier one began."""
+
+        async def delete() -> int:
+            left = await self._last_event(session)
             found = await self._records.find(session)
             record = found.record
             if record is None:
-                return None
+                # An earlier try erased it and was not answered, or its host died over it. Its events are still to be
+                # forgotten. A new session of this id writes its record before its first event, so with no record now
+                # all that was there before this look belongs to none.
+                return left
             await self._check_free(record)
-            last = await self._nats.last(self._names.events, self._names.event(session))
+            last = await self._last_event(session)
             deleted, deleted_seq = await self._records.epoch_deleted_max()
             writes = [self._records.erase(session, found.seq)]
             if record.epoch_past > deleted:
@@ -276,23 +285,31 @@ class Owning:
             if record.name is not None:
                 writes.append(self._records.erase_name(record.name))
             await self._records.change(*writes)
-            return 0 if last is None else last.seq
+            return last
 
         last = await self.patiently(delete)
-        if last is None:
-            return
         if forget is not None:
-            await forget()
+            await self.patiently(forget)
         # Not what somebody has said meanwhile who has opened another under this id. What its writer still gets in is
         # purged by who makes the next one.
         await self.patiently(lambda: self.purge(session, last + 1))
 
+    async def _last_event(self, session: str) -> int:
+        """The sequence of its last message; 0: there is none."""
+        message = await self._nats.last(self._names.events, self._names.event(session))
+        return 0 if message is None else message.seq
+
     async def rename(self, session: str, name: str | None, expected: str | None) -> None:
+        is_unknown = False
+
         async def rename() -> None:
+            nonlocal is_unknown
             found = await self._records.find(session)
             record = found.record
             if record is None or record.is_hidden:
                 raise UsageError("there is no such session", session=session)
+            if is_unknown and record.name == name:
+                return  # An earlier try was not answered, and was done.
             if record.name != expected:
                 raise UsageError(
                     "the session has another name by now", session=session, name=record.name, expected=expected
@@ -301,10 +318,14 @@ class Owning:
                 return
             writes = [self._records.write(msgspec.structs.replace(record, name=name), found.seq)]
             if name is not None:
-                writes.append(self._records.write_name(name, session, await self._free_name(name)))
+                writes.append(self._records.write_name(name, session, await self._free_name(name, session)))
             if expected is not None:
                 writes.append(self._records.erase_name(expected))
-            await self._records.change(*writes)
+            try:
+                await self._records.change(*writes)
+            except Unanswered:
+                is_unknown = True
+                raise
 
         await self.patiently(rename)
 
@@ -328,18 +349,23 @@ class Owning:
         id."""
         self._leases.check_held()
 
+        tried: Record | None = None
+
         async def reserve() -> Record:
+            nonlocal tried
             found = await self._records.find(session)
+            if tried is not None and found.record == tried:
+                return tried  # It was not answered, and was done.
             if found.record is not None and not await self._is_abandoned(found.record):
                 hint = "delete it, or take another id"
                 raise UsageError("there is such a session already", hint=hint, session=session)
             if name is not None:
-                await self._free_name(name)
+                await self._free_name(name, session)
             owner = OwnerRecord(self._leases.id, os.getpid(), self._leases.address)
             new = await self._new(session, None, agent, owner)
-            record = msgspec.structs.replace(new, is_hidden=True, born=0)
-            await self._records.change(self._records.write(record, found.seq))
-            return record
+            tried = msgspec.structs.replace(new, is_hidden=True, born=0)
+            await self._records.change(self._records.write(tried, found.seq))
+            return tried
 
         return await self.patiently(reserve)
 
@@ -352,12 +378,14 @@ class Owning:
 
         async def show() -> None:
             found = await self._records.find(record.id)
+            if found.record is not None and not found.record.is_hidden and found.record.created == record.created:
+                return  # An earlier try was not answered, and was done.
             if found.record is None or found.record.owner is None or not found.record.is_hidden:
                 raise UsageError("the session was deleted meanwhile", session=record.id)
             shown = msgspec.structs.replace(record, name=name, owner=None, is_hidden=False)
             writes = [self._records.write(shown, found.seq)]
             if name is not None:
-                writes.append(self._records.write_name(name, record.id, await self._free_name(name)))
+                writes.append(self._records.write_name(name, record.id, await self._free_name(name, record.id)))
             await self._records.change(*writes)
 
         await self.patiently(show)
@@ -372,9 +400,9 @@ class Owning:
         if "error" in answer:
             raise Unanswered(f"{self._names.events} cannot be purged: {answer['error'].get('description')}")
 
-    async def patiently(self, attempt: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
+    async def patiently(self, attempt: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
         """Again and again: what was expected had changed, or nobody answered."""
-        give_up = time.monotonic() + seconds
+        give_up = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
         wait = RETRY_SECONDS
         while True:
             try:

@@ -14,7 +14,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
 from banksman.store.cluster import packing
@@ -32,8 +33,7 @@ RETRY_SECONDS_MAX = 1.0
 SHORT_SECONDS_MAX = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Publishing:
+class Publishing(Struct, frozen=True):
     nats: Nats
     streams: Streams
     owning: Owning

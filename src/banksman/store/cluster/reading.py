@@ -44,6 +44,7 @@ class Reading:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
+        self._all = f"{streams.names.prefix}.ev.*"
         # For each session, first seqs and the sequences of their messages, both rising.
         self._anchors: OrderedDict[str, tuple[list[int], list[int]]] = OrderedDict()
         self.recent = Recent()
@@ -173,7 +174,16 @@ class Reading:
     # -- many --------------------------------------------------------------------------------------------------------
     async def page(self, begin: int, count: int) -> tuple[list[Message], int]:
         """Messages of all sessions from a sequence on, not opened, and how many are behind them."""
-        return await self._nats.read(self._names.events, begin, f"{self._names.prefix}.ev.*", count)
+        return await self._nats.read(self._names.events, begin, self._all, count)
+
+    async def page_as_led(self, begin: int, count: int) -> list[Message]:
+        """The same, and empty only if the leader has none: a replica may lag."""
+        for _ in range(LAG_LOOKS_MAX):
+            found, _ = await self.page(begin, count)
+            if found or not await self._is_there(self._all, begin):
+                return found
+            await asyncio.sleep(LAG_SECONDS)
+        raise Unanswered("the replicas lag behind what was committed")
 
     async def opened(self, message: Message) -> Stored:
         place = packing.place_of(message)

@@ -13,11 +13,16 @@ from typing import Any
 from banksman.core.event import Entry
 from banksman.errors import NotOwner
 from banksman.store.log import Done, Snapshot
+from banksman.store.sqlite import turns
 from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
 from banksman.store.sqlite.work import Told, Work, behind
+from banksman.store.turns import marks_of
 
 _MOVE = (
-    "UPDATE sessions SET seq = ?, bytes = bytes + ?, changed = ? WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
+    # In an update the names are those of the row as it was: what is indexed to its end stays so.
+    "UPDATE sessions SET seq = ?, bytes = bytes + ?, changed = ?, "
+    "indexed = CASE WHEN indexed = seq THEN ? ELSE indexed END "
+    "WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
 )
 _STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
 _INSERT = "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -108,13 +113,15 @@ class Runs:
         execute = self._work.execute
         if rows:
             weight = sum(len(row[-1]) + CHUNK_BYTES for row in rows)
-            fits = execute(_MOVE, (last.seq, weight, rows[-1][4], *believed)).rowcount == 1
+            fits = execute(_MOVE, (last.seq, weight, rows[-1][4], last.seq, *believed)).rowcount == 1
         else:
             fits = bool(execute(_STAY, believed).fetchall())
         if not fits:
             self._refuse(run)
             return
         self._work.connection.executemany(_INSERT, rows)
+        for append in run:
+            turns.keep(self._work, append.session, marks_of(append.expected_seq + 1, append.entries))
         # Of several in one commit only the last is ever seen.
         snapshots = [append for append in run if append.snapshot is not None]
         if snapshots:

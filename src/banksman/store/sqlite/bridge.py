@@ -79,9 +79,21 @@ class Bridge:
         self._reader.start()
 
     @property
+    def is_writable(self) -> bool:
+        """Whether the file may be written at all."""
+        return self._opening.is_writable
+
+    @property
     def host(self) -> int | None:
         """Our id among the hosts, once there is one."""
         return self._work.host
+
+    def check_presence(self) -> None:
+        """`StoreError` if the file was removed, moved or replaced. See `presence.py`."""
+        try:
+            self._opening.presence.check()
+        except OSError as exc:
+            raise translate(exc, self._opening.path, "look at") from exc
 
     def counters(self) -> Mapping[str, float]:
         """What the writer's thread has written. It never changes what it has given out."""

@@ -65,6 +65,16 @@ def events_of(  # noqa: PLR0917  Called once per chunk and page, on the way of e
     ]
 
 
+def missing(session: str, first: int, last: int) -> StoreDamaged:
+    """The error for events that the session's row counts and no chunk holds."""
+    return _damaged(session, first, last, "they are missing")
+
+
+def uncounted(session: str, first: int, last: int, head: int) -> StoreDamaged:
+    """The error for events that a chunk holds and the session's row does not count."""
+    return _damaged(session, first, last, f"the session's row ends at {head}")
+
+
 def _damaged(session: str, first: int, last: int, why: str) -> StoreDamaged:
     return StoreDamaged(
         f"events {first} to {last} of session {session} are damaged: {why}",

@@ -14,14 +14,20 @@ so one frame can be verified alone; that is done for the last `VERIFIED_FRAMES_M
 a frame header of another generation and a page of zeros is noticed, not a changed byte. (The log is folded into the
 store about every 1000 frames, so a longer one is rare.)
 
-What cannot be seen, and passes: damage in the store's file itself; a loss after which there is no index (it was removed
-too, or the last process closed the store in good order); one while other processes have the store open, whose index
-lives; and, unless commits are synced, one that came with a restart of the machine. There the kernel may have written
-the index to the disk and not the log, which is no damage but what the level promises.
+What cannot be seen here, and passes: other damage in the store's file itself (a session's row and the checksums of its
+chunks tell of lost and changed events as they are read, `pages.py`); a loss after which there is no index (it was
+removed too, or the last process closed the store in good order); one while other processes have the store open, whose
+index lives; and, unless commits are synced, one that came with a restart of the machine. There the kernel may have
+written the index to the disk and not the log, which is no damage but what the level promises.
+
+A store's file that is empty or missing beside a log with something in it is damage too (`check_file`). SQLite makes the
+file's first page before the log, and never shortens it to nothing. On finding an empty file it deletes the log without
+a word, so this is looked at before anything else, and by `stat` alone.
 
 Nothing may be opened here while this process has a connection to the store: to close any fd of a file drops all of the
 process's POSIX locks on it, SQLite's included. So logs are counted by path, and all of it happens under one lock:
 
+    damage.check_file(path)     # raises StoreDamaged; before the file is made
     damage.check_tail(path)     # raises StoreDamaged
     damage.opened(path)         # before the first connection; check_tail passes from here on
     ...                         # connections
@@ -36,8 +42,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from banksman.errors import StoreDamaged
 from banksman.store.sqlite.faults import translate
@@ -70,8 +77,7 @@ _lock = threading.Lock()
 _logs: Counter[str] = Counter()
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
+class _Index(Struct, frozen=True):
     """What the index says. `frames` were committed, `folded` of them are in the store, `begun` may be there in part."""
 
     frames: int
@@ -82,8 +88,7 @@ class _Index:
     checksum: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """What the log holds: so many frames are whole, and the last commit among them is that of frame `commit`."""
 
     frames: int
@@ -114,6 +119,26 @@ def closed(path: str) -> None:
         _logs[path] -= 1
         if not _logs[path]:
             del _logs[path]
+
+
+def check_file(path: str) -> None:
+    """Raise `StoreDamaged` if the store's file is empty or missing, and its write-ahead log is not.
+
+    Opens nothing, so it may be called at any time. A process that makes the store meanwhile writes the file first and
+    the log second: the log is looked at first here, so the file that belongs to it is found.
+    """
+    path = os.path.realpath(path)
+    try:
+        if _size(f"{path}-wal") and not (size := _size(path)):
+            raise StoreDamaged(
+                f"the store {path} is {'missing' if size is None else 'empty'}, and its write-ahead log {path}-wal is "
+                "not: the commits in the log belong to a file that is gone",
+                hint=f"restore {path}, keeping {path}-wal beside it; or move {path}-wal and {path}-shm aside to begin "
+                "with an empty store",
+                path=path,
+            )
+    except OSError as exc:
+        raise translate(exc, path, "look at") from exc
 
 
 def check_tail(path: str, *, is_synced: bool = False) -> None:
@@ -306,6 +331,14 @@ def _summed(words: memoryview[int], before: tuple[int, int]) -> tuple[int, int]:
         first = (first + five + second) & 0xFFFFFFFF
         second = (second + six + first) & 0xFFFFFFFF
     return first, second
+
+
+def _size(path: str) -> int | None:
+    """In bytes; None: there is no such file."""
+    try:
+        return os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _is_open_here(*paths: str) -> bool:

@@ -43,10 +43,11 @@ from banksman.store.log import (
     Placed,
     ProjectOf,
     Snapshot,
+    TurnPlace,
     history_lost,
 )
 from banksman.store.positions import Position
-from banksman.store.sqlite import opening, ownership, pages, rests, upkeep
+from banksman.store.sqlite import opening, ownership, pages, rests, turns, upkeep
 from banksman.store.sqlite.appending import Append
 from banksman.store.sqlite.bridge import Bridge
 from banksman.store.sqlite.chunks import events_of
@@ -56,6 +57,7 @@ from banksman.store.sqlite.spool import Spool
 from banksman.store.sqlite.upkeep import Deleted, Retention
 from banksman.store.sqlite.waiting import Waiting
 from banksman.store.sqlite.work import Call, Change, Told
+from banksman.store.turns import TurnIndexes
 
 LEVELS = ("full", "normal")
 # Behind every event that there can be. SQLite has no larger numbers than 64 bits.
@@ -114,6 +116,8 @@ class SqliteLog:
         )
         self._look = self._bridge.look
         self._waiting = Waiting(self._look, self._owned)
+        # Where the file's own index cannot be completed.
+        self._turns = TurnIndexes(self.read)
 
     def __repr__(self) -> str:
         return f"<SqliteLog {self.path!r} {self._phase.name} owned={len(self._owned)} waiting={len(self._waiting)}>"
@@ -234,6 +238,23 @@ class SqliteLog:
         after = min(after, _SEQ_MAX)
         return await self._bridge.ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
 
+    async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
+        """A history that an older version wrote, or that was restored, is read once to index it. In a file that may not
+        be written this is so for each handle."""
+        self._check_open()
+        check_text(turn)
+        if not self._bridge.is_writable:
+            place = self._look.place(session)
+            if place.number is None:
+                return None
+            return await self._turns.find(session, turn, identity=place.number, first=place.head.first)
+        while True:
+            found = await self._bridge.ask(partial(turns.find, session=session, turn=turn))
+            if found.is_complete:
+                return found.place
+            self._check_open()
+            await self._bridge.call(partial(turns.complete_some, session=session))
+
     async def snapshot(self, session: str) -> Snapshot | None:
         self._check_open()
         return await self._bridge.ask(partial(pages.snapshot, session=session))
@@ -252,7 +273,7 @@ class SqliteLog:
         project_of: ProjectOf | None = None,
     ) -> ManyPage:
         limit = checked_limit(limit)
-        position = Position.of(after)
+        position = None if after is None else Position.of(after)
         self._check_open()
         wanted = None if sessions is None else frozenset(sessions)
         found = await self._bridge.ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
@@ -270,10 +291,7 @@ class SqliteLog:
                 limit - len(placed),
                 project,
             )
-            placed += [
-                Placed(Position(piece.chunk, 0 if count == len(piece.entries) else count).text, event)
-                for count, event in enumerate(events, piece.skipped + 1)
-            ]
+            placed += [Placed(piece.after(count).text, event) for count, event in enumerate(events, piece.skipped + 1)]
         return ManyPage(placed or (), found.end.text, found.gaps)
 
     async def wait_past_position(self, position: str) -> None:
@@ -363,6 +381,10 @@ class SqliteLog:
 
     def guard(self, guard: Guard) -> None:
         """What is claimed here stays ours for as long as we live: the kernel holds the lock that says so."""
+
+    def check(self) -> None:
+        self.head("")
+        self._bridge.check_presence()
 
     def counters(self) -> Mapping[str, float]:
         return self._bridge.counters()

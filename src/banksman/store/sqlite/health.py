@@ -14,8 +14,9 @@ import os
 import sqlite3
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from banksman.core import past as pasts
 from banksman.core.config import Config
@@ -38,8 +39,7 @@ _BUSY_SECONDS_MAX = 2.0
 Born = tuple[str, int, int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Struct, frozen=True):
     """A session whose host has died, and that nobody has settled since. `born`: the process it had, None: none.
     `fault`: what it had cannot be read."""
 
@@ -50,10 +50,9 @@ class Left:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """`faults`: what is wrong with the file, in SQLite's words. `is_checked`: it was looked at to the end. `hosts`: the
-    pids of those that live and have sessions."""
+class Health(Struct, frozen=True):
+    """`faults`: what is wrong with the file, in SQLite's words. `damaged`: sessions that cannot be read, and why.
+    `is_checked`: it was looked at to the end. `hosts`: the pids of those that live and have sessions."""
 
     path: str
     schema: int
@@ -64,17 +63,21 @@ class Health:
     is_checked: bool
     hosts: tuple[int, ...]
     left: tuple[Left, ...]
+    damaged: tuple[str, ...] = ()
 
 
-def look(path: str | os.PathLike[str]) -> Health | None:
-    """None: there is no such store. Raises `StoreError`: it is damaged, of another program, too new, not to be read."""
+def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> Health | None:
+    """None: there is no such store. `reads_sessions`: look for `damaged` ones, which reads all of them.
+
+    Raises `StoreError`: it is damaged, of another program, too new, not to be read."""
     path = checked_path(path)
+    damage.check_file(path)
     if not os.path.exists(path):
         return None
     damage.check_tail(path)
     try:
         with closing(_connected(path)) as connection:
-            return _look(connection, path)
+            return _look(connection, path, reads_sessions)
     except (sqlite3.Error, OSError) as exc:
         raise translate(exc, path, "read") from exc
 
@@ -82,6 +85,7 @@ def look(path: str | os.PathLike[str]) -> Health | None:
 def names(path: str | os.PathLike[str], limit: int) -> list[str]:
     """What the newest sessions are called, the newest first: their names, and the ids of those that have none."""
     path = checked_path(path)
+    damage.check_file(path)
     if not os.path.exists(path):
         return []
     try:
@@ -101,11 +105,13 @@ def _connected(path: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS_MAX)
 
 
-def _look(connection: sqlite3.Connection, path: str) -> Health:
+def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> Health:
     version = schema.version_of(connection, path)
     sessions = connection.execute("SELECT count(*) FROM sessions").fetchone()[0] if version == schema.SCHEMA else 0
     faults = _faults(connection)
     hosts, left = _owners(connection, path) if version == schema.SCHEMA else ((), ())
+    # Where the file itself is damaged, so is what is read of it: its faults say enough.
+    damaged = _damaged(connection) if reads_sessions and version == schema.SCHEMA and not faults else ()
     return Health(
         path=path,
         schema=version,
@@ -113,9 +119,10 @@ def _look(connection: sqlite3.Connection, path: str) -> Health:
         store_bytes=os.stat(path).st_size,
         log_bytes=_size(f"{path}-wal"),
         faults=() if faults is None else faults,
-        is_checked=faults is not None,
+        is_checked=faults is not None and damaged is not None,
         hosts=hosts,
         left=left,
+        damaged=damaged or (),
     )
 
 
@@ -132,6 +139,28 @@ def _faults(connection: sqlite3.Connection) -> tuple[str, ...] | None:
     finally:
         connection.set_progress_handler(None, 0)
     return tuple(str(row[0]) for row in rows if row[0] != "ok")
+
+
+def _damaged(connection: sqlite3.Connection) -> tuple[str, ...] | None:
+    """Read each session as a reader and as its next owner would: every chunk, then what the log folds to.
+
+    None: it is too large to be read to the end. The first `FAULTS_MAX` that cannot be read are told."""
+    until = time.monotonic() + CHECK_SECONDS_MAX
+    found: list[str] = []
+    for (session,) in connection.execute("SELECT id FROM sessions ORDER BY number").fetchall():
+        try:
+            with closing(pages.chunks_after(connection, session, 0)) as chunks:
+                for _ in chunks:
+                    if time.monotonic() > until:
+                        return tuple(found) or None
+            _past(connection, session)
+        except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
+            found.append(
+                exc.args[0] if isinstance(exc, StoreError) else f"session {session} makes no sense: {exc!r:.200}"
+            )
+            if len(found) == FAULTS_MAX:
+                break
+    return tuple(found)
 
 
 def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...], tuple[Left, ...]]:

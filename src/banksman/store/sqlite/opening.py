@@ -55,6 +55,8 @@ class Opening:
     def open(self) -> sqlite3.Connection:
         """Make the file if there is none, and see that it is one of ours: the first connection, for the writer. Raises
         OSError, sqlite3.Error, StoreError; `close` is due then too."""
+        # Before anything is made: an empty file is what makes SQLite delete a log.
+        damage.check_file(self.path)
         self._make()
         self._look()
         damage.check_tail(self.path, is_synced=self.level == "full")

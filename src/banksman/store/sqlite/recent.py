@@ -7,7 +7,7 @@ that this host has: nobody else can write or delete those.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 
 from banksman.core.event import Event, Project
 from banksman.store.sqlite.appending import Append
@@ -17,20 +17,19 @@ from banksman.store.sqlite.chunks import CHUNK_BYTES, events_of
 RECENT_BYTES_MAX = 16 << 20
 # What an entry takes besides its data, in memory.
 ENTRY_BYTES = 128
-# How far back a reader's place is looked for. One that keeps up is at the end; one that does not goes by the index.
-WALK_CHUNKS_MAX = 64
+# Of one session. A reader that keeps up is at the end, and its place is looked for from there. One that does not keep
+# up goes by the index of the file.
+CHUNKS_MAX = 64
 
 
 class Recent:
-    """What is added is taken out again, oldest first, whosever it is, so that the whole stays within its bound."""
+    """The last chunks of each session, within a bound for all of them. The session that was written to least recently
+    loses its oldest chunk first."""
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._tails: dict[str, deque[Append]] = {}
-        # Whose turn it is to lose its oldest: one place for each chunk, in the order of the commits. Some places are of
-        # what was dropped, and are stale.
-        self._order: deque[deque[Append]] = deque()
-        self._stale = 0
+        # In the order in which the sessions were last written to. No tail is empty.
+        self._tails: OrderedDict[str, deque[Append]] = OrderedDict()
         self._weight = 0
 
     def add(self, append: Append) -> None:
@@ -39,32 +38,21 @@ class Recent:
         if tail and tail[-1].seq != append.expected_seq:
             # Somebody else wrote in between: what is here has no end that could be gone on from.
             self.drop(append.session)
-            tail = None
-        if tail is None:
-            tail = self._tails[append.session] = deque()
+        tail = self._tails.setdefault(append.session, deque())
+        self._tails.move_to_end(append.session)
         tail.append(append)
-        self._order.append(tail)
         self._weight += _weight(append)
+        if len(tail) > CHUNKS_MAX:
+            self._weight -= _weight(tail.popleft())
         while self._weight > self._bytes_max:
-            oldest = self._order.popleft()
-            # It may have been dropped since, and is then empty.
-            if oldest:
-                self._weight -= _weight(oldest.popleft())
-            else:
-                self._stale -= 1
+            session, oldest = next(iter(self._tails.items()))
+            self._weight -= _weight(oldest.popleft())
+            if not oldest:
+                del self._tails[session]
 
     def drop(self, session: str) -> None:
         """It is no longer ours, or no longer there."""
-        tail = self._tails.pop(session, None)
-        if tail is not None:
-            self._weight -= sum(map(_weight, tail))
-            self._stale += len(tail)
-            tail.clear()
-            # What is light never comes to its turn: months of short sessions would leave a place for each chunk. Not
-            # before they are half of all, so that each place is looked at once or twice in its life.
-            if 2 * self._stale > len(self._order):
-                self._order = deque(kept for kept in self._order if kept)
-                self._stale = 0
+        self._weight -= sum(map(_weight, self._tails.pop(session, ())))
 
     def is_newest(self, session: str, after: int) -> bool:
         """Whether the event after this seq is in the newest chunk there is, which is never taken by retention."""
@@ -77,9 +65,8 @@ class Recent:
         if not tail or after >= tail[-1].seq:
             return None
         index = len(tail) - 1
-        furthest = max(0, len(tail) - WALK_CHUNKS_MAX)
         while tail[index].expected_seq > after:
-            if index == furthest:
+            if index == 0:
                 return None
             index -= 1
         events: list[Event] = []

@@ -1,4 +1,5 @@
-"""What is left of a session that was deleted: its chunks, which go in pieces, so that no transaction takes long.
+"""What is left of a session that was deleted: its chunks and the index of its turns. They go in pieces, so that no
+transaction takes long.
 
 What belongs to a session is what its row vouches for. With the row gone, nobody sees its chunks any more: whoever asks
 for chunks asks for the row too. They are the session's *rest*, and a line in `store` says so until the last of them is
@@ -11,6 +12,7 @@ two sessions could not be told apart. Ids are random, so nobody does but who res
 
 from __future__ import annotations
 
+from banksman.store.sqlite import turns
 from banksman.store.sqlite.work import Work
 
 # Of one piece, whichever is first: some hundredths of a second.
@@ -21,16 +23,18 @@ PIECE_BYTES_MAX = 8 << 20
 _REST_OF = "rest of "
 
 
-def begin(work: Work, session: str) -> bool:
-    """Its row was deleted in this transaction: remove a first piece of it. Whether there is more."""
-    work.execute("INSERT INTO store VALUES (?, 0)", (_REST_OF + session,))
+def begin(work: Work, session: str, number: int) -> bool:
+    """Its row was deleted in this transaction: remove a first piece of it. Whether there is more. The session's number
+    is kept with the rest: its turns have no other name."""
+    work.execute("INSERT INTO store VALUES (?, ?)", (_REST_OF + session, number))
     work.rests[session] = None
     return remove_some(work, session)
 
 
 def remove_some(work: Work, session: str) -> bool:
     """A piece, if there is a rest: whether there is more."""
-    if not _has_rest(work, session):
+    number = _rest(work, session)
+    if number is None:
         work.rests.pop(session, None)  # Another host was faster, or it was cleared.
         return False
     last: int | None = None
@@ -47,7 +51,8 @@ def remove_some(work: Work, session: str) -> bool:
     finally:
         cursor.close()
     work.execute("DELETE FROM chunks WHERE session = ? AND last <= ?", (session, last))
-    if work.row("SELECT EXISTS (SELECT 1 FROM chunks WHERE session = ?)", session)[0]:
+    has_turns = turns.remove_some(work, number, PIECE_CHUNKS_MAX)
+    if has_turns or work.row("SELECT EXISTS (SELECT 1 FROM chunks WHERE session = ?)", session)[0]:
         return True
     _end(work, session)
     return False
@@ -55,8 +60,10 @@ def remove_some(work: Work, session: str) -> bool:
 
 def clear(work: Work, session: str) -> None:
     """A session of this id is about to be made: none of the last one's chunks may become its own."""
-    if _has_rest(work, session):
+    number = _rest(work, session)
+    if number is not None:
         work.execute("DELETE FROM chunks WHERE session = ?", (session,))
+        work.execute("DELETE FROM turns WHERE session = ?", (number,))
         _end(work, session)
 
 
@@ -70,8 +77,10 @@ def found(work: Work) -> list[str]:
     return [key.removeprefix(_REST_OF) for (key,) in rows]
 
 
-def _has_rest(work: Work, session: str) -> bool:
-    return work.row("SELECT 1 FROM store WHERE key = ?", _REST_OF + session) is not None
+def _rest(work: Work, session: str) -> int | None:
+    """The number that the session had; 0 where a version without the index of turns has deleted it."""
+    row = work.row("SELECT value FROM store WHERE key = ?", _REST_OF + session)
+    return None if row is None else row[0]
 
 
 def _end(work: Work, session: str) -> None:

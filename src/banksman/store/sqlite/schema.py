@@ -16,6 +16,10 @@ be deleted and made again, a number is given once. `trimmed` is the highest chun
 
 A chunk whose session has no row is a rest of one that was deleted, and nobody's: see `rests.py`.
 
+`turns` has where each turn begins and ends (`turns.py`). It is an addition to the first schema, and so is the column
+`indexed`: a file without them gets them when it is opened. The schema keeps its number, because a version that does not
+know them can use the file as before, and what it writes is indexed later.
+
 `hosts` are those that own something, or did. Its ids are given once, ever: `owners.py` holds a lock for each.
 
 `store` has what is one for all: the highest epoch that was deleted, how many deletions there were; and of which
@@ -39,7 +43,17 @@ SCHEMA = 1
 # From the version that is the key to the next. Each runs inside the one transaction, and must not end it.
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 
-_TABLES = """
+_TURNS = """
+CREATE TABLE turns (
+    session INTEGER NOT NULL,
+    turn TEXT NOT NULL,
+    first INTEGER NOT NULL,
+    last INTEGER,
+    PRIMARY KEY (session, turn)
+) WITHOUT ROWID;
+CREATE INDEX turns_by_last ON turns (session, last);
+"""
+_TABLES = f"""
 CREATE TABLE sessions (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     seq INTEGER NOT NULL,
@@ -53,7 +67,8 @@ CREATE TABLE sessions (
     id TEXT NOT NULL UNIQUE,
     name TEXT UNIQUE,
     agent TEXT NOT NULL,
-    lease TEXT UNIQUE
+    lease TEXT UNIQUE,
+    indexed INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX sessions_by_trimmed ON sessions (trimmed);
 CREATE TABLE snapshots (
@@ -82,7 +97,7 @@ CREATE TABLE hosts (
 );
 CREATE TABLE store (key TEXT NOT NULL PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO store VALUES ('deleted_epoch', 0), ('deletions', 0);
-"""
+{_TURNS}"""
 
 
 def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, busy_seconds: float) -> None:
@@ -97,7 +112,7 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
             )
         return
     _become_wal(connection, busy_seconds)
-    if version == SCHEMA:
+    if version == SCHEMA and has_turns(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -108,6 +123,9 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
         elif version < SCHEMA:
             _back_up(path, version)
             _migrate(connection, path, version)
+        if not has_turns(connection):
+            connection.execute("ALTER TABLE sessions ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0")
+            _execute_all(connection, _TURNS)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("COMMIT")
@@ -115,6 +133,11 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def has_turns(connection: sqlite3.Connection) -> bool:
+    """Whether the file has the index of turns: one that may not be written, and was made before it, has none."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'turns'").fetchall())
 
 
 def version_of(connection: sqlite3.Connection, path: str) -> int:

@@ -7,12 +7,13 @@ nothing goes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from banksman.errors import UsageError
 from banksman.store.log import Snapshot
-from banksman.store.sqlite import rests
+from banksman.store.sqlite import rests, turns
 from banksman.store.sqlite.appending import keep_snapshot
 from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
@@ -20,8 +21,7 @@ from banksman.store.sqlite.spool import History
 from banksman.store.sqlite.work import Work
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """What a session may keep: so many bytes, so many seconds. None: all."""
 
     bytes_max: int | None = None
@@ -105,6 +105,7 @@ def _remove(work: Work, session: str, last: int) -> int:
         "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?", CHUNK_BYTES, session, last
     )
     work.execute("DELETE FROM chunks WHERE session = ? AND last <= ?", (session, last))
+    turns.remove_before(work, session, last)
     work.execute(
         "UPDATE sessions SET first = ?, trimmed = ?, bytes = bytes - ? WHERE id = ?",
         (last + 1, number, weight, session),
@@ -138,7 +139,7 @@ def delete(work: Work, session: str) -> Deleted | None:
     work.execute("DELETE FROM chunks WHERE session IS NULL AND id < (SELECT max(id) FROM chunks)")
     work.execute("DELETE FROM snapshots WHERE session = ?", (session,))
     work.execute("DELETE FROM sessions WHERE number = ?", (number,))
-    return Deleted(number, rests.begin(work, session))
+    return Deleted(number, rests.begin(work, session, number))
 
 
 def restore(  # noqa: PLR0917

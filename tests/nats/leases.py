@@ -1,0 +1,24 @@
+"""Leases in tests: long ones, so that a machine that stalls costs no host its own, and the end of a dead host's lease.
+
+When a lease runs out the servers put an empty message in the place of the host's last heartbeat. `end_lease` puts it
+there at once, so that a test of what follows need not wait for the time.
+"""
+
+from __future__ import annotations
+
+from banksman.store.address import parse
+from banksman.store.cluster.streams import Names
+from banksman.store.nats import Nats
+
+LEASE_SECONDS = 60.0
+
+
+async def end_lease(url: str, host: str) -> None:
+    """`host` is an id. Its process must be dead: a heartbeat after this would make it lose its lease for real."""
+    address = parse(url)
+    nats = Nats(address, name="end-lease")
+    await nats.connect()
+    try:
+        await nats.publish(Names(address.prefix).host(host), b"", headers={"Nats-TTL": "60s"})
+    finally:
+        await nats.close()
