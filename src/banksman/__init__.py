@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from banksman.run.commands.command import Command, Piece
     from banksman.run.commands.finished import Ended, Finished, Step
     from banksman.run.commands.output import Output
+    from banksman.run.commands.reader import OutputReader
     from banksman.run.commands.watching import Match
-    from banksman.run.execute import execute
+    from banksman.run.execute import execute, start
     from banksman.run.sessions.hooks import Hook
     from banksman.run.sessions.questions import Answer, Answered, Question
     from banksman.run.sessions.session import Session
@@ -83,11 +84,12 @@ _HOMES = {
     "host": ("Host",),
     "run.commands.command": ("Command", "Piece"),
     "run.commands.watching": ("Match",),
-    "run.execute": ("execute",),
+    "run.execute": ("execute", "start"),
     "run.commands.finished": ("Ended", "Finished", "Step"),
     "run.sessions.hooks": ("Hook",),
     "run.child.limits": ("raise_fd_limit",),
     "run.commands.output": ("Output",),
+    "run.commands.reader": ("OutputReader",),
     "run.sessions.questions": ("Answer", "Answered", "Question"),
     "run.sessions.session": ("Session",),
     "run.sessions.status": ("Status",),
@@ -126,6 +128,7 @@ __all__ = [
     "NotOwner",
     "Outcome",
     "Output",
+    "OutputReader",
     "Piece",
     "Priority",
     "ProgramNotExecutable",
@@ -151,6 +154,7 @@ __all__ = [
     "execute",
     "raise_fd_limit",
     "shutdown",
+    "start",
     "tool",
 ]
 

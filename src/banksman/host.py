@@ -36,9 +36,10 @@ class Host(host.Host):
     the price of a sync for each commit; the default, `normal`, survives any death of processes. And by
     `keep_bytes=` and `keep_seconds=`: how much of a session's events is kept, as far as it can be done without.
 
-    `secrets` are never written to the log. `processes_max`: so many agents' processes at most; who was not needed for
-    the longest time makes room, and resumes its conversation when it is asked again. `starts_max`: so many of them
-    start at once; None: one a core.
+    `secrets` are taken out of each event before it is logged. Of one that an agent streams in pieces, at most three
+    characters are logged: docs/guarantees.md has the limits. `processes_max`: so many agents' processes at most; who
+    was not needed for the longest time makes room, and resumes its conversation when it is asked again. `starts_max`:
+    so many of them start at once; None: one a core.
 
     `user_helper`: the words, such as `("sudo", "-n")`, by which commands of another `user` are started where we may not
     do so ourselves (`… -u USER -- …`), and by which processes are ended that are not ours to signal (`… kill …`).
@@ -153,9 +154,16 @@ def _engine(store: Any, address: str) -> tuple[Callable[[], Log], Settles]:
 
 def _when(path: Callable[[], Path], settles: Settles) -> Settles:
     try:
-        return settles if path().exists() else Settles.WHEN_NEEDED
+        return settles if _is_there(path()) else Settles.WHEN_NEEDED
     except (UsageError, OSError):
         return Settles.WHEN_NEEDED  # Whoever needs it is told.
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something at the store's path; or commits beside it, whose file is gone. That is damage, and is
+    told as early as any other."""
+    log = Path(f"{os.path.realpath(path)}-wal")
+    return path.exists() or (log.exists() and log.stat().st_size > 0)
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:

@@ -99,9 +99,18 @@ def peer_uid(peer: socket.socket) -> int | None:
     """Who is at the other end, as the kernel has it; None: this system does not say, and the folder has to do."""
     if sys.platform != "linux":
         return None
+    return _credentials(peer)[1]
+
+
+def peer_pid(peer: socket.socket) -> int:
+    """Which process has connected it; 0: one outside of our container. Linux only."""
+    return _credentials(peer)[0]
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int, int]:
     found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-    _, uid, _ = struct.unpack("iII", found)
-    return uid
+    pid, uid, gid = struct.unpack("iII", found)
+    return pid, uid, gid
 
 
 def is_ours(uid: int | None) -> bool:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from banksman import host
 from banksman.run import threads
 from banksman.run.faces import Reader
-from banksman.run.threads import Command, Session, Turn, execute
+from banksman.run.threads import Command, OutputReader, Session, Turn, execute, start
 
 if TYPE_CHECKING:
     from banksman.run.sessions.registry import Permit
 
-__all__ = ["Command", "Host", "Reader", "Session", "Turn", "execute"]
+__all__ = ["Command", "Host", "OutputReader", "Reader", "Session", "Turn", "execute", "start"]
 
 
 class Host(threads.Host):

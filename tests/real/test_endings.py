@@ -81,13 +81,13 @@ async def test_a_command_that_closed_its_output_is_not_over_until_it_exits(marke
 # -- the clock -------------------------------------------------------------------------------------------------------
 async def test_a_timeout_is_term_then_grace_then_kill_and_the_result_says_when(marker: str) -> None:
     """Scenario 12."""
-    done = await banksman.execute(child(STUBBORN, marker), timeout=1.0, grace=0.2)
+    done = await banksman.execute(child(STUBBORN, marker), timeout=4.0, grace=0.2)
     assert alive(marker) == []
     assert (done.ended, done.code, done.signal) == (Ended.TIMEOUT, None, signal.SIGKILL)
     assert rungs(done) == ["term", "kill"]
     term, kill = done.ladder
     # Never early; how late is the machine's business.
-    assert term.at >= 1.0
+    assert term.at >= 4.0
     assert kill.at - term.at >= 0.2
     assert done.seconds >= kill.at
     assert [swept for swept in done.swept if marker in swept.command]
@@ -103,7 +103,7 @@ signal.signal(signal.SIGTERM, on_term)
 say("ready")
 stay()
 """
-    done = await banksman.execute(child(code, marker), timeout=1.0, grace=30)
+    done = await banksman.execute(child(code, marker), timeout=4.0, grace=30)
     assert (done.ended, done.code) == (Ended.TIMEOUT, 3)
     assert done.stdout.text == "ready\ncleaned up\n"
     assert "kill" not in rungs(done)
@@ -161,11 +161,11 @@ async def test_a_command_that_exited_in_time_is_not_timed_out_by_a_late_timer(ma
     """The loop is busy from before the exit until after the deadline, which was after the exit."""
     async with Host() as host:
         began = time.monotonic()
-        command = await start(host, child("hear()", marker), stdin="pipe", timeout=2)
+        command = await start(host, child("hear()", marker), stdin="pipe", timeout=5)
         await command.write(b"go\n")
         _block_the_loop_until_ended(command)
-        assert time.monotonic() - began < 2, "the machine was too slow for this test to mean anything"
-        wait_until(lambda: time.monotonic() - began > 2.1, "the deadline")
+        assert time.monotonic() - began < 5, "the machine was too slow for this test to mean anything"
+        wait_until(lambda: time.monotonic() - began > 5.1, "the deadline")
         done = await command.wait()
     assert (done.ended, done.code) == (Ended.EXITED, 0)
 
@@ -295,7 +295,7 @@ sys.exit(5)
         began = time.monotonic()
         done = await command.stop()
         seconds = time.monotonic() - began
-    assert seconds < 2
+    assert seconds < 20  # Not its grace.
     assert done.code == 5
     # What sets it free is that it is read from. On a busy machine it may have come to its own end before the keeper has
     # come to TERM; then that is what is told.
@@ -352,8 +352,8 @@ if WORDS[0] == "output_limit":
 stay()
 """
     options: dict[str, Any] = {
-        "timeout": {"timeout": 1.5},
-        "idle_timeout": {"idle_timeout": 1.5},
+        "timeout": {"timeout": 5.0},
+        "idle_timeout": {"idle_timeout": 5.0},
         "output_limit": {"output_total_max": 50},
     }.get(ending, {})
     host = Host()

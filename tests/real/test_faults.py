@@ -76,7 +76,6 @@ def is_right(scenario: str, seen: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.timeout(300)
 def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(scenario: str, role: str) -> None:
     # The first few and the last: what a loop does the seventh time it does like the sixth.
     plans = [

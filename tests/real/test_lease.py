@@ -22,6 +22,7 @@ from tests.real.helpers import (
     alive,
     child,
     frozen,
+    leave_keepers_untold,
     rungs,
     running_program,
     state_of,
@@ -42,7 +43,8 @@ from banksman.run.commands.options import Options
 
 pytestmark = pytest.mark.thorough
 
-HELD_SECONDS, WINDOW_SECONDS = 0.4, 3.0
+# Long enough for a machine that stalls for a second or two: what is late here is a failure.
+HELD_SECONDS, WINDOW_SECONDS = 3.0, 9.0
 # A leader, one that left its session, and one that left it and whose parent is gone. All ignore TERM.
 STUBBORN = """
 be_deaf()
@@ -243,8 +245,11 @@ async def test_nothing_is_started_under_a_lease_that_was_lost(marker: str) -> No
 
 
 # -- the host's own ladder -------------------------------------------------------------------------------------------
-async def test_a_stop_with_little_time_takes_every_rung_and_is_over_by_then(marker: str) -> None:
+async def test_a_stop_with_little_time_takes_every_rung_and_is_over_by_then(
+    marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A minute each for the end of stdin and for TERM are cut to what there is, and neither is skipped."""
+    leave_keepers_untold(monkeypatch)
     with leased(times(held=100)) as lease:
         kept = Kept(child(STUBBORN, marker), lease, eof=60.0)
         await wait_said(kept.command, "ready")
@@ -255,7 +260,9 @@ async def test_a_stop_with_little_time_takes_every_rung_and_is_over_by_then(mark
         assert time.monotonic() < dead_by
     assert rungs(done) == ["eof", "term", "kill"]
     eof, term, kill = (step.at for step in done.ladder)
-    assert term - eof > 0.5 < kill - term
+    # Never early; how late is the machine's business.
+    assert term - eof > 0.5
+    assert kill - eof > 2 * 0.5
     assert alive(marker) == []
 
 

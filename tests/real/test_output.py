@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -31,6 +32,7 @@ from tests.real.helpers import (
 import banksman
 from banksman import Ended, Host
 from banksman.run.child.pipes import READ_BYTES_MAX
+from banksman.run.commands import spill
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
 
 # Numbered lines, so that a byte that is missing, repeated or out of place is seen: how many bytes, to which fd, and how
@@ -220,12 +222,55 @@ async def test_the_file_of_a_background_command_goes_with_its_place_in_the_list(
         assert os.listdir(spill_folder) == []
 
 
+SPILLS = """
+async def main():
+    done = await banksman.execute(child("os.write(1, b'x' * 1000)", MARKER), output_bytes_max=10)
+    kept = await banksman.execute(child("os.write(1, b'y' * 1000)", MARKER), output_bytes_max=10)
+    print(done.stdout.file, kept.stdout.keep(), flush=True)
+    WORDS[0] == "killed" and os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+async def test_spill_files_of_a_killed_process_are_removed_by_the_next_one(marker: str, spill_folder: Path) -> None:
+    env = {"TMPDIR": str(spill_folder)}
+    ours = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
+    killed = await asyncio.to_thread(run_program, SPILLS, marker, "killed", env=env)
+    left, kept = (Path(path) for path in killed.stdout.split())
+    assert (killed.returncode, left.exists(), kept.exists()) == (-signal.SIGKILL, True, True)
+    (dead,) = spill.find_dead(str(spill_folder))
+    assert (dead.files, dead.size) == ((str(left),), 1000)
+    other = await asyncio.to_thread(run_program, SPILLS, marker, "exits", env=env)
+    gone, also_kept = (Path(path) for path in other.stdout.split())
+    assert not left.exists()
+    assert not gone.exists()
+    # Files that are kept, and those of processes that live, are left alone.
+    assert ours.stdout.file is not None
+    assert sorted(path.name for path in spill_folder.glob("*.out")) == sorted(
+        (kept.name, also_kept.name, Path(ours.stdout.file).name)
+    )
+    assert list(spill.find_dead(str(spill_folder))) == []
+    assert len(list(spill_folder.glob("*.owner"))) == 1
+
+
+async def test_owner_file_goes_with_the_last_spill_file(marker: str, spill_folder: Path) -> None:
+    first, second = [await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10) for _ in range(2)]
+    assert len(list(spill_folder.glob("*.owner"))) == 1
+    del first
+    gc.collect()
+    assert len(list(spill_folder.glob("*.owner"))) == 1
+    path = second.stdout.keep()
+    del second
+    gc.collect()
+    assert [str(each) for each in spill_folder.iterdir()] == [path]
+
+
 async def test_a_cancelled_command_leaves_no_spill_file(marker: str, spill_folder: Path) -> None:
     heard = Heard()
     argv = child(WRITES + "say('written', to=2)\nstay()", marker, 1000, 1)
     running = asyncio.create_task(banksman.execute(argv, output_bytes_max=10, on_output=heard))
     await heard.wait("written")
-    assert len(os.listdir(spill_folder)) == 1
+    assert len(list(spill_folder.glob("*.out"))) == 1
     running.cancel()
     await asyncio.wait([running])
     del running
@@ -352,7 +397,7 @@ asyncio.run(main())
 async def test_output_on_either_stream_holds_the_idle_clock_off(marker: str) -> None:
     """The child writes to stderr alone for longer than the idle timeout, and then falls silent: only then it ends.
 
-    On a machine so slow that the child cannot write once in a second the test would fail; its sleeps are a twentieth.
+    On a machine so slow that the child cannot write once in four seconds the test would fail.
     """
     code = """
 say("begun")
@@ -362,11 +407,11 @@ for number in range(30):
 say("silent", to=2)
 stay()
 """
-    done = await banksman.execute(child(code, marker), idle_timeout=1.0, grace=0.2)
+    done = await banksman.execute(child(code, marker), idle_timeout=4.0, grace=0.2)
     assert alive(marker) == []
     assert done.ended is Ended.IDLE_TIMEOUT
     assert done.stderr.text.endswith("silent\n")
-    assert done.ladder[0].at >= 30 * 0.05 + 1.0
+    assert done.ladder[0].at >= 30 * 0.05 + 4.0
 
 
 async def test_a_silent_command_ends_by_the_idle_clock_counted_from_its_start(marker: str) -> None:

@@ -22,7 +22,7 @@ from tests.real import shapes
 from tests.real.helpers import (
     alive,
     child,
-    frozen,
+    frozen_guards,
     parent_of,
     run_program,
     running_program,
@@ -311,7 +311,9 @@ async def test_a_tool_that_forks_for_ever_is_ended(marker: str, tmp_path: Path, 
             await asyncio.to_thread(select.select, [up], [], [], 20)
             assert os.read(up, 100)
             told = await agent.sweep(since)
-            assert told.survivors == ()
+            # Killed, all of them. On a busy machine one may take its time.
+            assert all(survivor.why == "still dying" for survivor in told.survivors)
+            await asyncio.to_thread(select.select, [up], [], [], 20)
             assert os.read(up, 100) == b""
             assert alive(marker) == [agent.pid]
             assert told.swept
@@ -410,9 +412,13 @@ async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
     async with started(marker) as agent:
         helpers = await agent.tools(TOOLS["far_and_term_proof"])
         since = after(agent.pid, *helpers)
-        began = time.monotonic()
-        assert await agent.sweep(since) == ToolsSwept()
-        assert time.monotonic() - began < pruning.GRACE_SECONDS
+        seconds: list[float] = []
+        for _ in range(20):
+            began = time.monotonic()
+            assert await agent.sweep(since) == ToolsSwept()
+            seconds.append(time.monotonic() - began)
+        # A sweep that waits for the grace never takes less; one that does not may take more on a busy machine.
+        assert min(seconds) < pruning.GRACE_SECONDS
         assert set(alive(marker)) == {agent.pid, *helpers}
 
 
@@ -535,7 +541,7 @@ async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monk
     async with started(marker) as agent:
         since = after(agent.pid)
         tools = await agent.tools(TOOLS["plain"])
-        with frozen(parent_of(agent.pid)):
+        with frozen_guards(agent.pid):
             told = await agent.sweep(since)
         assert told == ToolsSwept((), (Survivor(0, "", "unknown: its keeper does not answer"),))
         wait_until(lambda: alive(marker) == [agent.pid], "the keeper, thawed, to end the tool")

@@ -9,11 +9,14 @@ import time
 import pytest
 from tests.real.helpers import alive, child
 from tests.real.test_prune import TOOLS, started, swept
+from tests.thorough import thorough
 
 from banksman.run.child import portable, portable_pruning
 from banksman.run.child.portable import PortableProcess
 from banksman.run.commands import running
 from banksman.run.sessions.agent import ToolsSwept
+
+pytestmark = thorough
 
 
 @pytest.fixture(autouse=True)

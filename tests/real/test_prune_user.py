@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from tests.real.helpers import REPOSITORY, child, program, wait_none
 from tests.real.test_user import as_nobody, folder, helper, left_alive, python, root
+from tests.thorough import thorough
 
 from banksman.run.child.pruned import ANSWER_SECONDS_MAX
+
+pytestmark = thorough
 
 # Fixtures, which pytest finds by their names.
 __all__ = ["folder", "helper", "python", "root"]
@@ -80,6 +83,8 @@ def test_a_helper_that_hangs_holds_nobody_up(helper: Path, python: Path, folder:
     slow.chmod(0o755)
     seen, left = prune_as_nobody(marker, python, helper, slow)
     assert seen["swept"] == []
-    assert seen["survivors"] == [[*seen["tools"], "not ours to signal"]]
+    # On a busy machine the helper, which was killed, may not have gone yet.
+    survivors = [survivor for survivor in seen["survivors"] if survivor[1] != "still dying"]
+    assert survivors == [[*seen["tools"], "not ours to signal"]]
     assert left == sorted([seen["agent"], *seen["tools"]])
     assert seen["seconds"] < ANSWER_SECONDS_MAX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,8 +242,63 @@ async def test_silence_is_noticed_and_output_over_its_limit_ended() -> None:
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
-async def test_a_job_that_ignores_term_is_killed(marker: str) -> None:
-    async with terminal(child("be_deaf()\nsay('up')\nstay()", marker), grace=0.2) as command:
+@pytest.mark.parametrize(
+    "shell", [["bash", "--norc", "--noprofile"], ["sh"], ["zsh", "-f"]], ids=lambda words: words[0]
+)
+async def test_interactive_shell_is_hung_up(shell: list[str]) -> None:
+    """It ignores TERM. With a grace of an hour the test ends only if something before KILL ends the shell."""
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"there is no {shell[0]} here")
+    async with terminal([*shell, "-i"], grace=3600, env={"PS1": "$ ", "HISTFILE": ""}) as command:
+        # What is typed is echoed, so what is waited for must not be in it.
+        await command.write(b"echo up as $((40 + 2))\n")
+        await wait_said(command, "up as 42")
+        done = await command.stop()
+    assert (done.ended, done.survivors, "kill" in rungs(done)) == (Ended.STOPPED, (), False)
+
+
+async def test_interactive_shell_with_a_job_is_hung_up(marker: str) -> None:
+    """Also while it waits for a job in the foreground, with another one stopped."""
+    async with terminal(["bash", "--norc", "--noprofile", "-i"], grace=3600, env={"HISTFILE": ""}) as command:
+        await command.write(f"sh -c 'kill -STOP $$' {marker}\nsh -c 'echo up as $((40 + 2)); cat' {marker}\n".encode())
+        await wait_said(command, "up as 42")
+        done = await command.stop()
+    assert (done.ended, done.survivors, "kill" in rungs(done)) == (Ended.STOPPED, (), False)
+    assert not alive(marker)
+
+
+async def test_program_under_nohup_is_ended_by_term(tmp_path: Path) -> None:
+    # In the test's own folder: nohup writes what goes to a terminal to a file there.
+    async with terminal(["nohup", "sh", "-c", "echo up; exec sleep 60"], grace=3600, cwd=tmp_path) as command:
+        written = tmp_path / "nohup.out"
+        await asyncio.to_thread(wait_until, lambda: written.exists() and written.read_text() == "up\n", "it is up")
+        done = await command.stop()
+    assert (done.signal, "kill" in rungs(done)) == (signal.SIGTERM, False)
+
+
+async def test_program_that_cleans_up_on_term_is_not_hung_up(marker: str) -> None:
+    code = """
+def clean(*_):
+    say("cleaning")
+    say("got", hear())
+    os._exit(7)
+signal.signal(signal.SIGTERM, clean)
+say("up")
+stay()
+"""
+    async with terminal(child(code, marker), grace=3600) as command:
+        await wait_said(command, "up")
+        command.stop_nowait()
+        await wait_said(command, "cleaning")
+        await command.write(b"word\n")
+        done = await command.wait()
+    assert (done.code, "kill" in rungs(done)) == (7, False)
+    assert "got word" in done.stdout.text
+
+
+async def test_a_job_that_ignores_term_and_hangups_is_killed(marker: str) -> None:
+    code = "be_deaf()\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nsay('up')\nstay()"
+    async with terminal(child(code, marker), grace=0.2) as command:
         await wait_said(command, "up")
         done = await command.stop()
     assert (done.signal, rungs(done), done.drained) == (signal.SIGKILL, ["term", "kill"], True)
@@ -400,7 +456,6 @@ asyncio.run(fault_host.main())
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("role", ["host", "keeper"])
-@pytest.mark.timeout(120)
 def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(role: str, marker: str, tmp_path: Path) -> None:
     record = tmp_path / "calls"
     run_faults(marker, f"::::{record}")

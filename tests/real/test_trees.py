@@ -20,6 +20,7 @@ from tests.real.helpers import (
     alive,
     child,
     frozen,
+    frozen_guards,
     parent_of,
     run_program,
     rungs,
@@ -375,9 +376,11 @@ async def test_a_lost_keeper_with_an_unread_order_is_not_taken_for_the_loss_of_b
         await wait_said(command, "ready")
         assert command.pid is not None
         keeper = parent_of(command.pid)
-        with frozen(keeper):
+        zygote = parent_of(keeper)
+        with frozen_guards(command.pid):
             await command.signal(signal.SIGUSR1)
             os.kill(keeper, signal.SIGKILL)
+            os.kill(zygote, signal.SIGCONT)
             done = await command.wait()
     assert alive(marker) == []
     assert done.survivors == ()
@@ -387,13 +390,13 @@ async def test_a_lost_keeper_with_an_unread_order_is_not_taken_for_the_loss_of_b
 async def test_a_keeper_that_does_not_answer_is_killed_and_its_tree_with_it(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rung. The bound of seven seconds is shortened; the zygote still has two to sweep and report in."""
-    monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 2.0)
+    """The last rung. The keeper's bound of seven seconds is shortened; the zygote's is not. It is continued first."""
+    monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
     async with Host() as host:
         command = await start(host, child(DAEMONS["double_fork"] + "\nstay()", marker, marker), grace=0.2)
         await wait_said(command, "ready")
         assert command.pid is not None
-        with frozen(parent_of(command.pid)):
+        with frozen_guards(command.pid):
             done = await command.stop()
     assert alive(marker) == []
     assert rungs(done) == ["term", "kill", "keeper"]
@@ -409,6 +412,7 @@ async def test_a_start_that_was_given_up_never_runs(
     would be stopped again within a millisecond, so twenty quick ones make sure that at least one would leave a trace.
     """
     monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(ladder, "TAKE_OVER_SECONDS_MAX", 0.1)
     argv = ["/bin/sh", "-c", 'echo ran >> "$1"', marker, str(tmp_path / "ran")]
     async with Host() as host:
         with frozen(zygote_pid()):
@@ -494,7 +498,7 @@ def test_a_frozen_host_does_not_keep_a_command_past_its_timeout(marker: str) -> 
 async def main():
     heard = Heard()
     running = asyncio.create_task(
-        banksman.execute(child("be_deaf(); say('ready'); stay()", MARKER), timeout=1, grace=0.2, on_output=heard)
+        banksman.execute(child("be_deaf(); say('ready'); stay()", MARKER), timeout=5, grace=0.2, on_output=heard)
     )
     await heard.wait("ready")
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -21,15 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.real.helpers import REPOSITORY, alive, child, program, rungs, start, wait_none, wait_said
+from tests.real.helpers import (
+    NOBODY,
+    REPOSITORY,
+    alive,
+    as_nobody,
+    child,
+    program,
+    rungs,
+    start,
+    wait_none,
+    wait_said,
+)
 
 import banksman
 from banksman import Host, UsageError
 
 pytestmark = pytest.mark.thorough
-
-NOBODY = 65534
-RIGHTS = ("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +64,6 @@ def helper(folder: Path) -> Path:
     if uid.stdout.strip() != "0":
         pytest.skip(f"no program is setuid here: {folder} is mounted nosuid, or no_new_privs is set")
     return copy
-
-
-def as_nobody(argv: list[str]) -> list[str]:
-    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *RIGHTS, "--", *argv]
 
 
 # -- root ------------------------------------------------------------------------------------------------------------

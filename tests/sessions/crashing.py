@@ -27,7 +27,7 @@ from banksman.testing import fake_agent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = Path(__file__).resolve().parents[1] / "agents" / "tool.py"
-MARK = "BANKSMAN_TEST_MARK"
+MARK = "CRASH_TEST_MARK"
 # Whatever becomes of the test, no host outlives it for long.
 LIFE_SECONDS_MAX = 100
 LINE_BYTES_MAX = 16 << 20
@@ -236,8 +236,10 @@ def _processes() -> list[tuple[int, bytes, bytes]]:
     found: list[tuple[int, bytes, bytes]] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
-            with suppress(OSError):  # It went while we looked. A zombie has neither.
-                argv, environment = (Path(f"/proc/{entry}/{name}").read_bytes() for name in ("cmdline", "environ"))
+            with suppress(OSError):  # It went while we looked.
+                argv, environment = Path(f"/proc/{entry}/cmdline").read_bytes(), b""
+                with suppress(OSError):  # A zombie has none, and that of a keeper is not to be read.
+                    environment = Path(f"/proc/{entry}/environ").read_bytes()
                 found.append((int(entry), argv, environment))
     return found
 

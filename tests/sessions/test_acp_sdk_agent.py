@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from tests.sessions.helpers import Case
+from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core import event as kinds
 from banksman.core.outcome import By, Kind
 from banksman.run.sessions.questions import Question
+
+pytestmark = thorough
 
 AGENT = Path(__file__).parent / "sdk_echo_agent.py"
 

@@ -285,16 +285,16 @@ async def test_a_log_from_before_questions_had_names_of_ours_is_read() -> None:
         (kinds.QUESTION_ASKED, {"question": "theirs"}),
     ]
     events = _events(1, said)
-    assert await find_answer(_log(*events[:2]), "theirs") == Answered("theirs", "withdrawn", "agent", None, False)
-    assert await find_answer(_log(*events), "theirs") is None
+    assert await find_answer(_log(*events[:2]), "theirs", 2) == Answered("theirs", "withdrawn", "agent", None, False)
+    assert await find_answer(_log(*events), "theirs", 3) is None
     with pytest.raises(NotFound):
-        await find_answer(_log(*events), "other")
+        await find_answer(_log(*events), "other", 3)
 
 
 async def test_an_answer_is_known_as_long_as_the_log_has_it() -> None:
     """Also if what was asked is no longer kept."""
     answered = _events(9, [(kinds.QUESTION_ANSWERED, {"question": "q-1.4", "answer": "allow", "by": "rule"})])
-    told = await find_answer(_log(kinds.gap("s", 1, 8), *answered), "q-1.4")
+    told = await find_answer(_log(kinds.gap("s", 1, 8), *answered), "q-1.4", 9)
     assert told == Answered("q-1.4", "allow", "rule", None, False)
     with pytest.raises(NotFound, match="too old"):
-        await find_answer(_log(kinds.gap("s", 1, 9)), "q-1.4")
+        await find_answer(_log(kinds.gap("s", 1, 9)), "q-1.4", 9)

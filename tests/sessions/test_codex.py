@@ -124,6 +124,8 @@ async def test_an_answer_too_large_to_keep_ends_its_turn_and_no_other(tmp_path: 
 async def test_a_turn_of_the_agents_own(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("@@text mine\n@@own by myself")).text == "mine"
+        # What it says of it may come before the turn has begun.
+        await case.wait_event(lambda event: event.kind == kinds.TURN_STARTED and "origin" in event.body)
         await case.wait_said("by myself")
         assert (await case.answer("@@text mine again")).text == "mine again"
         assert len(await own_turns(case)) == 1
@@ -135,7 +137,7 @@ async def test_a_prompt_is_added_to_the_turn(tmp_path: Path) -> None:
         go = case.path("go")
         first = await case.reaches(f"@@text one\n@@await {go}")
         second = await case.ask("@@text two", on_busy="steer")
-        await case.wait_said('"turnId":')
+        await case.wait_said('"result":{"turnId":')
         go.touch()
         assert (await case.outcome(first)).text == "two"
         assert (await case.outcome(second)).text == "two"

@@ -68,6 +68,7 @@ async def test_an_image_is_sent_however_the_ask_is_taken(tmp_path: Path) -> None
         assert contents(case)[1:] == [[TEXT, SENT_IMAGE], [SENT_IMAGE, TEXT]]
 
 
+@pytest.mark.thorough
 async def test_an_image_of_megabytes_is_sent_whole(tmp_path: Path) -> None:
     data = "A" * (6 << 20)
     async with opened(tmp_path) as case:

@@ -488,6 +488,52 @@ async def test_a_store_that_lost_its_end_is_refused_and_left_as_it_is(
     assert _hashes(tmp_path) == before
 
 
+@pytest.mark.parametrize("how", ["empty", "missing"])
+async def test_store_emptied_beside_its_log_is_refused_and_left_as_it_is(
+    agents: Agents, tmp_path: Path, marker: str, how: str
+) -> None:
+    async with remote(tmp_path / "store.db", marker) as there:
+        await there.open(name=NAME, command=agents.command(), options=QUICK)
+        there.kill()
+    store = tmp_path / "store.db"
+    os.truncate(store, 0) if how == "empty" else store.unlink()
+    before = _hashes(tmp_path)
+    assert "store.db-wal" in before
+    host = Host(store_of(agents))
+    with pytest.raises(StoreDamaged, match=how):
+        host.sessions()
+    await host.close()
+    assert _hashes(tmp_path) == before
+
+
+async def test_ask_raises_damage_when_the_last_chunk_is_missing(agents: Agents, tmp_path: Path) -> None:
+    async with Host(store_of(agents)) as host:
+        await open_on(host, agents)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("DELETE FROM chunks WHERE id = (SELECT max(id) FROM chunks)")
+        connection.commit()
+    async with Host(store_of(agents)) as host:
+        session = host.session(NAME)
+        with pytest.raises(StoreDamaged, match="missing"):
+            await session.ask("more")
+        with pytest.raises(StoreDamaged, match="missing"):
+            [event async for event in session.events()]
+
+
+async def test_ask_raises_damage_when_the_row_of_a_session_is_behind_its_chunks(agents: Agents, tmp_path: Path) -> None:
+    async with Host(store_of(agents)) as host:
+        await open_on(host, agents)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("UPDATE sessions SET seq = seq - 1")
+        connection.commit()
+    async with Host(store_of(agents)) as host:
+        session = host.session(NAME)
+        with pytest.raises(StoreDamaged):
+            await session.ask("more")
+        with pytest.raises(StoreDamaged, match="row ends at"):
+            [event async for event in session.events()]
+
+
 def _hashes(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("store.db*")}
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.sessions.helpers import exists, opened, touch
 
-from banksman import Host, Outcome
+from banksman import Host, Kind, Outcome, Session
 from banksman.core import event as kinds
+from banksman.core.state import Stdin
+from banksman.run.sessions import backlog as backlogs
 from banksman.run.sessions.backlog import PASS_SECONDS_MAX, SLICE_LINES_MAX, Backlog, slices
 from banksman.testing import fake_agent
 
@@ -100,3 +104,68 @@ async def test_the_last_line_of_many_is_heard_before_the_end() -> None:
         assert (await turn.outcome()).kind is Outcome.FAILED
         events = [event async for event in session.events(waits=False)]
         assert [event.kind for event in events if event.data == b"last"] == [kinds.UPDATE]
+
+
+@pytest.mark.parametrize("closes_stdin", [False, True])
+async def test_output_of_an_agent_that_exits_is_logged_whole_when_the_host_is_slow(
+    monkeypatch: pytest.MonkeyPatch, closes_stdin: bool
+) -> None:
+    """A host that cannot keep up takes any burst for a flood. The output of an agent that exits is still finite."""
+    monkeypatch.setattr(backlogs, "PASS_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(backlogs, "FLOOD_SECONDS", -1.0)
+    script = "yes | head -n 12000; printf last"
+    if closes_stdin:
+        script = f"exec 0<&-; {script}"
+    async with asyncio.timeout(60), Host("memory:") as host:
+        session = await host.open("custom", command=["sh", "-c", script])
+        turn = await session.ask("hello")
+        assert (await turn.outcome()).kind is Outcome.FAILED
+        lines = [event.data async for event in session.events(waits=False) if event.kind == kinds.UPDATE]
+        assert lines == [*[b"y"] * 12000, b"last"]
+        assert session.status().counters["dropped"] == 0
+
+
+# -- output of a process that is ending, which cannot be paused ------------------------------------------------------
+MIB = 1 << 20
+
+
+async def _logged_and_dropped(session: Session) -> tuple[int, int]:
+    """Bytes, without newlines."""
+    lines = [event.data async for event in session.events(waits=False) if event.kind == kinds.UPDATE]
+    return sum(map(len, lines)), session.status().counters["dropped"]
+
+
+async def test_flood_of_an_agent_with_a_broken_stdin_is_dropped_past_a_bound(tmp_path: Path) -> None:
+    deaf, broke = tmp_path / "deaf", tmp_path / "broke"
+    steps = ["close_stdin", f"touch {deaf}", f"wait {broke}", "flood 12000 1000", "exit 0"]
+    async with opened(tmp_path, memory=True, options={"eof_grace": 60.0}) as case:
+        turn = await case.ask("\n".join(["one", *(f"@@{step}" for step in steps)]))
+        await exists(deaf)
+        change = asyncio.create_task(case.session.set_permission_mode("plan"))
+        while case.state().process.stdin is not Stdin.BROKEN:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        touch(broke)
+        assert (await case.outcome(turn)).kind is Kind.FAILED
+        logged, dropped = await _logged_and_dropped(case.session)
+        assert (MIB < logged < 3 * MIB, dropped > 9 * MIB) == (True, True)
+        change.cancel()
+        await asyncio.wait([change])
+
+
+async def test_flood_of_what_an_exited_agent_left_is_dropped_past_a_bound(tmp_path: Path) -> None:
+    go, line = tmp_path / "go", "abc" * 33
+    flood = f"until test -e {go}; do sleep 0.01; done; yes {line} | head -n 120000; printf last"
+    script = f"read prompt; echo said; ({flood}) & exit 0"
+    async with asyncio.timeout(60), Host("memory:") as host:
+        session = await host.open("custom", command=["sh", "-c", script], options={"linger": 60.0})
+        turn = await session.ask("hello")
+        async for event in session.follow():
+            if event.kind == kinds.PROCESS_EXITED:
+                break
+        touch(go)
+        await turn.outcome()
+        logged, dropped = await _logged_and_dropped(session)
+        assert (MIB < logged < 3 * MIB, logged + dropped) == (True, 120_000 * len(line) + len("saidlast"))
+        # Whole lines only, and nothing after the first one that is missing.
+        lines = [event.data async for event in session.events(waits=False) if event.kind == kinds.UPDATE]
+        assert lines == [b"said", *[line.encode()] * (len(lines) - 1)]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sessions.helpers import QUICK, opened, touch
+from tests.store.kit import Writer
 
-from banksman import Event, Host, Kind, UsageError
+from banksman import Event, Host, Kind, StoreError, UsageError
 from banksman.core import event as kinds
+from banksman.core.event import Project
 from banksman.run import host as run_host
+from banksman.run.sessions.following import Readers
+from banksman.store.log import Page
 from banksman.store.memory import MemoryLog
 from banksman.testing import checks, fake_agent
 
@@ -95,6 +100,89 @@ async def test_a_slow_follower_gets_everything_in_the_end(tmp_path: Path) -> Non
         await following
         checks.readers_agree(seen, await case.events())
         assert seen[-1].kind == kinds.SESSION_CLOSED
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite:"])
+async def test_a_follower_is_served_to_the_end_after_the_host_has_closed(tmp_path: Path, store: str) -> None:
+    seen: list[Event] = []
+    has_begun, is_closed = asyncio.Event(), asyncio.Event()
+
+    async def follow() -> None:
+        async for event in session.follow():
+            seen.append(event)
+            has_begun.set()
+            await is_closed.wait()
+
+    async with Host(store if store == "memory:" else f"{store}{tmp_path / 'store.db'}") as host:
+        session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+        following = asyncio.ensure_future(follow())
+        await has_begun.wait()
+        # More than a page.
+        assert (await (await session.ask("@@stream 1500 0")).outcome()).kind is Kind.DONE
+    is_closed.set()
+    await following
+    checks.log(seen)
+    assert len(seen) > 1500
+    assert seen[-1].kind == kinds.SESSION_CLOSED
+
+
+async def test_rest_is_kept_only_when_no_follower_is_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that has come back for more while the rest was read: its host closes the store next."""
+    store = MemoryLog()
+    await (await Writer.claim(store)).commit(*(b"%d" % number for number in range(10)))
+    loop = asyncio.get_running_loop()
+    finished, next_event, has_begun = loop.create_future(), loop.create_future(), loop.create_future()
+    readers = Readers(store, "s", finished, Project(lambda _: []), since=0)
+    read = store.read
+    is_inside, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(session: str, after: int, *args: Any, **how: Any) -> Page:
+        if asyncio.current_task() is keeping and not is_inside.is_set():
+            next_event.set_result(None)
+            await is_inside.wait()
+        elif asyncio.current_task() is following and after:
+            is_inside.set()
+            await goes_on.wait()
+        return await read(session, after, *args, **how)
+
+    async def follow() -> None:
+        async for event in readers.events(0, waits=True):
+            if event.seq == 1:
+                has_begun.set_result(None)
+                await next_event
+
+    monkeypatch.setattr(store, "read", slow)
+    keeping: asyncio.Task[int] | None = None
+    following = asyncio.create_task(follow())
+    await has_begun
+    finished.set_result(None)
+    keeping = asyncio.create_task(readers.keep_rest(1 << 20))
+    await is_inside.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not keeping.done()
+    goes_on.set()
+    await keeping
+    await store.close()
+    await following
+
+
+async def test_a_follower_beyond_what_a_closed_host_keeps_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("banksman.run.sessions.registry.REST_BYTES_MAX", 1)
+    seen: list[Event] = []
+    async with Host("memory:") as host:
+        session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+        events = session.follow()
+        seen.append(await anext(events))
+        assert (await (await session.ask("@@stream 2500 0")).outcome()).kind is Kind.DONE
+
+    with pytest.raises(StoreError, match="closed"):  # noqa: PT012
+        while True:
+            seen.append(await anext(events))
+    checks.log(seen)
+    assert 1000 <= len(seen) < 2500
 
 
 async def test_a_follower_that_goes_away_leaves_nothing(tmp_path: Path) -> None:

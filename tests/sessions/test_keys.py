@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
+from typing import cast
 
 from banksman import Host, Kind
+from banksman.core.keys import Key
+from banksman.core.turn import Phase
+from banksman.run.sessions.keys import TURNS_MAX, Keys
+from banksman.run.sessions.turn import Turn
 from banksman.testing import fake_agent
 
 
@@ -26,6 +33,53 @@ async def test_a_key_whose_turn_retention_has_taken_still_says_how_it_ended(tmp_
         assert (outcome.kind, outcome.text) == (Kind.DONE, None)
         assert "retention" in str(outcome.error)
         assert [update async for update in again] == []
+
+
+async def test_old_turns_leave_memory_and_their_keys_still_find_them(tmp_path: Path) -> None:
+    async with Host(f"sqlite:{tmp_path}/store.db") as host:
+        session = await host.open("claude", name="a", command=fake_agent.command())
+        first = await session.ask("@@say first", key="first")
+        id, reference = first.id, weakref.ref(first)
+        del first
+        for number in range(TURNS_MAX + 1):
+            await (await session.ask(f"@@say {number}", key=f"k{number}")).outcome()
+        gc.collect()
+        assert reference() is None
+        again = await session.ask("@@say first", key="first")
+        assert again.id == id
+        assert (await again.outcome()).text == "first"
+
+
+async def test_key_of_a_turn_that_waits_is_kept_in_memory_however_many_come_after_it(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    async with Host(f"sqlite:{tmp_path}/store.db") as host:
+        session = await host.open("claude", name="a", command=fake_agent.command())
+        first = await session.ask(f"@@wait {go_on}", key="first")
+        others = [await session.ask("@@say so", key=f"k{number}") for number in range(TURNS_MAX + 1)]
+        assert await session.ask(f"@@wait {go_on}", key="first") is first
+        go_on.touch()
+        assert {(await turn.outcome()).kind for turn in (first, *others)} == {Kind.DONE}
+
+
+async def test_turn_whose_end_was_not_stored_does_not_keep_later_turns_in_memory() -> None:
+    keys = Keys(())
+    turns = [_Over(is_durable=number > 0) for number in range(2 * TURNS_MAX)]
+    for number, turn in enumerate(turns):
+        keys.remember(f"k{number}", (cast("Turn", turn), asyncio.get_running_loop().create_future()))
+    assert len(keys._asked) == TURNS_MAX  # pyright: ignore[reportPrivateUsage]
+    assert keys.get("k0") is not None
+
+
+class _Over:
+    """A turn that has ended."""
+
+    state = Phase.ENDED
+
+    def __init__(self, *, is_durable: bool) -> None:
+        self._is_durable = is_durable
+
+    def stored_as(self, key: str) -> Key | None:
+        return Key(key, "t-1", 0, Kind.DONE) if self._is_durable else None
 
 
 async def test_a_turn_of_another_host_is_waited_for_until_it_ends(tmp_path: Path) -> None:

@@ -96,18 +96,27 @@ async def test_what_tells_an_agent_that_it_is_inside_another_is_taken_out(
 ) -> None:
     for name in NESTING:
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("BANKSMAN_TEST_OTHER", "1")
-    async with opened(tmp_path, env={"BANKSMAN_TEST_MINE": "1", "CLAUDE_CODE_ENTRYPOINT": "mine"}) as case:
+    monkeypatch.setenv("OTHER_TEST_VARIABLE", "1")
+    async with opened(tmp_path, env={"BANKSMAN_MINE": "1", "CLAUDE_CODE_ENTRYPOINT": "mine"}) as case:
         await case.answer("one")
         found = set(case.processes[0].env)
         # What the caller asks for is always there, and all that does not mislead.
-        assert found >= {"BANKSMAN_TEST_MINE", "BANKSMAN_TEST_OTHER", "PATH"}
+        assert found >= {"BANKSMAN_MINE", "OTHER_TEST_VARIABLE", "PATH"}
         assert found & NESTING == {"CLAUDE_CODE_ENTRYPOINT"}
 
 
-async def test_an_environment_can_be_the_callers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BANKSMAN_TEST_OTHER", "1")
-    async with opened(tmp_path, env={"BANKSMAN_TEST_MINE": "1"}, inherit_env=False) as case:
+async def test_agent_inherits_no_variable_of_banksman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may hold the token of a server, with which the agent could answer its own questions."""
+    for name in ("BANKSMAN_TOKEN", "BANKSMAN_URL", "BANKSMAN_SERVE_TOKEN", "BANKSMAN_STORE"):
+        monkeypatch.setenv(name, "1")
+    async with opened(tmp_path) as case:
         await case.answer("one")
-        assert "BANKSMAN_TEST_OTHER" not in case.processes[0].env
-        assert "BANKSMAN_TEST_MINE" in case.processes[0].env
+        assert not [name for name in case.processes[0].env if name.startswith("BANKSMAN_")]
+
+
+async def test_an_environment_can_be_the_callers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_TEST_VARIABLE", "1")
+    async with opened(tmp_path, env={"BANKSMAN_MINE": "1"}, inherit_env=False) as case:
+        await case.answer("one")
+        assert "OTHER_TEST_VARIABLE" not in case.processes[0].env
+        assert "BANKSMAN_MINE" in case.processes[0].env

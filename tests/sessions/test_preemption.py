@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.helpers import SHORT_DRAIN, bodies, interrupts, opened, prompts, sent, touch
+from tests.sessions.helpers import SHORT_DRAIN, bodies, interrupts, let_pass, opened, prompts, sent, touch
 
 from banksman import BACKGROUND, INTERACTIVE, NORMAL, Busy, Kind, QueueFull, Refused, Turn
 from banksman.core import event as kinds
@@ -136,11 +136,11 @@ async def test_an_ask_that_is_cancelled_on_an_idle_session_is_not_left_running(t
 
 
 async def test_a_background_ask_that_waited_long_is_chosen_as_one_class_up(tmp_path: Path) -> None:
-    async with opened(tmp_path, options={"ageing_seconds": 0.2}) as case:
+    async with opened(tmp_path, options={"ageing_seconds": 40.0}) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
         old = await case.ask("old", priority=BACKGROUND)
-        await asyncio.sleep(0.25)  # The time that it waits is what this is about.
+        let_pass(40)
         others = [await case.ask("normal"), await case.ask("urgent", priority=INTERACTIVE)]
         assert interrupts(case) == 0
         touch(go)
@@ -203,6 +203,7 @@ async def test_reject_is_refused_while_anything_is_going_on(tmp_path: Path) -> N
     async with opened(tmp_path) as case:
         assert (await case.answer("idle", on_busy="reject")).kind is Kind.DONE
         first = await case.running("first")
+        await case.wait_kind("sent", first)
         # What the agent is still saying comes when it comes; of ours there must be nothing more.
         before = [kind for kind in await case.kinds() if kind != "update"]
         with pytest.raises(Busy):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.sessions.crowd import Crowd, argv, crowd, recalled, retired, tasks
 from tests.sessions.helpers import QUICK, SHORT_DRAIN, Case, Script, bodies, ended, opened, prompts, touch
+from tests.thorough import one_in
 
 from banksman import BACKGROUND, By, Kind, ProgramNotFound, Question, Tool, UsageError, threads
 from banksman.core import event as kinds
@@ -98,7 +99,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", OTHER)
+@pytest.mark.parametrize("what", one_in(3, OTHER))
 async def test_what_a_process_is_started_with_makes_it_another(tmp_path: Path, what: str) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")

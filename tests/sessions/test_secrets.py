@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from tests.sessions.helpers import QUICK, exists
 from tests.sessions.takeover import read, recalled
 
 from banksman import Host, Kind, Outcome, Question, Session, UsageError
+from banksman.core.event import TURN_ENDED, UPDATE
+from banksman.core.living import STDERR_CHARACTERS_MAX
+from banksman.run.sessions.agent import STDERR_BYTES_MAX
 
 NAME = "the one"
 SECRETS = ["hunter2-is-my-key", 'with "quotes" and \\ in it', "geheim\u00fcber\u00e4lles"]
@@ -88,6 +92,45 @@ async def test_secrets_are_in_no_byte_of_the_store(agents: Agents, tmp_path: Pat
         assert sum(event.data.count(b"[redacted]") for event in events) >= 20
         await session.close()
     assert _held_after(tmp_path) == []
+
+
+async def test_secret_streamed_in_deltas_is_not_stored_in_pieces(agents: Agents) -> None:
+    """The agent says it word by word, each a frame and an event of its own, and then whole."""
+    secret = "correct horse battery"
+    async with Host(store_of(agents), secrets=[secret]) as host:
+        session = await open_on(host, agents)
+        outcome = await outcome_of(session, f"@@speak 0 it is {secret} staple")
+        assert outcome.text == f"it is {secret} staple", "the caller gets what was said"
+        said = ""
+        for event in await read(session):
+            frame: dict[str, Any] = json.loads(event.data) if event.kind == UPDATE else {}
+            if frame.get("type") == "stream_event" and frame["event"]["type"] == "content_block_delta":
+                said += frame["event"]["delta"]["text"]
+        assert said == "it is [redacted] staple"
+
+
+# Every four characters of it stand there once.
+LONG = "".join(f"{number:04x}" for number in random.Random(4).sample(range(0x1000, 0x10000), 500))
+STDERRS = {
+    "in the middle of what is told": SECRETS[0] + "y" * (STDERR_CHARACTERS_MAX - 12),
+    # 64 KiB are kept of it, half of them at either end, and a secret stands on both sides of what is left out. Those
+    # that are replaced make the rest so short that all of it is told.
+    "where what is kept of it ends": "y" * (STDERR_BYTES_MAX // 2 - 1000) + LONG * 40 + "y" * 1700,
+}
+
+
+@pytest.mark.parametrize("cut", STDERRS)
+async def test_secret_that_is_cut_in_stderr_is_not_stored_in_part(agents: Agents, cut: str) -> None:
+    secrets = [SECRETS[0], LONG]
+    async with Host(store_of(agents), secrets=secrets) as host:
+        session = await open_on(host, agents)
+        outcome = await outcome_of(session, f"@@stderr {STDERRS[cut]}\n@@exit 3")
+        assert outcome.kind is Kind.FAILED
+        assert "yyyy" in str(outcome.error)
+        [ended] = [event.data.decode() for event in await read(session) if event.kind == TURN_ENDED]
+        parts = [secret[place : place + 8] for secret in secrets for place in range(len(secret) - 7)]
+        assert "yyyy" in ended
+        assert [part for part in parts if part in ended] == []
 
 
 def _held_after(folder: Path) -> list[str]:

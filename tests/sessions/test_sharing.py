@@ -572,7 +572,7 @@ async def test_an_open_that_is_cancelled_anywhere_leaves_nothing_owned(
 
 async def _settled(host: Host) -> list[str]:
     """The phases of what is not open here, once that is released which is about to be: nobody is told of that."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             phases = [session.status().phase for session in host.sessions() if not session.is_ours]
             if "elsewhere" not in phases:

@@ -11,9 +11,12 @@ from random import Random
 
 import pytest
 from tests.sessions.helpers import Case, opened
+from tests.thorough import thorough
 
 from banksman import Busy, Kind, Outcome, Question, QueueFull, Turn
 from banksman.testing import checks
+
+pytestmark = thorough
 
 CALLERS = 6
 ASKS = 5

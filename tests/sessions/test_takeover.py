@@ -25,7 +25,7 @@ from tests.sessions.crashing import Agents, Remote, keepers, remote
 from tests.sessions.helpers import QUICK, bodies
 from tests.sessions.takeover import NAME, SHORT, Scene, check, gone, outcomes, read, recalled, reopen, scene
 from tests.store.kit import Writer
-from tests.thorough import IS_THOROUGH
+from tests.thorough import IS_THOROUGH, one_in, thorough
 
 from banksman import Event, Host, Kind, Session
 from banksman.core import event as kinds
@@ -209,7 +209,7 @@ async def it_closes(it: Scene) -> dict[str, str]:
     return {turn: "unknown", waiting: "refused"}
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", one_in(6, MOMENTS))
 async def test_killed_at_any_moment_each_ask_has_one_end(tmp_path: Path, marker: str, name: str) -> None:
     """Scenario 66."""
     reach, script, options = MOMENTS[name]
@@ -324,7 +324,7 @@ async def _work(host: Remote, agents: Agents, number: int, chance: random.Random
 
 
 # -- what the dead host's processes left -----------------------------------------------------------------------------
-@pytest.mark.parametrize("is_zygote_killed", [False, True])
+@pytest.mark.parametrize("is_zygote_killed", [False, pytest.param(True, marks=thorough)])
 async def test_a_tree_whose_keeper_was_killed_too_is_swept(tmp_path: Path, marker: str, is_zygote_killed: bool) -> None:
     """With the zygote gone as well nobody would ever end it, and it does not end by itself."""
     async with scene(tmp_path, marker, ["ignore eof", "ignore term"], tool=True) as it:
@@ -346,6 +346,27 @@ async def test_a_tree_whose_keeper_was_killed_too_is_swept(tmp_path: Path, marke
         (recovered,) = bodies(events, kinds.SESSION_RECOVERED)
         # The zygote, if it lives, may have been faster.
         assert len(recovered["swept"]) >= 6 or not is_zygote_killed
+
+
+@pytest.mark.parametrize("is_zygote_stopped", [False, pytest.param(True, marks=thorough)])
+async def test_session_is_taken_over_when_its_keeper_was_stopped(
+    tmp_path: Path, marker: str, is_zygote_stopped: bool
+) -> None:
+    """A keeper that stays stopped ends nothing, and a takeover refuses to go on beside the agent that it keeps."""
+    async with scene(tmp_path, marker, ["ignore eof", "ignore term"]) as it:
+        turn = await it.reaches("one\n@@hang")
+        await it.logged(kinds.TURN_STARTED, turn)
+        born = (await it.logged(kinds.PROCESS_STARTED)).body["born"]
+        for pid in ([_parent(born[3])] if is_zygote_stopped else []) + [born[3]]:
+            os.kill(pid, signal.SIGSTOP)
+        it.kill()
+        async with Host(f"sqlite:{it.store}") as host:
+            session = await reopen(host, it.agents)
+            assert await outcomes(session, [turn]) == [Kind.UNKNOWN]
+            assert (await (await session.ask("two")).outcome()).kind is Kind.DONE
+            await session.close()
+            events = await read(session)
+        check(events, it.agents, it.accepted)
 
 
 def _parent(pid: int) -> int:

@@ -52,6 +52,7 @@ async def test_a_task_that_outlives_its_turn_is_answered_and_its_process_kept(tm
         (question,) = asked
         assert (question.turn, question.tool, question.details) == (None, "Bash", {"agent_id": "a-1"})
         assert answers(case)[0]["response"] == {"behavior": "allow", "updatedInput": {"command": "ls"}}
+        await case.wait_kind(kinds.QUESTION_ANSWERED)
         assert [event.turn for event in await case.events() if event.kind.startswith("question.")] == [None, None]
         assert await retired(case) == []
         # When it has ended, nobody needs the process any more.

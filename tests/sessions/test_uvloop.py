@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 from tests.sessions import test_closing, test_following, test_interrupts, test_preemption, test_turns, test_writing
+from tests.thorough import one_in, thorough
+
+pytestmark = thorough
 
 # uvloop opens what it keeps for the life of the program with its first loop.
 uvloop.new_event_loop().close()
@@ -37,7 +40,7 @@ SCENARIOS: list[Scenario] = [
 ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__.removeprefix("test_"))
+@pytest.mark.parametrize("scenario", one_in(3, SCENARIOS), ids=lambda scenario: scenario.__name__.removeprefix("test_"))
 def test_under_uvloop(tmp_path: Path, scenario: Scenario) -> None:
     async def run() -> None:
         assert isinstance(asyncio.get_running_loop(), uvloop.Loop)

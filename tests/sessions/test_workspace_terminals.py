@@ -329,7 +329,7 @@ async def _end(workspace: Workspace, _: str) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    [_kill, _release, _end_turn, _end, _goes(Exited(0, None, 0.0)), _goes(Gone((), (), True, ""))],
+    [_kill, _release, _end_turn, _end, _goes(Exited(0, None, 0.0)), _goes(Gone())],
     ids=["kill", "release", "end_turn", "end", "the agent exits", "the agent is gone"],
 )
 async def test_nothing_of_its_tree_is_left(

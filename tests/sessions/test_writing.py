@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.helpers import SHORT_DRAIN, interrupts, opened, prompts, touch
+from tests.sessions.helpers import SHORT_DRAIN, exists, interrupts, opened, prompts, touch
+from tests.thorough import thorough
 
 from banksman import AgentError, By, Kind
 from banksman.core import event as kinds
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.run.sessions import oversize, tenure
+from banksman.core.state import Stdin
+from banksman.run.sessions import backlog, oversize, tenure
 from banksman.run.sessions.counters import Counters
 from banksman.testing import checks
+
+pytestmark = thorough
 
 LARGE = "x" * 200_000
 # More than any pipe between us and the agent holds.
@@ -138,7 +142,7 @@ async def test_a_session_with_a_full_stdin_closes_quickly(tmp_path: Path) -> Non
         await case.answer("one")
         turn = await case.ask(f"two{HUGE}")
         await case.wait_kind(kinds.SENT, turn)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):  # Not `write_seconds`.
             await case.session.close()
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
 
@@ -180,6 +184,33 @@ async def test_an_interrupt_to_a_closed_stdin_ends_the_turn(tmp_path: Path) -> N
         assert outcome.kind is Kind.INTERRUPTED
         assert outcome.text == "so far"
         assert (await case.answer("two")).text == "two"
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "said"),
+    [("result in time", Kind.DONE, "in time"), ("error no credit left", Kind.FAILED, "no credit left")],
+)
+async def test_turn_ends_by_its_result_when_stdin_broke_before_the_result_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, kind: Kind, said: str
+) -> None:
+    monkeypatch.setattr(backlog, "PASS_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(backlog, "FLOOD_SECONDS", -1.0)
+    deaf, broke = tmp_path / "deaf", tmp_path / "broke"
+    patient = {"eof_grace": 60.0, "grace": 60.0}
+    async with opened(tmp_path, memory=True, options=patient) as case:
+        steps = ["close_stdin", f"touch {deaf}", f"wait {broke}", "flood 3000 10", end, "exit 0"]
+        turn = await case.ask("\n".join(["one", *(f"@@{step}" for step in steps)]))
+        await exists(deaf)
+        change = asyncio.create_task(case.session.set_permission_mode("plan"))
+        while case.state().process.stdin is not Stdin.BROKEN:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        touch(broke)
+        outcome = await case.outcome(turn)
+        assert outcome.kind is kind
+        assert said in str(outcome.text if kind is Kind.DONE else outcome.error)
+        assert case.session.status().counters["dropped"] == 0
+        change.cancel()
+        await asyncio.wait([change])
 
 
 # -- full buffers ----------------------------------------------------------------------------------------------------

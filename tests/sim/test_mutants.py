@@ -13,6 +13,7 @@ import pytest
 pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 
 from tests.sim.scenarios import CASES  # noqa: E402
+from tests.thorough import thorough  # noqa: E402
 
 from banksman.core.session_facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
 from banksman.run.sessions.agent import AgentEvent, WriteBroke  # noqa: E402
@@ -199,6 +200,7 @@ def a_question_that_is_over_leaves_its_callback(patch: Patch) -> None:
     patch(Questions, "close", close)
 
 
+@thorough
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, found_by = MUTANTS[name]

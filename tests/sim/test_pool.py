@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +25,7 @@ from banksman.run.sessions.pool import START_SECONDS_MAX, Pool  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Manner, Play, WorldLog  # noqa: E402
 
-# With a budget of its own it takes as long as it takes.
-pytestmark = [pytest.mark.timeout(3600 if "BANKSMAN_EXPLORE" in os.environ else 120), pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 pytest.register_assert_rewrite("tests.sim.scene")
 
 from tests.sim.scene import Scene, budget  # noqa: E402
+from tests.thorough import sample  # noqa: E402
 
 from banksman.core.outcome import By, Kind  # noqa: E402
 from banksman.errors import StoreError  # noqa: E402
@@ -188,10 +188,6 @@ async def played(plan: Plan) -> None:
             assert outcome.kind in allowed(caller, plan) or plan.faults, (caller, outcome)
 
 
-# With a budget of its own it takes as long as it takes.
-pytestmark = pytest.mark.timeout(3600 if "BANKSMAN_EXPLORE" in os.environ else 120)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def is_silent() -> Iterator[None]:
     log = logging.getLogger("banksman")
@@ -202,7 +198,7 @@ def is_silent() -> Iterator[None]:
 
 
 @settings(
-    max_examples=budget(300),
+    max_examples=sample(budget(300)),
     deadline=None,
     # It would run each failure hundreds of times more, to say what does not matter in it.
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from banksman import Closed, Ended, UsageError, threads
+from banksman import Closed, Ended, Finished, UsageError, threads
+from banksman.run import threads as run_threads
+from banksman.run.bridge import Latch
 
 
 @pytest.fixture
@@ -74,3 +81,130 @@ def test_a_watch_that_runs_out_of_time_is_none(host: threads.Host) -> None:
 
 def test_execute_has_terminals_too() -> None:
     assert threads.execute(["stty", "size"], pty=(11, 12)).stdout.text == "11 12\r\n"
+
+
+FLOOD = """
+import sys, hashlib
+digest = hashlib.sha256()
+for number in range(%d):
+    line = b"%%01023d\\n" %% number
+    digest.update(line * 64)
+    sys.stdout.buffer.write(line * 64)
+sys.stderr.write(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("how", ["read", "lines"])
+def test_reader_loses_nothing_of_a_fast_writer(host: threads.Host, how: str) -> None:
+    """More than is kept in memory and on disk together."""
+    command = host.start([sys.executable, "-c", FLOOD % 1100], keep_output=how == "lines")
+    digest = hashlib.sha256()
+    for piece in command.stdout if how == "lines" else iter(lambda: command.stdout.read(1 << 20), b""):
+        digest.update(piece)
+    assert command.stderr.read(timeout=60) == digest.hexdigest().encode()
+    assert (command.stdout.missed, command.stdout.at_eof()) == (0, True)
+    assert command.wait().stdout.total == 1100 << 16
+
+
+def test_command_with_held_output_ends_when_a_thread_waits_for_its_end() -> None:
+    with threads.Host("memory:") as host:
+        flood = ["sh", "-c", "yes | head -c 2000000"]
+        assert host.start(flood, keep_output=False).wait(timeout=30).stdout.total == 2_000_000
+        command = host.start(flood, keep_output=False)
+        assert host.wait_ended(timeout=30) == [command]
+        host.start(flood, keep_output=False)
+        host.drain()
+
+
+def test_lines_that_one_face_has_fetched_are_there_for_another() -> None:
+    with threads.Host("memory:") as host:
+        command = host.start(["printf", "one\\ntwo\\nthree"])
+        command.wait()
+        assert command.stdout.readline() == b"one\n"
+        assert host.command(command.id).stdout.readline(timeout=60) == b"two\n"
+        with pytest.raises(UsageError):
+            command.stdout.read(0)
+    # What is there needs no host.
+    assert command.stdout.read(2) == b"th"
+    assert list(command.stdout) == [b"ree"]
+
+
+def test_read_that_runs_out_of_time_loses_nothing(host: threads.Host) -> None:
+    command = host.start(["cat"], stdin="pipe")
+    command.write(b"half")
+    with pytest.raises(TimeoutError):
+        command.stdout.readline(timeout=0.01)
+    command.write(b" a line\n")
+    assert command.stdout.readline() == b"half a line\n"
+    command.close_stdin()
+    assert command.stdout.read() == b""
+
+
+@pytest.mark.parametrize("how", ["timeout", "Ctrl-C", "Ctrl-C after the answer"])
+def test_read_to_the_end_that_is_given_up_loses_nothing(
+    host: threads.Host, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    command = host.start(["cat"], stdin="pipe")
+    command.write(b"one\ntwo\nthree")
+    assert command.watch("three") is not None
+    assert command.stdout.readline() == b"one\n"
+    if how == "timeout":
+        with pytest.raises(TimeoutError):
+            command.stdout.read(timeout=0.05)
+    else:
+        wait, thread = Latch.wait, threading.get_ident()
+
+        def interrupted(latch: Latch, seconds: float | None = None) -> bool:
+            if threading.get_ident() != thread:
+                return wait(latch, seconds)
+            if how == "Ctrl-C" and wait(latch, 0.05):
+                return True  # Answered at once. A later wait is interrupted.
+            monkeypatch.undo()
+            if how == "Ctrl-C after the answer":
+                command.close_stdin()
+                wait(latch)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Latch, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            command.stdout.read()
+    command.close_stdin()
+    assert command.stdout.readline() == b"two\n"
+    assert command.stdout.read() == b"three"
+    assert command.stdout.at_eof()
+
+
+def test_read_to_the_end_has_one_deadline_for_all_pieces(host: threads.Host) -> None:
+    command = host.start(["sh", "-c", "while echo x; do sleep 0.02; done"])
+    with pytest.raises(TimeoutError):
+        command.stdout.read(timeout=0.2)
+    command.stop(at_once=True)
+    assert len(command.stdout.read()) == command.result().stdout.total
+
+
+def test_output_goes_to_a_file_or_nowhere(tmp_path: Path) -> None:
+    done = threads.execute(["sh", "-c", "echo out; echo err >&2"], stdout=tmp_path / "out", stderr=subprocess.STDOUT)
+    assert (done.code, (tmp_path / "out").read_text()) == (0, "out\nerr\n")
+
+
+def test_start_without_a_host_lives_until_it_is_stopped() -> None:
+    first, second = threads.start(["cat"], stdin="pipe"), threads.start(["sleep", "60"])
+    first.write(b"said\n")
+    assert first.stdout.readline() == b"said\n"
+    assert (first.stop().ended, second.stop().ended) == (Ended.STOPPED, Ended.STOPPED)
+    assert isinstance(threads.start(["true"], yield_after=60), Finished)
+    # For the look round after this test: the loop's thread stays until the program ends.
+    implicit = run_threads._default  # pyright: ignore[reportPrivateUsage]
+    assert implicit is not None
+    implicit.close()
+    # Closed, it is replaced.
+    assert threads.start(["true"]).wait().code == 0
+    implicit = run_threads._default  # pyright: ignore[reportPrivateUsage]
+    assert implicit is not None
+    implicit.close()
+
+
+def test_start_without_a_host_ends_with_the_program() -> None:
+    code = "from banksman import threads; print(threads.start(['sleep', '1000']).pid)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert not os.path.exists(f"/proc/{int(done.stdout)}")

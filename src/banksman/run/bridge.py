@@ -322,7 +322,8 @@ class Bridge:
     @property
     def is_inside(self) -> bool:
         """Whether this is the loop's own thread."""
-        return threading.get_ident() == self._thread.ident
+        # Not by its number, which another thread may have once this one has ended.
+        return threading.current_thread() is self._thread
 
     def check_caller(self) -> None:
         if not self.is_mine:

@@ -1,16 +1,19 @@
-"""`execute`: run a command to its end."""
+"""`execute` and `start` without a host of the caller's: the running loop has one for them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 from banksman.errors import UsageError
 from banksman.run.child.launch import Argv, prepare
+from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Finished
 from banksman.run.commands.options import OnOutput, Options, Pty, Stdin
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
+from banksman.run.commands.redirects import Redirect
+from banksman.run.commands.starting import How
 from banksman.run.host import default_host
 
 
@@ -24,6 +27,9 @@ async def execute(
     drain: float = 2.0,
     stdin: Stdin = None,
     pty: Pty = False,
+    stdout: Redirect = None,
+    stderr: Redirect = None,
+    eof: float | None = None,
     user: str | int | None = None,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
@@ -33,6 +39,7 @@ async def execute(
     pass_fds: Sequence[int] = (),
     output_bytes_max: int = OUTPUT_BYTES_MAX,
     output_total_max: int | None = None,
+    keep_output: bool = True,
     on_output: OnOutput | None = None,
 ) -> Finished:
     """Run a command to its end and return how it ended. A timeout or a non-zero code is a result, not an error.
@@ -48,6 +55,10 @@ async def execute(
 
     `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. Nobody types there: the end
     of the input is typed at once. `user`: it runs as another user, by name or number; that takes root.
+
+    `stdout`, `stderr`: None: captured. `subprocess.DEVNULL`, a path (created or emptied), an open file or its fd,
+    "inherit": there instead. `stderr=subprocess.STDOUT`: where stdout goes. `keep_output` False: output is counted, and
+    passed to `on_output`, but not kept. `eof`: a stop closes stdin first, and waits so many seconds before TERM.
     """
     options = Options(
         timeout=timeout,
@@ -57,9 +68,13 @@ async def execute(
         drain=drain,
         stdin=stdin,
         pty=pty,
+        stdout=stdout,
+        stderr=stderr,
+        eof=eof,
         ends_input=True,
         output_bytes_max=output_bytes_max,
         output_total_max=output_total_max,
+        keep_output=keep_output,
         on_output=on_output,
     )
     if options.stdin == "pipe":
@@ -76,3 +91,18 @@ async def execute(
         user=user,
     )
     return await default_host().run(launch, options)
+
+
+@overload
+async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+@overload
+async def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+    """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
+
+    The running loop owns it. It lives until it ends or is stopped; leaving the loop (`asyncio.run`) stops it by the
+    ladder, the exit of the interpreter and `shutdown` end it. `Host.take_ended` knows nothing of it: wait for it.
+    """
+    if yield_after is None:
+        return await default_host().start(argv, **how)
+    return await default_host().start(argv, yield_after=yield_after, **how)

@@ -12,16 +12,18 @@ import contextlib
 import enum
 import logging
 import os
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from banksman.errors import Closed, StoreError, UsageError
+from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageError
 from banksman.run import bound
 from banksman.run.commands.finished import Ended
 from banksman.run.commands.options import check_seconds, endless_beyond
 from banksman.run.commands.starting import Starter
+from banksman.run.loops import running_loop
 
 if TYPE_CHECKING:
     from banksman.core.redaction import Redactor
@@ -63,13 +65,15 @@ class Host(Starter):
     ) -> None:
         """`store` makes the log, when the first session needs it; None: there will be no sessions. What it has to know
         first (`Log.ready`) is waited for by whatever is awaited first; what answers at once may be refused until then.
-        `settles`: when it is needed for what hosts that died may have left in it. `secrets` are never written to it.
+        `settles`: when it is needed for what hosts that died may have left in it. `secrets` are taken out of each event
+        before it is written there: `core/redaction.py` and `core/streamed_redaction.py` have the limits.
 
         `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
         resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
         `user_helper`: see `run/child/users.py`.
 
-        `permit` raises if a session that is found in the store may not be opened again as it was.
+        `permit` raises if a session that is found in the store may not be opened again as it was. It is asked before
+        each start of a process, too.
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
@@ -81,6 +85,8 @@ class Host(Starter):
         self._limits = processes_max, starts_max
         self._permit = permit
         self._sessions: Sessions | None = None
+        # When the store could not be opened the last time; None: it was not tried, or is open.
+        self._open_failed_at: float | None = None
         # Weak, because the default host of a loop is found by it and must not keep it.
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
@@ -223,9 +229,15 @@ class Host(Starter):
 
     async def delete(self, session: Session | str) -> None:
         """Forget a session for good, with all its history; one that is open here is closed first. `NotOwner` if a live
-        host elsewhere has it."""
+        host elsewhere has it. `NotFound`: there is none, and what a deletion that was cut short had left is gone."""
         self._bind()
-        await self._own_sessions().delete(self.session(session) if isinstance(session, str) else session)
+        sessions = self._own_sessions()
+        try:
+            found = self.session(session) if isinstance(session, str) else session
+        except NotFound:
+            await sessions.delete_remains(str(session))
+            raise
+        await sessions.delete(found)
 
     async def is_waited_in(self, known: Known) -> bool:
         """Whether somebody still waits in a session that nobody has."""
@@ -281,10 +293,7 @@ class Host(Starter):
         if self._sessions is None:
             if self._is_closing:
                 raise Closed("the host is closed", hint="open another Host")
-            try:
-                self._bind()
-            except RuntimeError as exc:
-                raise UsageError("a store is opened inside a loop", hint="await something of the host first") from exc
+            self._bind()
             from banksman.core.redaction import Redactor  # noqa: PLC0415
             from banksman.run.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
             from banksman.run.sessions.registry import Sessions  # noqa: PLC0415
@@ -293,7 +302,13 @@ class Host(Starter):
             processes_max, starts_max = self._limits
             pool = Pool(processes_max=processes_max, starts_max=starts_max or starts_at_once())
             redactor = Redactor(self._secrets) if self._secrets else None
-            self._sessions = Sessions(self._open_store(), pool, redactor, self._permit)
+            try:
+                store = self._open_store()
+            except BanksmanError:
+                self._open_failed_at = time.monotonic()
+                raise
+            self._open_failed_at = None
+            self._sessions = Sessions(store, pool, redactor, self._permit)
         return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:
@@ -333,8 +348,10 @@ class Host(Starter):
         await self.close()
 
     async def _wait_finished(self) -> None:
-        for session in self.our_sessions():
-            await session.wait_closed()
+        # All at once: a command whose output is held for a reader runs on only while its end is waited for.
+        closed = (session.wait_closed() for session in self.our_sessions())
+        await asyncio.gather(self._shelf.wait_empty(), *closed)
+        # While a session finished, a `watch` may have started a search: that is a process too.
         await self._shelf.wait_empty()
         for deadline in self._deadlines:
             deadline.cancel()
@@ -386,7 +403,7 @@ class Host(Starter):
             self._shelf.abandon()
 
     def _bind(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if self._loop is None:
             self._loop = weakref.ref(loop)
             bound.add(self)
@@ -423,12 +440,14 @@ _defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.
 
 
 def default_host() -> Host:
-    """The host of the running loop, for `execute`: made at first use, and closed by nothing but the end of its loop.
+    """The host of the running loop, for `execute` and `start`: made at first use, and closed by nothing but the end of
+    its loop.
 
-    It keeps no finished commands: whoever called `execute` has the result, and nobody else can ask.
+    It keeps no finished commands and no reports of them: only the caller that started a command has it.
     """
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     host = _defaults.get(loop)
     if host is None:
         host = _defaults[loop] = Host(finished_max=0)
+        host.owes_reports = False
     return host

@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
@@ -26,7 +28,8 @@ from banksman.core.arbiter import NORMAL
 from banksman.core.event import Event
 from banksman.core.outcome import Outcome, Receipt
 from banksman.errors import UsageError
-from banksman.run.bridge import Bridge, Manner, close_all, is_in_a_loop_thread
+from banksman.run.blocking_reader import OutputReader
+from banksman.run.bridge import Bridge, Manner, Phase, close_all, is_in_a_loop_thread
 from banksman.run.child.launch import Argv
 from banksman.run.commands.command import Command as AsyncCommand
 from banksman.run.commands.finished import Ended, Finished
@@ -231,11 +234,43 @@ class Command(Face[AsyncCommand]):
         return self._bridge.look(lambda: self._inner.state)
 
     def wait(self, *, timeout: float | None = None) -> Finished:
-        """The end. Past `timeout` seconds: TimeoutError, and the command runs on. Raises if it could not be started."""
-        return self._bridge.call(self._inner.wait, Manner.READS, timeout=timeout)
+        """Wait for the end and return the result. Past `timeout` seconds: TimeoutError, and the command runs on. Raises
+        if it could not be started.
+
+        This reports the end: `Host.take_ended` does not return the command any more.
+        """
+        return self._bridge.call(self._wait, Manner.READS, timeout=timeout, undo=self._return_report)[1]
+
+    def stop(self, *, at_once: bool = False) -> Finished:
+        """End it by the ladder, or `at_once` by KILL; returns when it is over. This reports the end, as `wait` does."""
+
+        async def work() -> tuple[bool, Finished]:
+            self._inner.stop_nowait(at_once=at_once)
+            return await self._wait()
+
+        return self._bridge.call(work, undo=self._return_report)[1]
+
+    async def _wait(self) -> tuple[bool, Finished]:
+        await self._inner.wait_over()
+        return self._inner.take_report(), self._inner.result()
+
+    def _return_report(self, taken: tuple[bool, Finished]) -> None:
+        # Ctrl-C came after the end was taken here and before the caller had it.
+        if taken[0]:
+            self._inner.return_report()
+
+    @property
+    def stdout(self) -> OutputReader:
+        """Its stdout, to be read at the caller's pace: `for line in command.stdout`. The first read begins at the first
+        byte; from then on the command waits while its output is not read, and nothing is lost."""
+        return OutputReader(self._bridge, self._inner.stdout)
+
+    @property
+    def stderr(self) -> OutputReader:
+        """Its stderr, in the same way."""
+        return OutputReader(self._bridge, self._inner.stderr)
 
     result = looking(AsyncCommand.result)
-    stop = blocking(AsyncCommand.stop)
     stop_nowait = looking(AsyncCommand.stop_nowait, Manner.ACTS)
     signal = blocking(AsyncCommand.signal)
     read = blocking(AsyncCommand.read, Manner.READS)
@@ -264,6 +299,11 @@ class Host(Face[AsyncHost]):
 
     def __repr__(self) -> str:
         return f"<blocking Host {self._bridge.phase.value}>"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it belongs to this process, and is not closed or being closed."""
+        return self._bridge.is_mine and self._bridge.phase is Phase.RUNNING
 
     def __enter__(self) -> Self:
         self._bridge.check_caller()
@@ -407,6 +447,47 @@ def _blocking_function(function: Callable[P, Coroutine[Any, Any, R]]) -> Callabl
 
 
 execute = _blocking_function(async_execute)
+
+# The host of commands that are started without one; made at first use, and closed at exit, as every bridge is.
+_default: Host | None = None
+# Protects `_default`. Held while a thread is started; nothing else is taken inside it.
+_default_lock = threading.Lock()
+
+
+def _default_host() -> Host:
+    global _default  # noqa: PLW0603
+    if is_in_a_loop_thread():
+        raise UsageError("a blocking call in a host's loop would stop all that this host does", hint="await it there")
+    with _default_lock:
+        if _default is None or not _default.is_usable:
+            inner = AsyncHost(finished_max=0)
+            inner.owes_reports = False
+            _default = Host(inner)
+        return _default
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held it may not be here to release it."""
+    global _default_lock  # noqa: PLW0603
+    _default_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@overload
+def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+@overload
+def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+    """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
+
+    It lives until it ends or is stopped, or the interpreter exits. `Host.take_ended` knows nothing of it: wait for it.
+    """
+    if yield_after is None:
+        return _default_host().start(argv, **how)
+    return _default_host().start(argv, yield_after=yield_after, **how)
+
 
 # Registered after those of the host and of the spawner, which the imports above have run: it is called before them.
 atexit.register(close_all)

@@ -1,9 +1,11 @@
 """The environment of a child: what it inherits, what is taken out, what is added.
 
-Two policies can be named in `scrub`. `"nesting"` removes the variables by which an agent notices that it runs inside
-another one and then behaves differently or refuses to start. `"secrets"` removes credentials, by the list and the
-endings below; it is a help against leaks by accident and no boundary. Any other word names one variable. What the
-caller puts into `env` is always kept.
+Three policies can be named in `scrub`. `"banksman"` removes our own variables (`BANKSMAN_…`): they may hold the token
+of a server, or the address of a store. Agents never inherit those.
+
+`"nesting"` removes the variables by which an agent notices that it runs inside another one and then behaves differently
+or refuses to start. `"secrets"` removes credentials, by the list and the endings below; it is a help against leaks by
+accident and no boundary. Any other word names one variable. What the caller puts into `env` is always kept.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def build(
 
 
 def _words(scrub: Any) -> frozenset[str]:
-    hint = 'a list of "nesting", "secrets" and names of variables'
+    hint = 'a list of "banksman", "nesting", "secrets" and names of variables'
     if isinstance(scrub, str) or not isinstance(scrub, Iterable):
         raise UsageError(f"scrub cannot be {scrub!r}", hint=hint)
     words = frozenset(cast(Iterable[Any], scrub))
@@ -73,6 +75,8 @@ def _words(scrub: Any) -> frozenset[str]:
 
 def _is_scrubbed(name: str, scrub: frozenset[str]) -> bool:
     if "nesting" in scrub and name in NESTING:
+        return True
+    if "banksman" in scrub and name.startswith("BANKSMAN_"):
         return True
     if "secrets" in scrub and (name in SECRETS or name.upper().endswith(SECRET_ENDINGS)):
         return True

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
 from banksman.run.child import environment, inherited, limits, system, users
@@ -14,6 +14,9 @@ from banksman.run.child.inherited import Inherited
 from banksman.run.child.users import Become
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
+# Where an output stream goes: to us, to nobody, where stdout goes; to a copy of this fd, or the file of this path.
+Target = Literal["pipe", "null", "stdout"] | int | bytes
+PIPES: tuple[Target, Target] = ("pipe", "pipe")
 # What a program is told of its terminal: one that all programs know, and nothing of the size of ours, which is another.
 TERMINAL: dict[bytes, bytes | None] = {b"TERM": b"xterm-256color", b"LINES": None, b"COLUMNS": None}
 
@@ -32,6 +35,8 @@ class Launch:
     # Who to become before the start; and the command that ends what is not ours to signal, up to its words.
     user: Become | None = None
     ender: tuple[bytes, ...] | None = None
+    # It works for an agent: its keeper's name says so, and its tree is not let in by the user's sockets.
+    is_agents: bool = False
 
 
 def prepare(
@@ -46,6 +51,7 @@ def prepare(
     has_terminal: bool = False,
     user: str | int | None = None,
     helper: Sequence[str] = (),
+    is_agents: bool = False,
 ) -> Launch:
     """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `users.py`."""
     words = _words(argv)
@@ -72,6 +78,7 @@ def prepare(
         pass_fds=_passable(pass_fds),
         user=become,
         ender=_ender(helper) if helper else None,
+        is_agents=is_agents,
     )
 
 

@@ -40,16 +40,22 @@ def boot_id() -> str:
 
 
 def trace(pid: int) -> Born | None:
-    """By what a process of ours and its keeper, which is its parent, can be known later; None: it cannot be seen."""
+    """By what a process of ours and its keeper, which is its parent, can be known later; None: it cannot be seen.
+
+    Where /proc hides the keeper (`hidepid`; it is not dumpable), its start is 0, and it is never found later.
+    """
     me = os.getpid()
     try:
         stat, mine = read_stat(pid), read_stat(me)
-        keeper = None if stat is None else read_stat(stat[0])
     except OSError:
         return None
-    if stat is None or keeper is None or mine is None:
+    if stat is None or mine is None:
         return None
-    return boot_id(), pid, stat[2], stat[0], keeper[2], me, mine[2]
+    try:
+        keeper = read_stat(stat[0])
+    except OSError:
+        keeper = None
+    return boot_id(), pid, stat[2], stat[0], 0 if keeper is None else keeper[2], me, mine[2]
 
 
 async def wait(born: Born) -> None:
@@ -110,7 +116,7 @@ async def _sweep(root: Member) -> list[str]:
 
 def _open(member: Member) -> int | None:
     """A pidfd of a process that is there and alive; a zombie is over, whoever has to reap it."""
-    if not member[0]:
+    if not all(member):
         return None
     try:
         fd = open_member(member)

@@ -31,13 +31,14 @@ from banksman.core.facts import (
     ProcessesSwept,
     ProcessFact,
     Started,
+    Stream,
     Survivor,
     Swept,
     TreeEnded,
 )
 from banksman.errors import no_room
 from banksman.run.child import system
-from banksman.run.child.launch import Launch
+from banksman.run.child.launch import PIPES, Launch, Target
 from banksman.run.child.lease import Lease
 from banksman.run.child.portable_pruning import PortablePruning, Row
 from banksman.run.child.process import start_error
@@ -64,6 +65,7 @@ class PortableProcess:
         on_fact: Callable[[ProcessFact], None],
         terminal: Size | None = None,
         lease: Lease | None = None,
+        outputs: tuple[Target, Target] = PIPES,
     ) -> None:
         del linger, deadline, lease  # For a keeper that goes on alone; there is none.
         self.pid: int | None = None
@@ -75,7 +77,7 @@ class PortableProcess:
         self._known: dict[int, Row] = {}
         self._look_timer: asyncio.TimerHandle | None = None
         try:
-            self._streams = Streams(stdin, on_fact, terminal)
+            self._streams = Streams(stdin, on_fact, terminal, outputs)
         except OSError as exc:
             raise no_room("fds", exc) from exc
         self.stdin = self._streams.stdin
@@ -227,11 +229,11 @@ class PortableProcess:
     def resize(self, size: Size) -> None:
         self._streams.resize(size)
 
-    def pause_reading(self) -> None:
-        self._streams.pause()
+    def pause_reading(self, stream: Stream | None = None) -> None:
+        self._streams.pause(stream)
 
-    def resume_reading(self) -> None:
-        self._streams.resume()
+    def resume_reading(self, stream: Stream | None = None) -> None:
+        self._streams.resume(stream)
 
     def close_output(self) -> None:
         self._streams.close_output()
@@ -271,8 +273,8 @@ def _spawn(launch: Launch, fds: dict[int, int], *, takes_terminal: bool) -> subp
             launch.argv,
             executable=launch.path,
             stdin=fds.get(0, subprocess.DEVNULL),
-            stdout=fds[1],
-            stderr=fds[2],
+            stdout=fds.get(1, subprocess.DEVNULL),
+            stderr=fds.get(2, subprocess.DEVNULL),
             cwd=launch.cwd,
             env=launch.env,
             umask=launch.inherited.umask,

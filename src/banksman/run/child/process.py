@@ -26,6 +26,7 @@ from banksman.core.facts import (
     ProcessFact,
     Started,
     StartFailed,
+    Stream,
     Survivor,
     Swept,
     TreeEnded,
@@ -34,7 +35,7 @@ from banksman.errors import BanksmanError, MachineError, NotOwner, ProgramNotExe
 from banksman.run.child import system
 from banksman.run.child.births import Births
 from banksman.run.child.keeper import wire
-from banksman.run.child.launch import Launch
+from banksman.run.child.launch import PIPES, Launch, Target
 from banksman.run.child.lease import Lease
 from banksman.run.child.pipes import Writer
 from banksman.run.child.pruned import OnPruned, Prunings
@@ -63,11 +64,13 @@ class Process:
         on_fact: Callable[[ProcessFact], None],
         terminal: Size | None = None,
         lease: Lease | None = None,
+        outputs: tuple[Target, Target] = PIPES,
     ) -> None:
         """Ask for the child; `Started` or `StartFailed` follows. Raises, with nothing left open, if it cannot even ask.
 
         `deadline`: seconds after which the keeper acts without being told; see `renew`. `terminal`: of this size, in
-        place of the pipes. `lease`: how long it may live at most, as the keeper reads it there.
+        place of the pipes. `lease`: how long it may live at most, as the keeper reads it there. `outputs`: where
+        stdout and stderr go.
         """
         self.pid: int | None = None
         self.grace = grace
@@ -92,7 +95,7 @@ class Process:
             # No fork of the program may fall between the making of an fd and its being known, nor between its being
             # forgotten and its being closed.
             with spawner.fork_lock:
-                streams = self._streams = Streams(stdin, on_fact, terminal)
+                streams = self._streams = Streams(stdin, on_fact, terminal, outputs)
                 self.stdin = streams.stdin
                 order = {"grace": grace, "linger": linger, "deadline": deadline}
                 order |= {"terminal": None if terminal is None else TAKE_TERMINAL, "has_lease": lease is not None}
@@ -121,6 +124,7 @@ class Process:
             "targets": [*(target for _fd, target in streams.theirs), *launch.pass_fds],
             "user": launch.user,
             "ender": launch.ender,
+            "is_agents": launch.is_agents,
         }
         self._control, control = socketpair()
         theirs = self._theirs
@@ -140,7 +144,7 @@ class Process:
         """Hand the fds over; if the zygote is busy, again as soon as it can take them."""
         assert self._control is not None
         try:
-            self._zygote = spawner.spawn(self._order, self._theirs, self._fingerprint)
+            self._zygote = spawner.spawn(self._order, self._theirs, self.grace, self._fingerprint)
         except BlockingIOError:
             # The zygote's queue is full. Its socket is shared with other loops and other starts of this one, and a
             # selector knows one writer per fd, hence a copy of our own to wait on.
@@ -335,13 +339,13 @@ class Process:
         if self._streams is not None:
             self._streams.resize(size)
 
-    def pause_reading(self) -> None:
+    def pause_reading(self, stream: Stream | None = None) -> None:
         if self._streams is not None:
-            self._streams.pause()
+            self._streams.pause(stream)
 
-    def resume_reading(self) -> None:
+    def resume_reading(self, stream: Stream | None = None) -> None:
         if self._streams is not None:
-            self._streams.resume()
+            self._streams.resume(stream)
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def close_output(self) -> None:

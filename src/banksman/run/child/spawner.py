@@ -142,11 +142,11 @@ class Spawner:
         self._is_over = False
         self.plan_text = ""
 
-    def spawn(self, order: bytes | None, fds: list[int], fingerprint: object) -> Zygote:
+    def spawn(self, order: bytes | None, fds: list[int], grace: float, fingerprint: object) -> Zygote:
         """Hand an order to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
         with self.fork_lock, self._lock:
             self._reap_retired()
-            message = wire.encode(wire.SPAWN, len(fds), order)
+            message = wire.encode(wire.SPAWN, len(fds), grace, order)
             zygote = self._current(fingerprint)
             try:
                 zygote.request(message, fds)

@@ -29,6 +29,7 @@ else:
 # `waitpid` and `waitid` skip children made by clone() with another exit signal than SIGCHLD unless told __WALL, which
 # the os module does not name. A tree is only proven empty when those are counted too.
 WALL = 0x40000000
+PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # A message on a control socket is small, save the list of what was swept, which is sent in pieces of this size at most.

@@ -86,6 +86,8 @@ class Member:
         self._heard: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
+        self._moves = Owned()
+        self._moving: set[str] = set()
         self._leave_by: float | None = None
 
     def __repr__(self) -> str:
@@ -225,6 +227,8 @@ class Member:
             self._announce()
         if self._draining is None:
             self._draining = self._loops.start(self._leave_all())
+        # Before any of them is told to leave: one that has left is not here any more, and is still to be offered.
+        self._move_all()
         if timeout is not None:
             for session in self._here():
                 session.leave_nowait(timeout)
@@ -237,12 +241,24 @@ class Member:
             self._pulling.cancel()
             await asyncio.wait((self._pulling,))
         await self._jobs.wait()
-        while here := self._here():
-            async with asyncio.TaskGroup() as group:
-                for session in here:
-                    group.create_task(self._move(session))
+        while self._here() or self._moves:
+            self._move_all()
+            await self._moves.wait()
+
+    def _move_all(self) -> None:
+        for session in self._here():
+            if session.id not in self._moving:
+                self._moving.add(session.id)
+                self._moves.start(self._move(session))
 
     async def _move(self, session: Session) -> None:
+        try:
+            await self._leave(session)
+            await self._offer(session.id)
+        finally:
+            self._moving.discard(session.id)
+
+    async def _leave(self, session: Session) -> None:
         until, now = self._leave_by, asyncio.get_running_loop().time()
         try:
             await session.leave(None if until is None else max(0.0, until - now))
@@ -251,8 +267,10 @@ class Member:
             log.warning("! session %s has not left in good order: %s", session.id, exc)
         if self._transcripts is not None:
             await self._transcripts.wait_mirrored(session.id)
+
+    async def _offer(self, session: str) -> None:
         for _ in range(OFFERS_MAX):
-            known = self._host.log.find(session.id)
+            known = self._host.log.find(session)
             if known is None or (known.owner is not None and known.owner.is_alive and not known.owner.is_here):
                 return  # Deleted, or somebody has it.
             try:
@@ -260,7 +278,7 @@ class Member:
                 if await is_to_go_on(self._host.log, known._replace(owner=None)):
                     await offer_one(self._host.log, self._cluster, known)
             except BanksmanError as exc:
-                log.warning("! session %s has left, and cannot be offered now: %s", session.id, exc)
+                log.warning("! session %s has left, and cannot be offered now: %s", session, exc)
                 await asyncio.sleep(AGAIN_SECONDS)
             else:
                 return
@@ -274,6 +292,7 @@ class Member:
             await asyncio.wait((self._draining,), timeout=CLOSE_SECONDS_MAX)
         self._phase = Phase.CLOSED
         await self._loops.end()
+        await self._moves.end()
         await self._jobs.end()
         await self._chores.wait()
         if self._transcripts is not None:

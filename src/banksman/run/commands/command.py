@@ -12,13 +12,15 @@ from banksman.core.facts import (
 from banksman.errors import CommandError, Refused, UsageError
 from banksman.run.commands.finished import Finished
 from banksman.run.commands.options import check_seconds, check_size, endless_beyond
+from banksman.run.commands.reader import OutputReader
 from banksman.run.commands.running import Running
 from banksman.run.commands.watching import Match, check_pattern, watch
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a command's output. `next` is where to read on; `missed` bytes before it are gone."""
+    """A piece of a command's output. `next` is where to read on; `missed` bytes before it are gone. `is_end`: the
+    stream has ended here, whether or not the command has."""
 
     data: bytes
     next: int
@@ -33,11 +35,38 @@ class Piece:
 class Command(Running):
     """A command that was started. Made by the host; all methods are for the loop it was started in."""
 
+    @property
+    def stdout(self) -> OutputReader:
+        """Its stdout, to be read at the caller's pace: `async for line in command.stdout`. The first read begins at the
+        first byte; from then on the command waits while its output is not read, and nothing is lost."""
+        return self._flow.readers[Stream.STDOUT]
+
+    @property
+    def stderr(self) -> OutputReader:
+        """Its stderr, in the same way."""
+        return self._flow.readers[Stream.STDERR]
+
     async def wait(self) -> Finished:
-        """The end. Cancelling this only stops waiting. Raises if the command could not be started."""
+        """Wait for the end and return the result. Cancelling this only stops waiting. Raises if the command could not
+        be started.
+
+        This reports the end: `Host.take_ended` does not return the command any more. Output that is neither kept
+        (`keep_output=False`) nor read by a caller is dropped while this waits.
+        """
+        await self.wait_over()
+        self.take_report()
+        return self.result()
+
+    async def wait_over(self) -> None:
+        """Wait for the end, as `wait` does, and leave the report of it to others."""
+        with self.awaiting_end():
+            await self.wait_settled()
+
+    async def wait_settled(self) -> None:
+        """Wait for the end and leave the report of it, and the output, to others. If nothing keeps the output, a full
+        stream waits for a reader, and this may wait for ever."""
         while not self.is_over:
             await self._progress.wait()
-        return self.result()
 
     async def wait_started(self) -> None:
         while self.pid is None and not self.is_over:
@@ -59,20 +88,27 @@ class Command(Running):
         self._process.signal(int(number), to_group=group)
 
     async def read(self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536) -> Piece:
-        """Output from byte `after` on; waits until there is some or the stream has ended. Read on from `next`."""
+        """Output from byte `after` on; waits until there is some or the stream has ended (`is_end`), which may be long
+        before the command ends. Read on from `next`.
+
+        This never slows the command down: what it is late for and was not kept is counted in `missed`. `stdout` and
+        `stderr` are for callers that must not miss anything. `UsageError` with `keep_output=False`.
+        """
         which = _stream(stream)
+        if not self.keeps_output:
+            raise UsageError("cannot read by position: this output is not kept", hint=f"read command.{which.value}")
         if after < 0 or bytes_max < 1:
             hint = "after is a byte's number from 0 on, bytes_max at least 1"
             raise UsageError(f"cannot read {bytes_max!r} bytes after {after!r}", hint=hint)
         while not self.has_output(which, after):
-            await self._output.wait()
+            await self._flow.wait_changed()
         if self._error is not None:
             raise self._error.with_traceback(None)
-        capture = self._captures[which]
+        capture = self._flow.captures[which]
         data, begin = capture.read(min(after, capture.total), bytes_max)
         following = begin + len(data)
-        has_ended = which not in self._open_streams or self.is_over
-        return Piece(data, following, max(0, begin - after), has_ended and following >= capture.total)
+        is_end = self._flow.has_ended(which) and following >= capture.total
+        return Piece(data, following, max(0, begin - after), is_end)
 
     async def watch(
         self, pattern: str | bytes, *, after: int = 0, stream: str = "stdout", timeout: float | None = None
@@ -92,7 +128,7 @@ class Command(Running):
         if timeout is not None:
             check_seconds("timeout", timeout)
         seconds = endless_beyond(timeout)
-        return await watch(self, pattern, after=after, stream=which, timeout=seconds, start_aside=self._start_aside)
+        return await watch(self, pattern, after=after, stream=which, timeout=seconds, matchers=self._matchers)
 
     async def write(self, data: bytes, *, timeout: float | None = None) -> None:
         """Write to stdin, or type at its terminal, whole and in order.

@@ -3,8 +3,8 @@
 Python's `re` can take a lifetime for a bad pattern on a short text, and cannot be interrupted meanwhile: in the host it
 would stop everything. Here it costs one process, which is killed when its time is up.
 
-Each message is a marshalled value behind its length: the pattern, then pieces `(data, begin, is_end)`, each answered by
-what was found in it, or None.
+Each message is a marshalled value behind its length. A pattern begins a new search. A piece `(data, begin, is_end)` is
+answered by what was found in it, or None. So one process serves one search after the other, until its stdin ends.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ def main() -> None:
     sys.path.append(__file__.rsplit("/banksman/", 1)[0])
     from banksman.run.commands.search import Search  # noqa: PLC0415
 
-    search = Search(read_message(sys.stdin.buffer))
-    found = None
-    while found is None:
-        found = search.feed(*read_message(sys.stdin.buffer))
-        sys.stdout.buffer.write(pack(found))
+    search: Search | None = None
+    while True:
+        try:
+            message = read_message(sys.stdin.buffer)
+        except EOFError:
+            return
+        if isinstance(message, str | bytes):
+            search = Search(message)
+            continue
+        assert search is not None
+        sys.stdout.buffer.write(pack(search.feed(*message)))
         sys.stdout.buffer.flush()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from banksman.core.ladder import Timings
 from banksman.errors import UsageError
+from banksman.run.child.launch import PIPES, Target
+from banksman.run.commands import redirects
 from banksman.run.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
+from banksman.run.commands.redirects import Redirect
 
 OnOutput = Callable[[str, bytes], None]
 SECONDS_MAX = 1e8
@@ -24,7 +27,9 @@ SIZE_MAX = 65535
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """`timeout` and `idle_timeout` None: no limit. `stdin` None: /dev/null; bytes: written, then closed. `pty`: a
-    terminal in place of all three; as a size, or None, it is in `terminal`."""
+    terminal in place of all three; as a size, or None, it is in `terminal`. `stdout`, `stderr` None: captured; see
+    `redirects.py`, and as they were understood, `outputs`. `keep_output` False: nothing of what is captured is kept.
+    `eof`: the first rung is the end of its stdin, for so long."""
 
     timeout: float | None = None
     idle_timeout: float | None = None
@@ -33,15 +38,19 @@ class Options:
     drain: float = 2.0
     stdin: Stdin = None
     pty: Pty = False
+    stdout: Redirect = None
+    stderr: Redirect = None
+    keep_output: bool = True
     output_bytes_max: int = OUTPUT_BYTES_MAX
     output_total_max: int | None = None
     spill_bytes_max: int = SPILL_BYTES_MAX
     on_output: OnOutput | None = None
-    # For agents: the first rung is the end of its stdin, for so long; and its stdout is somebody else's to keep.
     eof: float | None = None
+    # For agents: its stdout is kept elsewhere.
     keeps_stdout: bool = True
     # Nobody will type anything: the end of the input is typed at once.
     ends_input: bool = False
+    outputs: tuple[Target, Target] = field(init=False, default=PIPES)
 
     def __post_init__(self) -> None:
         for name in ("timeout", "idle_timeout"):
@@ -49,7 +58,7 @@ class Options:
             if value is not None:
                 check_seconds(name, value)
                 object.__setattr__(self, name, endless_beyond(value))
-        for name in ("grace", "linger", "drain"):
+        for name in ("grace", "linger", "drain", *(() if self.eof is None else ("eof",))):
             value = getattr(self, name)
             check_seconds(name, value)
             if value > SECONDS_MAX:
@@ -66,11 +75,24 @@ class Options:
             )
         if self.terminal is not None and stdin is not None:
             raise UsageError("a command with a terminal has no other stdin", hint="write to it, or leave one of both")
+        if self.eof is not None and stdin in (None, "inherit"):
+            hint = 'it takes stdin="pipe" or bytes; a terminal and an inherited stdin are not ours to close'
+            raise UsageError("eof cannot be waited for: this command has no stdin that is closed", hint=hint)
+        self._check_outputs()
         on_output: Any = self.on_output
         if on_output is not None and not callable(on_output):
             raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
         if inspect.iscoroutinefunction(on_output):
             raise UsageError("on_output cannot be async", hint="a plain function; hand the data to a queue from there")
+
+    def _check_outputs(self) -> None:
+        outputs = redirects.parse("stdout", self.stdout), redirects.parse("stderr", self.stderr)
+        object.__setattr__(self, "outputs", outputs)
+        if self.terminal is not None and outputs != PIPES:
+            raise UsageError("a command with a terminal has no other output", hint="leave out stdout and stderr")
+        if self.idle_timeout is not None and "pipe" not in outputs:
+            hint = "leave one stream captured, or leave out idle_timeout"
+            raise UsageError("idle_timeout cannot be counted: no output of this command is captured", hint=hint)
 
     @property
     def terminal(self) -> tuple[int, int] | None:

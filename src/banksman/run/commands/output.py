@@ -6,14 +6,11 @@ how it ended; the middle goes to a file, and past the file's bound it is counted
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
-from banksman.run.child import system
+from banksman.run.commands.spill import Spill
 
 OUTPUT_BYTES_MAX = 1 << 20
 SPILL_BYTES_MAX = 64 << 20
@@ -21,54 +18,6 @@ SPILL_BYTES_MAX = 64 << 20
 _GATHER_BYTES = 4096
 
 log = logging.getLogger("banksman")
-
-
-class Spill:
-    """A file that holds the first part of a stream, and goes with the last object that refers to it.
-
-    Both the running capture and the result do, so that it is deleted however the command or the program ends.
-    """
-
-    def __init__(self) -> None:
-        import tempfile  # noqa: PLC0415  It brings much along, and few commands write enough to need it.
-
-        self._fd = -1
-        fd, self.path = tempfile.mkstemp(prefix="banksman-", suffix=".out")
-        # A copy of this object in a forked child must not delete its parent's file, hence the pid.
-        self._unlink = weakref.finalize(self, _unlink, self.path, os.getpid())
-        self._fd = system.above_stdio(fd)
-        self.size = 0
-
-    def add(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            taken = system.write(self._fd, view)
-            self.size += taken
-            view = view[taken:]
-
-    def read(self, after: int, size: int) -> bytes:
-        # Opened anew: a finished command that is kept for reading must not keep an fd.
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(fd, min(size, self.size - after), after)
-        finally:
-            os.close(fd)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            system.close(self._fd)
-            self._fd = -1
-
-    def delete(self) -> None:
-        self.close()
-        self._unlink()
-
-    def keep(self) -> None:
-        self._unlink.detach()
-
-    def __del__(self) -> None:
-        # A command that was abandoned with its loop never came to its end.
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +136,3 @@ class Capture:
             log.warning("! output is no longer written to a file: %s", exc)
             self._spill_max = 0
             self.discard()
-
-
-def _unlink(path: str, owner: int) -> None:
-    if os.getpid() == owner:
-        with contextlib.suppress(OSError):
-            os.unlink(path)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, Self, assert_never
 
 from banksman.core import ladder as rungs
 from banksman.core.facts import (
@@ -42,9 +42,9 @@ from banksman.run.child.process import Process
 from banksman.run.child.pruned import OnPruned, Pruned
 from banksman.run.commands.account import Account
 from banksman.run.commands.finished import Ended, Finished
+from banksman.run.commands.flow import Flow
 from banksman.run.commands.options import Options
-from banksman.run.commands.output import Capture
-from banksman.run.commands.watching import StartAside
+from banksman.run.commands.watching import Matchers
 from banksman.run.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -101,6 +101,13 @@ class PruningEnded:
 Fact = ProcessFact | rungs.TimerFired | Stopped | ClockRanOut | PruningEnded
 
 
+class Reports(Protocol):
+    """Ends of commands that are still to be reported, each once."""
+
+    def owe_report(self, command: Any) -> None: ...
+    def take_report(self, command: Any) -> bool: ...
+
+
 class Running:
     """What is behind a `Command`. All methods are for the loop it was started in."""
 
@@ -112,35 +119,33 @@ class Running:
         id: str,
         on_end: Callable[[Self], None],
         on_fact: Callable[[ProcessFact], None] | None = None,
-        start_aside: StartAside | None = None,
+        matchers: Matchers | None = None,
+        reports: Reports | None = None,
         lease: Lease | None = None,
     ) -> None:
-        """`on_fact` is told what the process does, before it is acted on, and nothing after the end. `start_aside`
-        starts a command of our own, for `watch`. `lease`: how long it may live at most, also if nobody stops it."""
+        """`on_fact` is told what the process does, before it is acted on, and nothing after the end. `matchers` search
+        for `watch`. `reports`: where its end is to be reported. `lease`: how long it may live at most, also if nobody
+        stops it."""
         self.id = id
         self.argv = tuple(word.decode("utf-8", "replace") for word in launch.argv)
         self.finished: Finished | None = None
         self._options = options
         self._on_end = on_end
         self._on_fact = on_fact
-        self._start_aside = start_aside
+        self._matchers = matchers
+        self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._account = Account(time.monotonic(), options)
         self._facts: deque[Fact] = deque()
         self._is_dispatching = False
-        self._ladder = rungs.Ladder(options.timings)
+        self._flow = Flow(options, self._account)
+        self._ladder = rungs.Ladder(options.timings, is_output_closed=not self._flow.open)
         self._ladder_timer: asyncio.TimerHandle | None = None
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
-        self._captures = {stream: Capture(options.output_bytes_max, options.spill_bytes_max) for stream in Stream}
-        if not options.keeps_stdout:
-            self._captures[Stream.STDOUT] = Capture(0, 0)
-        # A terminal has one stream for both; the other one is empty, and has ended.
-        self._open_streams = set(Stream) if options.terminal is None else {Stream.STDOUT}
         self._error: BanksmanError | None = None
         self._over_at = 0.0
-        # Two, because a flood of output must not wake those who wait for the end once per piece.
+        # Not woken by output: a flood must not wake those who wait for the end once per piece.
         self._progress = Waiters()
-        self._output = Waiters()
         self._has_callback_failed = False
         timeout = options.timeout
         self._process = PROCESS(
@@ -152,7 +157,9 @@ class Running:
             on_fact=self.dispatch,
             terminal=options.terminal,
             lease=lease,
+            outputs=options.outputs,
         )
+        self._flow.begin(self._process)
         if isinstance(options.stdin, bytes):
             assert self._process.stdin is not None
             self._process.stdin.put(options.stdin)
@@ -191,17 +198,35 @@ class Running:
         assert self.finished is not None
         return self.finished
 
+    def take_report(self) -> bool:
+        """Count the end as reported. False if it was reported before, or need not be."""
+        return self._reports is not None and self._reports.take_report(self)
+
+    def return_report(self) -> None:
+        """The caller that `take_report` was called for is gone: report the end to the next one."""
+        if self._reports is not None:
+            self._reports.owe_report(self)
+
+    @property
+    def keeps_output(self) -> bool:
+        return self._options.keep_output
+
     def has_output(self, stream: Stream, after: int) -> bool:
         """There is some from byte `after` on, or there will be none."""
-        return self.written(stream) > after or stream not in self._open_streams or self.is_over
+        return self.written(stream) > after or self._flow.has_ended(stream)
 
     def written(self, stream: Stream) -> int:
-        return self._captures[stream].total
+        return self._flow.captures[stream].total
 
     # -- what is done at once ------------------------------------------------------------------------------------------
     def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None) -> None:
-        """`kill_by` (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop
-        that is under way."""
+        """Begin to end it, as `stop` does, and return at once: the command goes down the ladder by itself. It may be
+        called in callbacks such as `on_output`. Nothing happens if it has ended; wait for the end by `wait`.
+
+        `cause` is what `Finished.ended` will say. `at_once`: KILL, without the rungs before it. `kill_by`
+        (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop that is
+        under way.
+        """
         self.dispatch(Stopped(cause, time.monotonic(), at_once, kill_by))
 
     def put_nowait(self, data: bytes) -> Writing:
@@ -232,20 +257,28 @@ class Running:
 
     def pause_reading(self) -> None:
         """Stop reading its output, so that the pipe pushes back. The idle clock stands still; being stopped ends it."""
-        if self._ladder.phase is rungs.Phase.RUNNING:
-            self._process.pause_reading()
-            # It is we who are idle now.
-            self._account.last_output = math.inf
+        self._flow.pause()
 
     def resume_reading(self) -> None:
-        self._process.resume_reading()
-        self._account.last_output = min(self._account.last_output, time.monotonic())
+        self._flow.resume()
+
+    def hold_output(self) -> None:
+        """Nothing keeps its output: hold the beginning for a reader that may come, and let the rest wait for it."""
+        self._flow.hold()
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether its output is held for a reader that has not come yet."""
+        return self._flow.is_holding
+
+    def awaiting_end(self) -> AbstractContextManager[None]:
+        """Inside this block a caller waits for the end: output that is neither kept nor read is dropped."""
+        return self._flow.awaiting_end()
 
     def abandon(self) -> None:
         """The loop is closed: nobody will ever hear of this command again. The keeper ends it."""
         self._process.abandon()
-        for capture in self._captures.values():
-            capture.discard()
+        self._flow.discard()
 
     # -- the door ----------------------------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
@@ -309,10 +342,9 @@ class Running:
 
     # -- output ------------------------------------------------------------------------------------------------------
     def _on_bytes(self, fact: BytesRead) -> None:
-        self._account.last_output = fact.at
-        self._captures[fact.stream].add(fact.data)
+        self._flow.add(fact)
         limit = self._options.output_total_max
-        if limit is not None and sum(capture.total for capture in self._captures.values()) > limit:
+        if limit is not None and self._flow.total > limit:
             self.stop_nowait(Ended.OUTPUT_LIMIT)
         if self._options.on_output is not None:
             try:
@@ -322,13 +354,12 @@ class Running:
                 if not self._has_callback_failed:
                     log.exception("! on_output raised; reading goes on, and this is said once")
                 self._has_callback_failed = True
-        self._output.wake()
+        self._flow.changed.wake()
 
     def _on_stream_end(self, fact: StreamEnded) -> None:
         self._account.is_output_whole &= fact.is_whole
-        self._open_streams.discard(fact.stream)
-        self._output.wake()
-        if not self._open_streams:
+        self._flow.end(fact.stream)
+        if not self._flow.open:
             self._climb(rungs.OutputClosed(fact.at))
 
     # -- clocks ------------------------------------------------------------------------------------------------------
@@ -355,26 +386,27 @@ class Running:
     # -- the end -----------------------------------------------------------------------------------------------------
     def _climb(self, fact: rungs.Fact) -> None:
         self._ladder, effects = rungs.step(self._ladder, fact)
+        self._flow.may_wait = self._ladder.phase is rungs.Phase.RUNNING
         for effect in effects:
-            self._perform(effect)
+            self._perform(effect, fact.at)
 
-    def _perform(self, effect: rungs.Effect) -> None:
+    def _perform(self, effect: rungs.Effect, decided_at: float) -> None:
         match effect:
             case rungs.CloseStdin():
-                self._step("eof")
+                self._step("eof", decided_at)
                 if self._process.stdin is not None:
                     self._process.stdin.close()
             case rungs.TermGroup(seconds=seconds):
-                self._step("term")
+                self._step("term", decided_at)
                 self._process.term(seconds)
             case rungs.TermRest(seconds=seconds):
-                self._step("rest")
+                self._step("rest", decided_at)
                 self._process.term_rest(seconds)
             case rungs.KillTree():
-                self._step("kill")
+                self._step("kill", decided_at)
                 self._process.kill()
             case rungs.KillKeeper():
-                self._step("keeper")
+                self._step("keeper", decided_at)
                 self._process.kill_keeper()
             case rungs.Hurry(term_at=term_at, kill_at=kill_at):
                 self._process.hurry(term_at, kill_at)
@@ -387,8 +419,9 @@ class Running:
             case _:
                 assert_never(effect)
 
-    def _step(self, rung: str) -> None:
-        self._account.took_rung(rung, time.monotonic())
+    def _step(self, rung: str, decided_at: float) -> None:
+        # The ladder counts the grace from its decision. A later time here would make the grace look cut short.
+        self._account.took_rung(rung, decided_at)
         # A child that is blocked on a full pipe cannot react to anything, so a pause of the reading ends here.
         self.resume_reading()
 
@@ -399,13 +432,16 @@ class Running:
         self._ladder_timer = self._loop.call_later(delay, self._on_ladder_timer, phase)
 
     def _on_ladder_timer(self, phase: rungs.Phase) -> None:
+        if phase is rungs.Phase.DRAIN:
+            # One readiness callback reads a bounded amount, so the rest of a full pipe may still wait to be read.
+            self.look_now()
         self.dispatch(rungs.TimerFired(time.monotonic(), phase))
 
     def _result(self, drained: bool) -> Finished:
         return self._account.result(
             time.monotonic(),
-            stdout=self._captures[Stream.STDOUT].finish(),
-            stderr=self._captures[Stream.STDERR].finish(),
+            stdout=self._flow.captures[Stream.STDOUT].finish(),
+            stderr=self._flow.captures[Stream.STDERR].finish(),
             drained=drained,
             leader=Survivor(self.pid or 0, self.argv[0], "unknown: its keeper does not answer"),
         )
@@ -419,11 +455,10 @@ class Running:
             self.finished = result
         else:
             self._error = result
-            for capture in self._captures.values():
-                capture.discard()
+            self._flow.discard()
         self._process.close()
+        self._flow.end_all()
         self._progress.wake()
-        self._output.wake()
         self._on_end(self)
 
     def _crash(self, exc: Exception) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 
 from banksman.errors import NotFound, Refused
 from banksman.run.commands.command import Command
@@ -45,8 +46,9 @@ class Shelf:
     def add(self, command: Command) -> None:
         self._running[command.id] = command
 
-    def check_room_aside(self) -> None:
-        if len(self._asides) >= ASIDES_MAX:
+    def check_room_aside(self, *, idle: int) -> None:
+        """`idle`: how many of them wait for work; these are bounded elsewhere."""
+        if len(self._asides) - idle >= ASIDES_MAX:
             hint = "wait for some of them; a pattern without repeats, alternatives and groups is not counted"
             raise Refused(f"{ASIDES_MAX} searches for patterns are under way", hint=hint)
 
@@ -69,7 +71,8 @@ class Shelf:
         if finished is not None:
             self.swept += len(finished.swept)
             self.survivors += len(finished.survivors)
-            self.output_dropped += _lost(finished.stdout) + _lost(finished.stderr)
+            if command.keeps_output:
+                self.output_dropped += _lost(finished.stdout) + _lost(finished.stderr)
 
     def running(self) -> list[Command]:
         return [*self._running.values(), *self._asides.values()]
@@ -87,7 +90,7 @@ class Shelf:
     async def wait_empty(self) -> None:
         """Until none runs."""
         while self._running or self._asides:
-            await self._endings.wait()
+            await self._wait_change(self._running.values())
 
     # -- reports -----------------------------------------------------------------------------------------------------
     def owe_report(self, command: Command) -> None:
@@ -99,6 +102,10 @@ class Shelf:
             log.warning("! nobody takes the reports of ended commands: that of %s is dropped", oldest)
         self._endings.wake()
 
+    def take_report(self, command: Command) -> bool:
+        """The caller of `wait` or `stop` has seen this end. False if it was reported before, or need not be."""
+        return self._unreported.pop(command.id, None) is not None
+
     def take_ended(self) -> list[Command]:
         ended = [command for command in self._unreported.values() if command.is_over]
         for command in ended:
@@ -107,8 +114,17 @@ class Shelf:
 
     async def wait_ended(self) -> list[Command]:
         while not (ended := self.take_ended()):
-            await self._endings.wait()
+            await self._wait_change(self._unreported.values())
         return ended
+
+    async def _wait_change(self, commands: Iterable[Command]) -> None:
+        """Wait until a command ends or another report is owed. Meanwhile the caller waits for the end of `commands`."""
+        with contextlib.ExitStack() as awaited:
+            # Few hold their output, and each end of a command wakes every task that waits here.
+            for command in commands:
+                if command.holds_output:
+                    awaited.enter_context(command.awaiting_end())
+            await self._endings.wait()
 
     def _forget_old(self) -> None:
         oldest = time.monotonic() - self._finished_seconds_max

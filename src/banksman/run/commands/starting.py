@@ -19,7 +19,9 @@ from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended, Finished
 from banksman.run.commands.options import OnOutput, Options, Pty, Stdin, check_seconds, endless_beyond
 from banksman.run.commands.output import OUTPUT_BYTES_MAX
+from banksman.run.commands.redirects import Redirect
 from banksman.run.commands.shelf import Shelf
+from banksman.run.commands.watching import Matchers
 
 
 class How(TypedDict, total=False):
@@ -32,6 +34,9 @@ class How(TypedDict, total=False):
     drain: float
     stdin: Stdin
     pty: Pty
+    stdout: Redirect
+    stderr: Redirect
+    eof: float | None
     user: str | int | None
     cwd: str | os.PathLike[str] | None
     env: Mapping[str, str] | None
@@ -41,6 +46,7 @@ class How(TypedDict, total=False):
     pass_fds: Sequence[int]
     output_bytes_max: int
     output_total_max: int | None
+    keep_output: bool
     on_output: OnOutput | None
 
 
@@ -51,7 +57,10 @@ class Starter(ABC):
         self, *, finished_max: int, finished_seconds_max: float, user_helper: Sequence[str] | None = None
     ) -> None:
         self._shelf = Shelf(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
+        self._matchers = Matchers(self._launch_aside)
         self._user_helper = check_helper(user_helper)
+        # False: no caller has this host, so that none could take a report.
+        self.owes_reports = True
         # It takes nothing new, and lets what runs finish; it ends what runs.
         self._is_draining = False
         self._is_closing = False
@@ -77,6 +86,9 @@ class Starter(ABC):
         drain: float = 2.0,
         stdin: Stdin = None,
         pty: Pty = False,
+        stdout: Redirect = None,
+        stderr: Redirect = None,
+        eof: float | None = None,
         user: str | int | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -86,6 +98,7 @@ class Starter(ABC):
         pass_fds: Sequence[int] = (),
         output_bytes_max: int = OUTPUT_BYTES_MAX,
         output_total_max: int | None = None,
+        keep_output: bool = True,
         on_output: OnOutput | None = None,
     ) -> Command | Finished:
         """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
@@ -96,6 +109,15 @@ class Starter(ABC):
 
         `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. `user`: it runs as
         another user, by name or number; that takes root, or the host's `user_helper`.
+
+        `stdout`, `stderr`: None: captured. `subprocess.DEVNULL`, a path (created or emptied), an open file or its fd,
+        "inherit": there instead, and nothing of it is seen here. `stderr=subprocess.STDOUT`: where stdout goes.
+
+        `keep_output` False: of what is captured nothing is kept, in memory or on disk. Read `command.stdout` and
+        `command.stderr`, or pass `on_output`. Up to 256 KiB of a stream are held for a reader, and then the command
+        waits for one. While a caller waits for its end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
+
+        `eof`: a stop closes its stdin first, and waits so many seconds before TERM.
         """
         if yield_after is not None:
             check_seconds("yield_after", yield_after)
@@ -107,8 +129,12 @@ class Starter(ABC):
             drain=drain,
             stdin=stdin,
             pty=pty,
+            stdout=stdout,
+            stderr=stderr,
+            eof=eof,
             output_bytes_max=output_bytes_max,
             output_total_max=output_total_max,
+            keep_output=keep_output,
             on_output=on_output,
         )
         launch = prepare(
@@ -124,24 +150,33 @@ class Starter(ABC):
             helper=self._user_helper,
         )
         command = self.launch(launch, options)
+        if not keep_output and on_output is None:
+            command.hold_output()
         try:
             await command.wait_started()
             if yield_after is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(endless_beyond(yield_after)):
-                        return await command.wait()
+                        # The caller that would read its output does not have the command yet: hold the output for it.
+                        await command.wait_settled()
+                        return command.result()
         except asyncio.CancelledError:
             command.stop_nowait(Ended.CANCELLED)
-            self._shelf.owe_report(command)
+            self._owe_report(command)
             raise
-        self._shelf.owe_report(command)
+        self._owe_report(command)
         return command
+
+    def _owe_report(self, command: Command) -> None:
+        if self.owes_reports:
+            self._shelf.owe_report(command)
 
     async def run(self, launch: Launch, options: Options) -> Finished:
         """Run to the end; what `execute` does. Cancelling goes through at once and the teardown goes on, owned here."""
         command = self.launch(launch, options)
         try:
-            return await command.wait()
+            await command.wait_over()
+            return command.result()
         except asyncio.CancelledError:
             command.stop_nowait(Ended.CANCELLED)
             raise
@@ -150,7 +185,14 @@ class Starter(ABC):
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it starts nothing more", hint="open another Host")
-        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end, start_aside=self._launch_aside)
+        command = Command(
+            launch,
+            options,
+            id=os.urandom(6).hex(),
+            on_end=self._on_end,
+            matchers=self._matchers,
+            reports=self._shelf,
+        )
         self._shelf.add(command)
         return command
 
@@ -160,12 +202,13 @@ class Starter(ABC):
         if self._is_closing:
             raise Closed("the host is closing; it watches nothing more", hint="open another Host")
         self._bind()
-        self._shelf.check_room_aside()
+        self._shelf.check_room_aside(idle=len(self._matchers))
         command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
         self._shelf.add_aside(command)
         return command
 
     def _on_end(self, command: Command) -> None:
+        self._matchers.end(command.id)
         # Ours, and not the shelf's: a host that was dropped lives as long as its commands, for it is the one that knows
         # of the end of its loop.
         self._shelf.end(command)
@@ -179,9 +222,14 @@ class Starter(ABC):
         return self._shelf.find(id)
 
     def take_ended(self) -> list[Command]:
-        """The background commands that have ended and were not reported before: each is reported once."""
+        """Return the background commands that have ended and were not reported before.
+
+        Each end is reported once: by this, by `wait_ended`, or by the `wait` or `stop` that returned it. Looking at
+        `is_over` or `finished` reports nothing.
+        """
         return self._shelf.take_ended()
 
     async def wait_ended(self) -> list[Command]:
-        """Like `take_ended`, but waits until there is one."""
+        """Like `take_ended`, but waits until there is one. Output of background commands that is neither kept
+        (`keep_output=False`) nor read by a caller is dropped while this waits."""
         return await self._shelf.wait_ended()

@@ -1,8 +1,9 @@
 """`Command.watch`: told when the output matches a pattern, without asking again and again.
 
 A plain pattern (no repeats, no alternatives, no groups) is looked for right here, in linear time. Any other is looked
-for by a process of its own (`matcher.py`), because nobody can tell how long that takes: it belongs to the host, and is
-killed when the watch ends, however it ends.
+for by a process of its own (`matcher.py`), because the time that it takes cannot be told. It belongs to the host. Its
+start takes some 40 ms, so a command keeps one for its next watch, until the command ends. Two watches at the same time
+have one each: a slow pattern keeps no other search waiting, and is ended by killing its process.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ OVERTIME_SECONDS_MAX = 1.0
 # What is searched at once: the loop is free between two pieces.
 PIECE_BYTES = 65536
 PATTERN_CHARS_MAX = 4096
+# Matchers of a host that wait for the next watch; each is a Python of some 8 MB.
+IDLE_MATCHERS_MAX = 16
 
 StartAside = Callable[[Launch, Options], "Command"]
 
@@ -67,6 +70,10 @@ class Source(Protocol):
     async def read(self, *, after: int, stream: str, bytes_max: int) -> Piece: ...
     def has_output(self, stream: Stream, after: int) -> bool: ...
     def written(self, stream: Stream) -> int: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def is_over(self) -> bool: ...
 
 
 def check_pattern(pattern: Any) -> None:
@@ -88,19 +95,19 @@ async def watch(
     after: int,
     stream: Stream,
     timeout: float | None,
-    start_aside: StartAside | None,
+    matchers: Matchers | None,
 ) -> Match | None:
     deadline = None if timeout is None else time.monotonic() + timeout
     if is_plain(pattern):
         return await _watch(source, Here(pattern), after, stream, deadline)
-    assert start_aside is not None
-    aside = Aside(pattern, start_aside, deadline)
+    assert matchers is not None
+    matcher = matchers.take(source.id)
     try:
-        return await _watch(source, aside, after, stream, deadline)
+        return await _watch(source, Aside(matcher, pattern, deadline), after, stream, deadline)
     except _TooLate:
         return None
     finally:
-        aside.stop()
+        matchers.put_back(source.id, matcher, is_needed=not source.is_over)
 
 
 async def _watch(source: Source, search: Searches, after: int, stream: Stream, deadline: float | None) -> Match | None:
@@ -153,16 +160,12 @@ class Here:
 
 
 class Aside:
-    """The other end of a matcher."""
+    """A search by a matcher."""
 
-    def __init__(self, pattern: str | bytes, start: StartAside, deadline: float | None) -> None:
+    def __init__(self, matcher: Matcher, pattern: str | bytes, deadline: float | None) -> None:
         self._deadline = deadline
-        env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-        argv = [sys.executable, "-I", "-S", matcher.__file__]
-        launch = prepare(argv, cwd="/", env=env, inherit_env=False)
-        self._command = start(launch, Options(stdin="pipe", grace=0.0, linger=0.0, spill_bytes_max=0))
-        self._command.put_nowait(matcher.pack(pattern))
-        self._place = 0
+        self._matcher = matcher
+        matcher.begin(pattern)
 
     async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
         seconds = SEARCH_SECONDS_MAX
@@ -170,9 +173,7 @@ class Aside:
             seconds = min(seconds, max(0.0, self._deadline - time.monotonic()) + OVERTIME_SECONDS_MAX)
         try:
             async with asyncio.timeout(seconds):
-                self._command.put_nowait(matcher.pack((data, begin, is_end)))
-                length = int.from_bytes(await self._take(matcher.LENGTH_BYTES), "big")
-                return marshal.loads(await self._take(length))
+                return await self._matcher.search((data, begin, is_end))
         except TimeoutError:
             if seconds < SEARCH_SECONDS_MAX:
                 raise _TooLate from None
@@ -181,13 +182,41 @@ class Aside:
                 f"the pattern takes longer than {seconds:.0f} s for {len(data)} bytes", hint=hint
             ) from None
 
+
+class Matcher:
+    """Our end of a matcher process."""
+
+    def __init__(self, start: StartAside) -> None:
+        env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        argv = [sys.executable, "-I", "-S", matcher.__file__]
+        launch = prepare(argv, cwd="/", env=env, inherit_env=False)
+        self._command = start(launch, Options(stdin="pipe", grace=0.0, linger=0.0, keep_output=False))
+        self._command.hold_output()
+        self._is_asked = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it lives, and owes no answer to a search that was given up."""
+        return not self._is_asked and not self._command.is_over
+
+    def begin(self, pattern: str | bytes) -> None:
+        self._command.put_nowait(matcher.pack(pattern))
+
+    async def search(self, piece: tuple[bytes, int, bool]) -> Found | None:
+        self._is_asked = True
+        self._command.put_nowait(matcher.pack(piece))
+        length = int.from_bytes(await self._take(matcher.LENGTH_BYTES), "big")
+        answer = marshal.loads(await self._take(length))
+        self._is_asked = False
+        return answer
+
     async def _take(self, size: int) -> bytes:
         taken = b""
         while len(taken) < size:
-            piece = await self._command.read(after=self._place, bytes_max=size - len(taken))
-            taken, self._place = taken + piece.data, piece.next
-            if piece.is_end and len(taken) < size:
+            data = await self._command.stdout.read(size - len(taken))
+            if not data:
                 raise await self._why_it_ended()
+            taken += data
         return taken
 
     async def _why_it_ended(self) -> BanksmanError:
@@ -199,3 +228,32 @@ class Aside:
     def stop(self) -> None:
         """At once, and not waited for: the host sees to its end."""
         self._command.stop_nowait(at_once=True)
+
+
+class Matchers:
+    """The matchers of a host that wait for the next watch: at most one of each command, and ended with it."""
+
+    def __init__(self, start: StartAside) -> None:
+        self._start = start
+        self._idle: dict[str, Matcher] = {}
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, command: str) -> Matcher:
+        idle = self._idle.pop(command, None)
+        return idle if idle is not None and idle.is_free else Matcher(self._start)
+
+    def put_back(self, command: str, matcher: Matcher, *, is_needed: bool) -> None:
+        if not is_needed or not matcher.is_free or command in self._idle:
+            matcher.stop()
+            return
+        self._idle[command] = matcher
+        if len(self._idle) > IDLE_MATCHERS_MAX:
+            self.end(next(iter(self._idle)))
+
+    def end(self, command: str) -> None:
+        """This command has ended."""
+        idle = self._idle.pop(command, None)
+        if idle is not None:
+            idle.stop()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
+
+from msgspec import Struct
 
 from banksman.core.facts import (
     BytesRead,
@@ -25,6 +27,7 @@ from banksman.core.facts import (
     Swept,
 )
 from banksman.core.ladder import Timings
+from banksman.core.redaction import Redactor
 from banksman.core.session_effects import StartProcess
 from banksman.errors import AgentError, BanksmanError
 from banksman.run.child.launch import Launch
@@ -32,6 +35,7 @@ from banksman.run.child.lease import Lease
 from banksman.run.child.orphans import trace
 from banksman.run.child.pipes import Writing
 from banksman.run.child.pruned import Pruned
+from banksman.run.commands import output
 from banksman.run.commands.command import Command
 from banksman.run.commands.finished import Ended
 from banksman.run.commands.options import Options
@@ -40,58 +44,67 @@ from banksman.run.commands.options import Options
 STDERR_BYTES_MAX = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """Nothing runs, and nothing will."""
 
     error: BanksmanError
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """Bytes of its stdout."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OutputEnded:
+class OutputEnded(Struct, frozen=True):
     """Nothing more will come from its stdout."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """The pipe has taken the frame whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBroke:
+class WriteBroke(Struct, frozen=True):
     """The frame was not taken, or only a part of it."""
 
     error: BanksmanError
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Stderr(Struct, frozen=True):
+    """What an agent has written to stderr: all of it in `head`, or its two ends."""
+
+    head: str = ""
+    tail: str | None = None
+
+    def text(self, redactor: Redactor | None) -> str:
+        """As one text, without the secrets. Whoever cuts it must not do so before: a part of one is not recognised."""
+        if self.tail is None:
+            return self.head if redactor is None else redactor.redact_text(self.head)
+        head, tail = (self.head, self.tail) if redactor is None else redactor.redact_ends(self.head, self.tail)
+        return f"{head}\n[…]\n{tail}"
+
+
+_NO_STDERR = Stderr()
+
+
+class Gone(Struct, frozen=True):
     """Nothing of its tree is left but the survivors, and everything it wrote was told. `ladder`: what it took."""
 
     swept: tuple[Swept, ...] = ()
     survivors: tuple[Survivor, ...] = ()
     drained: bool = True
-    stderr: str = ""
+    stderr: Stderr = _NO_STDERR
     ladder: tuple[Rung, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolsSwept:
+class ToolsSwept(Struct, frozen=True):
     """What was started since a moment is gone, but for the survivors; or it was only looked for, and they are all."""
 
     swept: tuple[Swept, ...] = ()
     survivors: tuple[Survivor, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRanOut:
+class LeaseRanOut(Struct, frozen=True):
     """Its keeper ends it: nobody has said in time that the session is still ours."""
 
     error: BanksmanError
@@ -223,4 +236,10 @@ class RealAgent:
             return
         began = time.time() - done.seconds
         ladder = tuple(Rung(step.rung, began + step.at) for step in done.ladder)
-        self._on_event(Gone(done.swept, done.survivors, done.drained, done.stderr.text, ladder))
+        self._on_event(Gone(done.swept, done.survivors, done.drained, _stderr_of(done.stderr), ladder))
+
+
+def _stderr_of(written: output.Output) -> Stderr:
+    if not written.dropped:
+        return Stderr(written.text)
+    return Stderr(written.head.decode(errors="replace"), written.tail.decode(errors="replace"))

@@ -15,9 +15,10 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from banksman.core import arbiter
 from banksman.core import session as core
@@ -77,11 +78,13 @@ from banksman.run.sessions.agent import (
 )
 from banksman.run.sessions.backlog import SLICE_LINES_MAX, Backlog, slices
 from banksman.run.sessions.counters import Counters
+from banksman.run.sessions.ending_output import EndingOutput, drops_floods
 from banksman.run.sessions.listener import Listener, tell
 from banksman.run.sessions.oversize import Oversize
 from banksman.run.sessions.pool import Pool
 from banksman.run.sessions.recorder import Recorder
 from banksman.run.sessions.tenure import Tenure
+from banksman.run.sessions.turn_times import TurnTimes
 from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
@@ -116,6 +119,7 @@ class Driver:
     ) -> None:
         self.id = id
         self.counters = Counters()
+        self.turn_times = TurnTimes()
         self.pid: int | None = None
         self.recorder = Recorder()
         self.last_in: float | None = None
@@ -134,7 +138,9 @@ class Driver:
         self._process: AgentProcess | None = None
         self.frame_bytes_max = frame_bytes_max
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
+        self._ending_output = EndingOutput()
         self._oversize = Oversize()
+        self._redactor = redactor
         self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
         self._backlog = Backlog(self._loop, self._on_caught_up)
@@ -221,6 +227,7 @@ class Driver:
 
     # -- the log -----------------------------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
+        self.turn_times.note(effect.entries, self.now())
         self._tenure.append(effect.entries)
         if self._tenure.is_behind:
             self._stop_reading()
@@ -339,6 +346,7 @@ class Driver:
         assert self._process is None
         number = effect.process
         self._framing = Framing(frame_bytes_max=self.frame_bytes_max)
+        self._ending_output = EndingOutput()
         self._is_paused = self._backlog.was_flood = False
         self.counters.processes += 1
         try:
@@ -358,8 +366,15 @@ class Driver:
         if isinstance(event, Output):
             self.last_in = self.now()
             self.counters.bytes_in += len(event.data)
-            self._take(number, self._framing.feed(event.data))
-        elif self._backlog and not isinstance(event, Written):
+            lines = self._framing.feed(event.data)
+            if self._ending_output.admits(len(event.data), self.state.process) or isinstance(lines, Mixed):
+                self._take(number, lines)
+            else:
+                self._drop(lines)
+            return
+        if isinstance(event, Exited):
+            self._ending_output.note_exit()
+        if self._backlog and not isinstance(event, Written):
             self._backlog.take(partial(self._hear_event, number, event))
         else:
             self._hear_event(number, event)
@@ -385,7 +400,11 @@ class Driver:
                 self.tell(ProcessStarted(at, number, pid, born, self.epoch))
             case OutputEnded():
                 # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
-                self._on_lines(number, self._framing.end())
+                last = self._framing.end()
+                if self._ending_output.admits(0, self.state.process) or isinstance(last, Mixed):
+                    self._on_lines(number, last)
+                else:
+                    self._drop(last)
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
                     self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
             case WriteBroke(error=error) | LeaseRanOut(error=error):
@@ -400,7 +419,7 @@ class Driver:
                 self.counters.swept += len(swept)
                 self.counters.survivors += len(survivors)
                 self._forget_process()
-                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr, ladder))
+                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr.text(self._redactor), ladder))
             case ToolsSwept(swept=swept, survivors=survivors):
                 self.counters.swept += len(swept)
                 self.tell(ProcessSwept(at, number, swept, survivors))
@@ -429,11 +448,13 @@ class Driver:
         if self.error is not None:
             self._finish()
 
+    def _drop(self, lines: Sequence[bytes]) -> None:
+        self.counters.dropped += sum(map(len, lines))
+
     def _on_lines(self, number: int, lines: Sequence[bytes] | Mixed) -> None:
         """The path of every token. What is not plain is rare, and goes the long way."""
-        if self._backlog.was_flood and self.is_leaving and not isinstance(lines, Mixed):
-            # It was told to go while it flooded us: the rest of that is counted, and no more.
-            self.counters.dropped += sum(map(len, lines))
+        if self._backlog.was_flood and drops_floods(self.state.process) and not isinstance(lines, Mixed):
+            self._drop(lines)
             return
         read = self.state.config.dialect.read
         try:

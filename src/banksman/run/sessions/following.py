@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from banksman.core import event as kinds
 from banksman.core.event import Event, Project
 from banksman.errors import HistoryLost, UsageError
 from banksman.run.waiters import Waiters
-from banksman.store.log import READ_EVENTS_MAX, Log, Page
+from banksman.store.log import READ_EVENTS_MAX, Log, Page, TurnPlace
 
 R = TypeVar("R")
 # `epoch.seq`, or a bare seq; no number of events has more digits.
 CURSOR = re.compile(r"([0-9]{1,18}\.)?[0-9]{1,18}")
 
-# The log is closed behind a session that is over. A reader with a page in its hands by then has so long to come to the
-# end; one that stands still is told, when it goes on, that the log is closed.
-PAGE_SECONDS_MAX = 1.0
+# A host that closes keeps in memory what its followers have not read yet, of all sessions together, and serves them
+# from there: the log is closed by then. A follower that needs more is told so when it has come to the end of this.
+REST_BYTES_MAX = 64 << 20
+# What an event takes besides its data.
+EVENT_BYTES = 200
+
+
+class _Rest(NamedTuple):
+    """What the followers had not read when the log was closed: the events after a seq. `is_whole`: to the last one."""
+
+    after: int
+    events: Sequence[Event]
+    is_whole: bool
 
 
 class Readers:
@@ -37,14 +45,12 @@ class Readers:
         self._project = project
         self._session = session
         self._finished = finished
-        # Those inside the store just now, and those with a page in their hands, each with the task that took it. They
-        # are waited for at the end, because the host closes the log then.
+        # Those inside the store just now: they are waited for at the end, because the host closes the log then.
         self._reading = 0
-        self._holding: dict[object, asyncio.Task[Any] | None] = {}
         self._pauses = Waiters()
-        self._loop = finished.get_loop()
-        # One moment for all who close, again and again or one session after the other.
-        self._left_by = math.inf
+        # The last seq of the page that each follower has in its hands.
+        self._places: dict[object, int] = {}
+        self._rest: _Rest | None = None
 
     @property
     def _is_ours(self) -> bool:
@@ -63,8 +69,10 @@ class Readers:
             while True:
                 # Looked at before it is read: what is committed after the reading may be the last.
                 is_last = not waits or any(end.done() for end in ends)
-                page = await self._read(self._store.read(self._session, seq, project=self._project))
-                self._holding[reader] = asyncio.current_task()
+                page = self._page_of_rest(seq)
+                if page is None:
+                    page = await self._read(self._store.read(self._session, seq, project=self._project))
+                self._places[reader] = page.events[-1].seq if page.events else seq
                 if page.gap is not None:
                     first, last = page.gap
                     yield kinds.gap(self._session, first, last)
@@ -81,8 +89,7 @@ class Readers:
                     return
                 await self._read(self._wait_past(seq, ends))
         finally:
-            self._holding.pop(reader, None)
-            self._pauses.wake()
+            self._places.pop(reader, None)
 
     async def _look_back(self, after: int, epoch: int | None) -> bool:
         """Whether the event at which the reader stands closed the session. It must be the one that it was: an epoch is
@@ -124,6 +131,10 @@ class Readers:
             limit = count // 2
         return ()
 
+    async def find_turn(self, turn: str) -> TurnPlace | None:
+        """Where a turn is in the log; None: there is no such turn in what is kept of it."""
+        return await self._read(self._store.find_turn(self._session, turn))
+
     async def wait_past(self, seq: int) -> None:
         """Until there is an event after this one. `StoreError`: there never will be one, for the log was closed or the
         session deleted."""
@@ -131,15 +142,42 @@ class Readers:
         await self._store.wait_past(self._session, seq, is_known=True)
 
     async def wait_left(self) -> None:
-        """Until nobody is inside the store, or reads what it has of it; for the latter only a moment."""
-        me = asyncio.current_task()
-        self._left_by = min(self._left_by, self._loop.time() + PAGE_SECONDS_MAX)
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(self._left_by):
-                while self._reading or any(task is not me for task in self._holding.values()):
-                    await self._pauses.wait()
+        """Until nobody is inside the store."""
         while self._reading:
             await self._pauses.wait()
+
+    async def keep_rest(self, bytes_max: int) -> int:
+        """Read what the followers have still to read, up to about so many bytes: how many it were. The log is about to
+        be closed, and nothing more is written to it."""
+        await self.wait_left()
+        if not self._places or self._rest is not None:
+            return 0
+        after = seq = min(self._places.values())
+        events: list[Event] = []
+        size, is_whole = 0, False
+        while size < bytes_max and not is_whole:
+            page = await self._store.read(self._session, seq, project=self._project)
+            events += page.events
+            size += sum(len(event.data) + EVENT_BYTES for event in page.events)
+            is_whole = not page.events
+            seq = seq if is_whole else page.events[-1].seq
+        self._rest = _Rest(after, events, is_whole)
+        # A follower that came back for more while this was read is still in the store, which is closed next.
+        await self.wait_left()
+        return size
+
+    def _page_of_rest(self, after: int) -> Page | None:
+        """The page after a seq, from what was kept at the end; None: it is in the log, if anywhere."""
+        if self._rest is None or after < self._rest.after:
+            return None
+        events = self._rest.events
+        # Dense, but for what retention has taken before the first of them.
+        index = max(0, after + 1 - events[0].seq) if events else 0
+        found = events[index : index + READ_EVENTS_MAX]
+        if not found:
+            return Page((), None) if self._rest.is_whole else None
+        gap = (after + 1, found[0].seq - 1) if found[0].seq > after + 1 else None
+        return Page(found, gap)
 
     async def _read(self, reading: Coroutine[Any, Any, R]) -> R:
         self._reading += 1

@@ -16,9 +16,12 @@ what is answered then is given when the agent asks the same again). Of settings:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from banksman.core.clocks import Name
 from banksman.core.config import Config
@@ -41,12 +44,11 @@ WORDS = {
 }
 # Waits that there need not be.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
-SECONDS = tuple(field.name for field in fields(Config) if field.name.endswith(("_seconds", "_seconds_max")))
+SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max")))
 KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class Numbers(Struct, frozen=True, kw_only=True):
     timings: Timings
     frame_bytes_max: int
     _config: Config
@@ -80,7 +82,7 @@ def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
     if start is not None:
         found.setdefault("start_seconds", start)
     return Numbers(
-        timings=replace(profile.timings, **ladder),
+        timings=dataclasses.replace(profile.timings, **ladder),
         frame_bytes_max=found.pop("frame_bytes_max", FRAME_BYTES_MAX),
         _config=Config(dialect=profile.dialect, clocks=clocks, **found),
     )

@@ -192,13 +192,18 @@ class Opening:
             partial(start_command, lease=lease),
             env=self._all_env,
             inherit_env=self._inherit_env,
-            scrub=self.profile.scrub,
+            scrub=self._scrub,
             serves=self._serves,
         )
 
     @property
     def _serves(self) -> tuple[str, ...]:
         return self.profile.quirks.serves if self.profile.dialect.name == "acp" else ()
+
+    @property
+    def _scrub(self) -> tuple[str, ...]:
+        # Whatever the profile says: our variables may hold a token, with which an agent could answer its own questions.
+        return (*self.profile.scrub, "banksman")
 
     def _prepare(self, effect: StartProcess) -> Launch:
         argv = self._argv(
@@ -213,7 +218,8 @@ class Opening:
                 cwd=self._cwd,
                 env=self._all_env,
                 inherit_env=self._inherit_env,
-                scrub=self.profile.scrub,
+                scrub=self._scrub,
+                is_agents=True,
                 pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
             )
         except ProgramNotFound as exc:
@@ -231,7 +237,7 @@ class Opening:
         return self.profile.dialect.argv(self._command, args=self._args, **wishes)
 
     def _environment(self) -> dict[bytes, bytes]:
-        return environment.build(self._all_env, inherit=self._inherit_env, scrub=self.profile.scrub)
+        return environment.build(self._all_env, inherit=self._inherit_env, scrub=self._scrub)
 
     def _fingerprint(self) -> str:
         """What every process is started with, and told at its start, in one word: another word is another process. Not

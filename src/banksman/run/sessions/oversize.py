@@ -8,7 +8,7 @@ import logging
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.framing import Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.core.meaning import Meaning
-from banksman.run.commands.output import Spill
+from banksman.run.commands.spill import Spill
 from banksman.run.sessions.counters import Counters
 
 log = logging.getLogger("banksman")

@@ -8,6 +8,7 @@ was. What a question's answer was is known here of the last ones, and of all oth
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import logging
 import re
@@ -15,8 +16,10 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from banksman.core import event as kinds
 from banksman.core import keeping, refusing
@@ -85,6 +88,9 @@ class Answered:
 ANSWERS_MAX = 256
 # The name of a question says where it was asked.
 _NAME = re.compile(r"q-[0-9]{1,18}\.([1-9][0-9]{0,17})")
+# How far back a question is looked for whose name does not say where it was asked. Such names are older than the rule
+# above, and anybody can make one up: the search must not read a whole history for it.
+UNNAMED_EVENTS_MAX = 10_000
 
 # How long the end of a session waits for a callback that was cancelled and does not end.
 CALLBACK_SECONDS_MAX = 5.0
@@ -191,7 +197,7 @@ class Questions:
         if isinstance(told, BanksmanError):
             # Each gets its own: one that is raised again and again would keep the frames of all who got it.
             raise copy(told)
-        return replace(told, is_first=fact is not None)
+        return dataclasses.replace(told, is_first=fact is not None)
 
     def tell(self, effect: TellAnswer) -> None:
         told = Answered(effect.question, effect.answer, effect.by, effect.message, is_first=False)
@@ -242,14 +248,15 @@ class Questions:
                 log.warning("! %d callbacks of on_question were cancelled and go on all the same", len(late))
 
 
-async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str) -> Answered | None:
+async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, committed: int) -> Answered | None:
     """What the log says was answered to one that is over; None: it was asked, and the log has no answer of it.
-    `NotFound`: it was never asked, or is too old to be kept. `read`: the events after a seq."""
+    `NotFound`: it was never asked, or is too old to be kept. `read`: the events after a seq; `committed`: the last."""
     told: Answered | None = None
     name = _NAME.fullmatch(id)
     is_known = False
     # One from before questions had names of ours has the agent's, says not where it was, and may have come again.
-    async with aclosing(read(0 if name is None else int(name[1]) - 1)) as events:
+    after = max(0, committed - UNNAMED_EVENTS_MAX) if name is None else int(name[1]) - 1
+    async with aclosing(read(after)) as events:
         async for event in events:
             if event.kind == kinds.QUESTION_ASKED and event.body["question"] == id:
                 is_known, told = True, None

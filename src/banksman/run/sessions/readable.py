@@ -9,7 +9,7 @@ from typing import Any
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.event import SENT, Event, Project
 from banksman.run.sessions.following import Readers, place_of
-from banksman.store.log import READ_EVENTS_MAX, Known, Log, Page
+from banksman.store.log import READ_EVENTS_MAX, Known, Log, Page, TurnPlace
 
 # How far back the last frames are looked for. In a long answer the prompt may lie behind thousands of words.
 FIRST_LOOK_EVENTS = 50
@@ -50,7 +50,8 @@ class Readable:
         """Every event of the log after a cursor, then each as it is committed, until the session is closed.
 
         A range that retention took is told by one `stream.gap` event. `HistoryLost`: the cursor is of a history that
-        the store does not have any more. Once the host is closed, the log is too, and reading raises `StoreError`.
+        the store does not have any more. Once the host is closed, the log is too: whoever follows by then is served to
+        the end, as far as the host keeps it (64 MiB of all sessions together), and to begin raises `StoreError`.
         """
         epoch, seq = place_of(after)
         return self._readers.events(seq, waits=True, epoch=epoch)
@@ -72,6 +73,10 @@ class Readable:
         be beyond the end: then they are the last there are. `HistoryLost` as in `follow`."""
         epoch, seq = place_of(before)
         return await self._readers.page_before(seq, limit, epoch=epoch)
+
+    async def find_turn(self, id: str) -> TurnPlace | None:
+        """Where a turn is in the log; None: there is no such turn in what is kept of it."""
+        return await self._readers.find_turn(id)
 
     async def last_frames(self) -> tuple[Event | None, Event | None]:
         """The last line from the agent, and the last to it, as its log has them. None: there is none, or so much came

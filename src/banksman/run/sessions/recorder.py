@@ -7,7 +7,7 @@ kept beside them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from banksman.core.session_facts import Asked, Fact, FramesRead
 from banksman.core.state import Session

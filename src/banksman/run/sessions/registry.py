@@ -21,14 +21,14 @@ from banksman.core.event import SESSION_OPENED, SESSION_SETTING, Entry, Project,
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
 from banksman.core.session_effects import StartProcess
-from banksman.errors import BanksmanError, Moving, NameTaken, NotFound, NotOwner, UsageError
+from banksman.errors import BanksmanError, Moving, NameTaken, NotFound, NotOwner, Refused, UsageError
 from banksman.run.child.lease import Lease
 from banksman.run.sessions import profiles, recovery
 from banksman.run.sessions.abandoned import is_waited_in
 from banksman.run.sessions.agent import AgentProcess, OnEvent
 from banksman.run.sessions.cleaning import Cleaning
 from banksman.run.sessions.fence import Fence
-from banksman.run.sessions.following import Readers
+from banksman.run.sessions.following import REST_BYTES_MAX, Readers
 from banksman.run.sessions.gate import Gate
 from banksman.run.sessions.herald import Herald
 from banksman.run.sessions.life import Life
@@ -57,9 +57,12 @@ class Startup:
     and tools that are called are those that the running one was told of: its names for them mean others in the next.
     """
 
-    def __init__(self, session: Session, opening: Opening, lease: Lease | None = None) -> None:
-        """`lease`: of the claim that it is opened under, whatever is claimed after it."""
+    def __init__(
+        self, session: Session, opening: Opening, lease: Lease | None = None, permit: Permit | None = None
+    ) -> None:
+        """`lease`: of the claim that it is opened under, whatever is claimed after it. `permit`: of the host."""
         self.session = session
+        self._permit = permit
         self.next = opening
         # What the log says of how it was opened.
         self.record = opening.record()
@@ -67,11 +70,24 @@ class Startup:
         self.running: Opening | None = None
 
     def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
+        self._check()
         self.running = self.next
         self._call_its_own()
         workspace = self.next.workspace(self._lease)
         self.session.work_in(workspace)
         return self.next.spawn(effect, on_event if workspace is None else workspace.ending_with(on_event), self._lease)
+
+    def _check(self) -> None:
+        """Each process is started only as the session could be opened now: its folder may be a link elsewhere since."""
+        if self._permit is None:
+            return
+        try:
+            self._permit(self.next.record())
+        except BanksmanError:
+            raise
+        except Exception as exc:
+            hint = "close the session, and open it in a folder that is allowed"
+            raise Refused(f"cannot start a process of the session: {exc}", hint=hint) from exc
 
     def replace(self, opening: Opening) -> bool:
         """Whether the process that runs is not the one that is wanted now."""
@@ -92,7 +108,8 @@ class Sessions:
     """For one loop. It closes nothing but its own readers: sessions are the host's to close, and so is the log."""
 
     def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None, permit: Permit | None = None) -> None:
-        """`permit` raises if a session may not be opened again as its log says it was opened the last time."""
+        """`permit` raises if a session may not be opened again as its log says it was opened the last time. It is asked
+        before each start of a process, too."""
         self.store = store
         self.permit = permit
         self.redactor = redactor
@@ -267,7 +284,7 @@ class Sessions:
         self._gate.check_open()
         # And all that was to be let go of has been: this was claimed before that, and is not in the list.
         self._fence.check(losses)
-        startup = Startup(session, opening, self._fence.lease)
+        startup = Startup(session, opening, self._fence.lease, self.permit)
         life = Life(
             session.id,
             past,
@@ -467,6 +484,12 @@ class Sessions:
             self._known.pop(session.id, None)
             self._others.pop(session.id, None)
 
+    async def delete_remains(self, id: str) -> None:
+        """Of a session that has no record any more: its host died, or lost the store, while it deleted it."""
+        checked_id(id)
+        async with self._at_work(), self._gate.alone("session", id):
+            await self.store.delete(id)
+
     def open_no_more(self) -> None:
         """The host has begun to close."""
         self._gate.is_closing = True
@@ -485,7 +508,9 @@ class Sessions:
         if self._cleaning is not None:
             await self._cleaning.stop()
         await self._gate.wait_idle()
-        await asyncio.gather(*(readers.wait_left() for readers in list(self._readers)))
+        left = REST_BYTES_MAX
+        for readers in list(self._readers):
+            left -= await readers.keep_rest(left)
         self._fence.close()
 
     async def _forget(self) -> None:

@@ -11,13 +11,16 @@ ours: the first such call claims it (`Life`), or is refused because a live host 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableSet, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from banksman.core.arbiter import BACKGROUND, NORMAL
 from banksman.core.config import Config
@@ -59,6 +62,9 @@ from banksman.run.sessions.wishes import Wishes, moved, priority_of
 from banksman.run.sessions.workspace import Workspace
 from banksman.store.log import Log
 
+# Of this program: see Session.incarnation.
+_incarnations = itertools.count()
+
 Prompt = str | Sequence[Mapping[str, Any]]
 Claim = Callable[["Session"], Awaitable[None]]
 
@@ -87,6 +93,8 @@ class Session(Readable):
         self._redactor = redactor
         self._wishes = Wishes(agent, dialect, capabilities)
         self._life: Life | None = None
+        # Another one that is made under the same id, after this one was deleted, has another number.
+        self.incarnation = next(_incarnations)
         # How often it was opened here.
         self.openings = 0
         # Where its agent works, as far as is known; and by when a process that is being stopped is gone.
@@ -211,19 +219,17 @@ class Session(Readable):
             life = self._life
             if life is not None and (known := life.promises.turn(id)) is not None:
                 return known
-            found = await self._find_turn(id)
+            # In this order: the end of a turn that is over is in the log by the time that the turn is looked for.
             watch = await self._watched(id)
+            place = await self.find_turn(id)
+            if place is None:
+                hint = "it may be too old to be kept"
+                raise NotFound(f"there is no turn {id!r:.100} in this session", hint=hint, turn=id)
             if self._life is life:
+                found = Turn(self, id, place.first - 1)
                 found.watch(watch)
                 return found
             # It has become ours, or another's, while its log was read: what is known of its turns is known elsewhere.
-
-    async def _find_turn(self, id: str) -> Turn:
-        async with aclosing(self._readers.events(0, waits=False)) as events:
-            async for event in events:
-                if event.turn == id:
-                    return Turn(self, id, event.seq - 1)
-        raise NotFound(f"there is no turn {id!r} in this session", hint="it may be too old to be kept", turn=id)
 
     def _save(self, prompt: str) -> None:
         """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:
@@ -350,13 +356,13 @@ class Session(Readable):
         return self._as_logged(told or life.questions.without_answer(question))
 
     async def _find_answer(self, question: str) -> Answered | None:
-        return await find_answer(lambda after: self._readers.events(after, waits=False), question)
+        return await find_answer(lambda after: self._readers.events(after, waits=False), question, self.committed)
 
     def _as_logged(self, told: Answered) -> Answered:
         """What was said to the agent may hold a secret; whoever answers again is told what the log says."""
         if self._redactor is None or told.message is None:
             return told
-        return replace(told, message=self._redactor.redact_text(told.message))
+        return dataclasses.replace(told, message=self._redactor.redact_text(told.message))
 
     # -- settings ----------------------------------------------------------------------------------------------------
     async def set_model(self, model: str) -> None:
@@ -388,6 +394,11 @@ class Session(Readable):
         """`StoreError`: nothing can be written to it now."""
         if (error := self._driver.state.store_error) is not None:
             raise error
+
+    @property
+    def has_broken_log(self) -> bool:
+        """The store did not take the last append of this session, which is still open here."""
+        return self._life is not None and not self.is_closed and self._driver.state.store is Store.BROKEN
 
     async def reconfigure(
         self,

@@ -19,6 +19,7 @@ from banksman.core import past as pasts
 from banksman.core.event import Entry
 from banksman.core.past import Past
 from banksman.core.redaction import Redactor
+from banksman.core.streamed_redaction import StreamedRedactor
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import Log
 
@@ -50,7 +51,7 @@ class Tenure:
         self._session = session
         self._agent = past.session.config.dialect.name
         self._hears = hears
-        self._redactor = redactor
+        self._redactor = None if redactor is None else StreamedRedactor(redactor)
         self.epoch = epoch
         # What was appended, what of it is durable, and which run of appends is meant.
         self._past = self._durable = past

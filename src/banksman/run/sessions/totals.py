@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from banksman.core.outcome import Kind
 from banksman.run.sessions.counters import Counters
+from banksman.run.sessions.turn_times import TurnTimes
 
 if TYPE_CHECKING:
     from banksman.run.sessions.life import Life
@@ -26,6 +27,7 @@ class Totals:
         self._open: dict[Life, None] = {}
         self._counters: Counter[str] = Counter(dict.fromkeys(Counters.__slots__, 0))
         self._turns: Counter[str] = Counter({kind.value: 0 for kind in Kind})
+        self._times = TurnTimes()
 
     def follow(self, life: Life) -> None:
         """Until its end, and what it had counted by then for ever."""
@@ -36,6 +38,7 @@ class Totals:
         del self._open[life]
         self._counters.update(_counted(life))
         self._turns.update(life.promises.outcomes)
+        self._times.update(life.driver.turn_times)
 
     def counters(self) -> Mapping[str, int]:
         """The fields of `Counters`, of all together."""
@@ -49,6 +52,13 @@ class Totals:
         total = self._turns.copy()
         for life in self._open:
             total.update(life.promises.outcomes)
+        return total
+
+    def times(self) -> TurnTimes:
+        """How long asks have waited, and turns taken."""
+        total = TurnTimes()
+        for times in (self._times, *(life.driver.turn_times for life in self._open)):
+            total.update(times)
         return total
 
 

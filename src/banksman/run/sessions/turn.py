@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol
 from banksman.core import event as kinds
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.event import Event
+from banksman.core.keys import UNUSED, Key
 from banksman.core.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.turn import Phase
 from banksman.errors import Moved, StoreError
+from banksman.store.log import TurnPlace
 
 log = logging.getLogger("banksman")
 
@@ -31,6 +33,7 @@ class Home(Protocol):
     def events(
         self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
     ) -> AsyncGenerator[Event]: ...
+    async def find_turn(self, id: str) -> TurnPlace | None: ...
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt: ...
 
 
@@ -74,7 +77,16 @@ class Turn:
     def was_never_sent(self) -> bool:
         """It is over, and nothing came of it: who asks with its key again makes another ask."""
         outcome = self._outcome.result() if self._outcome.done() else None
-        return isinstance(outcome, Outcome) and outcome.kind in (Kind.REFUSED, Kind.WITHDRAWN)
+        return isinstance(outcome, Outcome) and outcome.kind in UNUSED
+
+    def stored_as(self, key: str) -> Key | None:
+        """Its place in the log under its idempotency key. None: it is not over, or the log does not have its end."""
+        outcome = self._outcome.result() if self._outcome.done() else None
+        if isinstance(outcome, Outcome):
+            return Key(key, self.id, self._after, outcome.kind) if outcome.durable else None
+        if self._watch is not None and self._watch.is_over and self._watch.kind is not None:
+            return Key(key, self.id, self._after, self._watch.kind)
+        return None
 
     @property
     def _has_ended(self) -> bool:
@@ -102,11 +114,15 @@ class Turn:
 
     async def _find_outcome(self, watch: Watch) -> None:
         outcome: Outcome | None = None
-        async with aclosing(self.session.events(self._after, waits=not watch.is_over)) as events:
-            async for event in events:
-                if event.turn == self.id and event.kind == kinds.TURN_ENDED:
-                    outcome = outcome_of(event.body)
-                    break
+        place = await self.session.find_turn(self.id)
+        # Behind `seen` is what may still be written. Everything before it was looked at by the index.
+        after = self._after if place is None else (place.ended or place.seen + 1) - 1
+        if not watch.is_over or (place is not None and place.ended is not None):
+            async with aclosing(self.session.events(after, waits=not watch.is_over)) as events:
+                async for event in events:
+                    if event.turn == self.id and event.kind == kinds.TURN_ENDED:
+                        outcome = outcome_of(event.body)
+                        break
         if outcome is None:
             error = StoreError("what it said is not in the log", hint="retention took it, or its host is gone")
             # Of one that was not over when its log was looked at, whoever has it next may still say how it ended.

@@ -30,11 +30,17 @@ from banksman.run.child import system
 from banksman.run.child.keeper import wire
 from banksman.run.child.keeper.helper import Helper
 from banksman.run.child.keeper.lease import Lease
-from banksman.run.child.keeper.plumbing import close_all_but, milliseconds_until, read_file, wake_on_child
+from banksman.run.child.keeper.plumbing import (
+    close_all_but,
+    milliseconds_until,
+    read_file,
+    wake_on_child,
+    wake_parent,
+)
 from banksman.run.child.keeper.pruning import Pruning
 from banksman.run.child.keeper.spawn import SpawnFailed, spawn
-from banksman.run.child.keeper.sweep import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Sweep
-from banksman.run.child.keeper.tree import survey
+from banksman.run.child.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Sweep
+from banksman.run.child.keeper.tree import is_ignoring, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,19 +71,24 @@ def be_spare(orders: _socket.socket, host: int) -> None:
     woken = get_ready(orders.fileno(), host)
     system.prctl(system.PR_SET_NAME, b"banksman-spare")
     poller = select.poll()
-    poller.register(orders.fileno(), select.POLLIN)
-    system.poll(poller, None)
+    for fd in (orders.fileno(), host):
+        poller.register(fd, select.POLLIN)
+    while orders.fileno() not in dict(system.poll(poller, None)):
+        # The host is dead, and the zygote has to end what it left. If a command has stopped the zygote, nothing else
+        # continues it.
+        wake_parent()
+        poller.unregister(host)
     data, fds = system.recv_fds(orders)
     if data:
         keep(data, fds, host, woken)
     # At once: taking everything apart first would touch every page once more.
-    os._exit(0)
+    os._exit(wire.DUTY_DONE)
 
 
 def be_keeper(data: bytes, fds: list[int], host: int) -> None:
     """The same for a process that was forked with the command's fds already open."""
     keep(data, fds, host, get_ready(*fds, host))
-    os._exit(0)
+    os._exit(wire.DUTY_DONE)
 
 
 def get_ready(*kept: int) -> tuple[int, int]:
@@ -89,11 +100,13 @@ def get_ready(*kept: int) -> tuple[int, int]:
 
 def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None:
     """Start the command and stay until its tree is gone."""
-    system.prctl(system.PR_SET_NAME, b"banksman-keeper")
-    _word, _count, order_bytes = wire.decode(data)
+    system.prctl(system.PR_SET_NAME, wire.KEEPER)
+    _word, _count, _grace, order_bytes = wire.decode(data)
     if order_bytes is None:
         order_bytes = read_file(fds.pop())
     order: dict[str, Any] = marshal.loads(order_bytes)
+    if order["is_agents"]:
+        system.prctl(system.PR_SET_NAME, wire.AGENTS_KEEPER)
     control_fd, cwd, *fds = fds
     page = fds.pop(0) if order["has_lease"] else None
     control = _socket.socket(fileno=control_fd)
@@ -132,9 +145,9 @@ def rehearse(host: int) -> None:
     order: dict[str, Any] = {
         **{"path": b"/bin/true", "argv": (b"true",), "env": {}, "umask": 0o077, "limits": None, "nofile": 1024},
         **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
-        **{"terminal": None, "user": None, "ender": None},
+        **{"terminal": None, "user": None, "ender": None, "is_agents": False},
     }
-    order = marshal.loads(wire.decode(wire.encode(wire.SPAWN, 0, marshal.dumps(order)))[2])
+    order = marshal.loads(wire.decode(wire.encode(wire.SPAWN, 0, 5.0, marshal.dumps(order)))[3])
     folder = system.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_spoken_to(theirs)
@@ -165,6 +178,7 @@ class Keeper:
         self._leader_fd = system.pidfd_open(leader)
         self._grace: float = order["grace"]
         self._linger: float = order["linger"]
+        self._has_terminal = order["terminal"] is not None
         self._phase = RUNNING
         self._has_exited = False
         self._is_held = False
@@ -289,6 +303,7 @@ class Keeper:
             self._poller.unregister(self._host)
             self._poller.unregister(self._control.fileno())
             self._host = -1
+            wake_parent()
         if self._phase is RUNNING:
             self._go_on_alone()
         elif self._phase is TERMED:
@@ -332,6 +347,10 @@ class Keeper:
         self._reap()
         if self._phase is RUNNING:
             self._phase = TERMED
+        # An interactive shell ignores TERM and obeys a hangup. Any other program gets no HUP: it may clean up on TERM
+        # alone, and HUP would cut that short.
+        if self._has_terminal and not self._has_exited and is_ignoring(self._leader, SIGTERM):
+            self._signal(SIGHUP, to_group=True)
         self._signal(SIGTERM, to_group=True)
         # A stopped process does not even notice TERM until it is continued.
         self._signal(SIGCONT, to_group=True)

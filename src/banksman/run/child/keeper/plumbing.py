@@ -8,7 +8,7 @@ import time
 from banksman.run.child import system
 from banksman.run.child.system import signals
 
-SIGCHLD, SIGPIPE = 17, 13
+SIGCHLD, SIGPIPE, SIGCONT = 17, 13, 18
 # Asked to stop by name (`pkill python`, a service manager that signals a whole group), a guard stays at its post: it
 # leaves when its tree is gone. Handlers, and not SIG_IGN, because an ignored signal would stay ignored in the child.
 _UNHEARD = (1, 2, 3, 15, 10, 12, 14)
@@ -29,6 +29,14 @@ def wake_on_child() -> tuple[int, int]:
     signals.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signals.signal(SIGCHLD, _nothing)
     return woken, wake
+
+
+def wake_parent() -> None:
+    """Continue the zygote, if something has stopped it. CONT does nothing to a process that runs."""
+    try:
+        system.kill(os.getppid(), SIGCONT)
+    except OSError:
+        pass  # The zygote is gone, and our parent is not ours to signal.
 
 
 def _nothing(_number: int, _frame: object) -> None:

@@ -152,6 +152,8 @@ def _set_limits(limits: Order) -> None:
     if limits["nice"] is not None:
         os.setpriority(os.PRIO_PROCESS, 0, limits["nice"])
     if limits["oom_score_adj"] is not None:
+        # The zygote is not dumpable and neither is its fork, until exec(): our files in /proc belong to root.
+        system.prctl(system.PR_SET_DUMPABLE, 1)
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, str(limits["oom_score_adj"]).encode())
         os.close(fd)

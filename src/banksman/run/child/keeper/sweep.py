@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from banksman.run.child.keeper.helper import Helper
     from banksman.run.child.keeper.tree import Member, Row
 
-SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
+SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19
 # One pass finds what was forked during the pass before; each pass freezes more of the tree, so a tree that can be
 # frozen at all is frozen in a few. The bound is for one that cannot: those that are held are killed, and the next round
 # goes on with fewer.

@@ -51,6 +51,16 @@ def read_stat(pid: int) -> tuple[int, str, int] | None:
     return int(fields[1]), state, int(fields[19])
 
 
+def is_ignoring(pid: int, number: int) -> bool:
+    """Whether a process ignores this signal. False if that cannot be read."""
+    try:
+        data = system.read_proc(f"{pid}/status", 4096)
+        mask = int(data.partition(b"\nSigIgn:")[2].split(None, 1)[0], 16)
+    except (OSError, ValueError, IndexError):
+        return False
+    return bool(mask >> (number - 1) & 1)
+
+
 def name_of(pid: int) -> str:
     """The command line of a process, for people; cut. Empty if it is gone, or ending: it has no memory any more."""
     try:

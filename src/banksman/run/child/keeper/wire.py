@@ -3,10 +3,10 @@
 A message arrives whole or not at all, so a keeper killed in mid-word cannot leave half a frame. `marshal` is safe here
 and only here: both ends are one program, run by one interpreter, joined by a socketpair that nobody else can open.
 
-    host → zygote    (SPAWN, count, order) + fds [control, cwd, (lease), *the child's]  give this to a keeper
-                     (SPAWN, count, None) + fds […, file]               the same; the order is too long, and in a file
+    host → zygote    (SPAWN, count, grace, order) + fds [control, cwd, (lease), *the child's]  give this to a keeper
+                     (SPAWN, count, grace, None) + fds […, file]        the same; the order is too long, and in a file
                      (KILL_KEEPER, pid)                  a keeper that does not answer; the zygote ends its tree
-    host → keeper    (TERM, seconds)                     TERM to the leader's group; go on alone after `seconds`
+    host → keeper    (TERM, seconds)                     TERM (a shell: HUP too) to the leader's group, then go on alone
                      (REST, seconds)                     TERM to what is left of the tree; likewise
                      (KILL,)                             freeze and kill everything
                      (SIGNAL, number, to_group)
@@ -41,6 +41,13 @@ TERM, REST, KILL, SIGNAL, RENEW, PRUNE = "term", "rest", "kill", "signal", "rene
 HURRY = "hurry"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
 PRUNED = "pruned"
+
+# The names of keepers, as `ps` shows them: 15 bytes at most. Servers of this user know an agent's tree by its keeper.
+KEEPER, AGENTS_KEEPER = b"banksman-keeper", b"bm-agent-keeper"
+
+# The exit status of a keeper that has nothing left to do: its tree is proven gone, or was never started. Every other
+# one is a loss, 0 too: that is what a process exits with that something else has made leave.
+DUTY_DONE = 86
 
 # An order longer than this goes as a memory file: a socket takes some hundred kB at most, an environment can be larger.
 ORDER_BYTES_MAX = 16384

@@ -1,7 +1,11 @@
 """The zygote: a small interpreter, started once per host process, that forks a keeper for each command.
 
-It owns its keepers. It promises to fork one for each request or to say why not, and to end the tree of a keeper that
-was killed: it is a subreaper too, so such a tree falls to it.
+It owns its keepers. It promises to fork one for each request or to say why not, to continue a keeper that is stopped,
+and to end the tree of a keeper that was killed: it is a subreaper too, so such a tree falls to it.
+
+While the host lives, the host decides that a keeper does not answer (the last rung of its ladder). After the host's
+death the zygote does: a keeper that has not ended its tree when it should have (it is stopped over and over, or a
+tracer holds it) is killed, and the zygote ends the tree.
 
 One keeper is always forked ahead, a *spare*, so that a start does not wait for a fork.
 
@@ -31,7 +35,7 @@ from banksman.run.child.keeper.keeper import (
 )
 from banksman.run.child.keeper.plumbing import close_all_but, milliseconds_until, stay_deaf, wake_on_child
 from banksman.run.child.keeper.spawn import SpawnFailed, set_soft_nofile
-from banksman.run.child.keeper.sweep import SIGKILL, Sweep
+from banksman.run.child.keeper.sweep import SIGCONT, SIGKILL, Sweep
 from banksman.run.child.keeper.tree import descendants, survey
 
 TYPE_CHECKING = False
@@ -43,6 +47,12 @@ if TYPE_CHECKING:
 
 # How many ends of orphans are kept for the report: more would not fit one message.
 STATUSES_MAX = 1000
+# How long a keeper may take after the host's death, beyond the command's grace: the bound of its sweep, the runs of a
+# helper that has to signal another user's processes, and some slack.
+DUTY_SECONDS_MAX = 10.0
+# A killed keeper that is not there to be reaped after so long is held by a tracer, and the kernel tells nobody else of
+# its death. Its orphans are ours from that moment on all the same.
+HELD_SECONDS = 0.5
 
 
 def main(request_fd: int, host_pid: int, plan_text: str) -> None:
@@ -53,6 +63,9 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
         plan = Plan(plan_text)
         plan.follow("zygote")
     system.open_proc()
+    # No process of this user may trace us, or take fds out of us, unless it has CAP_SYS_PTRACE. Forks inherit it, and
+    # exec() undoes it, so it holds for the keepers and not for the commands.
+    system.prctl(system.PR_SET_DUMPABLE, 0)
     # Whatever the host had open and inheritable is not ours to keep open.
     close_all_but(0, 1, 2, request_fd)
     # The folder the program was in when it first needed us is not ours to hold either.
@@ -84,9 +97,9 @@ class Zygote:
         self._host = host
         self._plan = plan
         self._woken, _ = wake_on_child()
-        # Each keeper with our copy of its control socket. While we hold it the host sees no end of file, so a lost
-        # keeper's report arrives on the same socket, in order, and after its tree is gone.
-        self._keepers: dict[int, int] = {}
+        self._keepers: dict[int, Kept] = {}
+        # Keepers that must be gone by a time. `(when, is_killed)`: at that time it is killed, or given up as lost.
+        self._dues: dict[int, tuple[float, bool]] = {}
         self._spare: Spare | None = None
         self._orphans: Orphans | None = None
         self._orphans_reaped = 0
@@ -97,18 +110,25 @@ class Zygote:
     def stay(self) -> None:
         while self._requests is not None or self._keepers or self._orphans is not None:
             self._have_spare()
-            timeout_ms = None if self._orphans is None else milliseconds_until(self._orphans.next_round)
-            ready = dict(system.poll(self._poller, timeout_ms))
+            ready = dict(system.poll(self._poller, self._timeout_ms()))
             if self._host in ready:
-                self._take_no_more()
+                self._on_host_gone()
             elif self._requests is not None and self._requests.fileno() in ready:
                 self._on_request(self._requests)
             if self._woken in ready:
                 system.read(self._woken, 4096)
                 self._reap()
+            if self._dues:
+                self._on_dues()
             if self._orphans is not None and self._orphans.is_due():
                 self._sweep_orphans(self._orphans)
         self._dismiss_spare()
+
+    def _timeout_ms(self) -> float | None:
+        dues = [due for due, _is_killed in self._dues.values()]
+        if self._orphans is not None:
+            dues.append(self._orphans.next_round)
+        return min(map(milliseconds_until, dues), default=None)
 
     def _sweep_orphans(self, orphans: Orphans) -> None:
         self._reap()
@@ -119,8 +139,9 @@ class Zygote:
             # (or had such a parent itself). So if nobody is left to reap after a look that saw nobody, there is nobody.
             self._reap()
             is_proven = self._orphans_reaped == reaped_before
-            # Due again at once: another keeper was lost meanwhile, and its orphans come first.
-            if is_proven and not orphans.is_due():
+            # Begun anew: another keeper was lost meanwhile, and its orphans come first. The clock does not tell: on a
+            # busy machine a look takes longer than the time between two.
+            if is_proven and not orphans.is_begun_anew:
                 orphans.report([])
                 self._orphans = None
 
@@ -128,10 +149,16 @@ class Zygote:
         """Our children that are no orphans."""
         return {*self._keepers, *([] if self._spare is None else [self._spare.pid])}
 
+    def _on_host_gone(self) -> None:
+        self._poller.unregister(self._host)
+        self._take_no_more()
+        now = time.monotonic()
+        for pid, kept in self._keepers.items():
+            self._dues.setdefault(pid, (now + kept.grace + DUTY_SECONDS_MAX, False))
+
     def _take_no_more(self) -> None:
         if self._requests is not None:
             self._poller.unregister(self._requests.fileno())
-            self._poller.unregister(self._host)
             self._requests.close()
             self._requests = None
 
@@ -146,18 +173,17 @@ class Zygote:
             self._take_no_more()
             return
         match wire.decode(data):
-            case (wire.SPAWN, count, _order):
-                self._on_spawn(data, fds, count)
+            case (wire.SPAWN, count, grace, _order):
+                self._on_spawn(data, fds, count, grace)
             case (wire.KILL_KEEPER, pid):
-                # By number, which is safe: a keeper in the table is our own child and not yet reaped.
                 if pid in self._keepers:
-                    system.kill(pid, SIGKILL)
+                    self._kill_keeper(pid)
             case other:
                 raise AssertionError(other)
 
-    def _on_spawn(self, data: bytes, fds: list[int], count: int) -> None:
+    def _on_spawn(self, data: bytes, fds: list[int], count: int, grace: float) -> None:
         if len(fds) == count:
-            self._hand_over(data, fds)
+            self._hand_over(data, fds, grace)
             return
         # We had no room for all of the fds. Those that arrived are closed; if the control socket is among them the host
         # hears why, and if not, it sees its end.
@@ -166,7 +192,7 @@ class Zygote:
         for fd in fds:
             system.close(fd)
 
-    def _hand_over(self, data: bytes, fds: list[int]) -> None:
+    def _hand_over(self, data: bytes, fds: list[int], grace: float) -> None:
         """Give a command to the spare keeper, which is one no more; or to one forked for it."""
         control = fds[0]
         pid = self._send_to_spare(data, fds)
@@ -177,7 +203,7 @@ class Zygote:
             _tell(control, wire.FAILED, "fork", exc.errno or 0)
             system.close(control)
         else:
-            self._keepers[pid] = control
+            self._keepers[pid] = Kept(control, grace)
         for fd in fds[1:]:
             system.close(fd)
 
@@ -227,36 +253,78 @@ class Zygote:
             system.waitpid(self._spare.pid, 0)
             self._spare = None
 
+    # -- keepers that do not do their duty ---------------------------------------------------------------------------
+    def _kill_keeper(self, pid: int) -> None:
+        # By number, which is safe: a keeper in the table is our own child and not yet reaped.
+        system.kill(pid, SIGKILL)
+        self._dues[pid] = time.monotonic() + HELD_SECONDS, True
+
+    def _on_dues(self) -> None:
+        now = time.monotonic()
+        for pid, (due, is_killed) in list(self._dues.items()):
+            if now < due:
+                continue
+            if is_killed:
+                del self._dues[pid]
+                self._lose([self._keepers.pop(pid)])
+            else:
+                self._kill_keeper(pid)
+
+    def _lose(self, lost: list[Kept]) -> None:
+        """What these kept is ours to end."""
+        self._orphans = self._orphans or Orphans(self._reap)
+        self._orphans.controls.extend(kept.control for kept in lost)
+        self._orphans.begin_anew()
+
+    def _on_stopped(self, pid: int) -> None:
+        """Continue a guard that something has stopped, its own command say: while it is stopped it guards nothing."""
+        if pid in self._guards():
+            system.kill(pid, SIGCONT)
+
     def _reap(self) -> None:
         statuses: dict[int, int] = {}
-        lost: list[int] = []
+        lost: list[Kept] = []
         while True:
             try:
-                pid, status = system.waitpid(-1, os.WNOHANG | system.WALL)
+                pid, status = system.waitpid(-1, os.WNOHANG | os.WUNTRACED | system.WALL)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
-            control = self._keepers.pop(pid, None)
+            if os.WIFSTOPPED(status):
+                self._on_stopped(pid)
+                continue
+            kept = self._keepers.pop(pid, None)
+            self._dues.pop(pid, None)
             if self._spare is not None and pid == self._spare.pid:
                 self._spare.orders.close()
                 self._spare = None
-            elif control is None:
+            elif kept is None:
                 self._orphans_reaped += 1
                 statuses[pid] = status
-            elif status == 0:
-                system.close(control)
+            elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.DUTY_DONE:
+                system.close(kept.control)
             else:
-                lost.append(control)
+                lost.append(kept)
         if lost:
-            self._orphans = self._orphans or Orphans(self._reap)
-            self._orphans.controls.extend(lost)
-            self._orphans.begin_anew()
+            self._lose(lost)
         if self._orphans is not None:
             self._orphans.statuses.update(statuses)
             # For the leaders among them. A tree that forks and exits without end must not make this endless too.
             for pid in list(self._orphans.statuses)[STATUSES_MAX:]:
                 del self._orphans.statuses[pid]
+
+
+class Kept:
+    """What we know of a keeper: our copy of its control socket, and its command's grace.
+
+    While we hold the copy the host sees no end of file, so a lost keeper's report arrives on the same socket, in order,
+    and after its tree is gone.
+    """
+
+    def __init__(self, control: int, grace: float) -> None:
+        self.control = control
+        self.grace = grace
 
 
 class Spare:
@@ -284,6 +352,11 @@ class Orphans:
         """Another keeper was lost: its orphans have the whole time, whoever else is still there."""
         self.next_round = 0.0
         self._began = time.monotonic()
+
+    @property
+    def is_begun_anew(self) -> bool:
+        """Since the last round began."""
+        return self.next_round == 0.0
 
     def is_due(self) -> bool:
         return time.monotonic() >= self.next_round

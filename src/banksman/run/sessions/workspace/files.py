@@ -19,7 +19,8 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from banksman.errors import Closed, NotFound, Refused, UsageError
 from banksman.run.sessions.workspace import paths
@@ -107,8 +108,7 @@ def _check_regular(found: os.stat_result, path: str) -> None:
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _New:
+class _New(Struct, frozen=True):
     """What is to be written."""
 
     path: str

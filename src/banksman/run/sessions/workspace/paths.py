@@ -19,8 +19,9 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from banksman.errors import BanksmanError, Closed, MachineError, NotFound, Refused, UsageError
 
@@ -69,8 +70,7 @@ class Folder:
                 os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(Struct, frozen=True):
     """A session's folder, as it was when it was opened: another one that is put in its place later is not it."""
 
     path: str

@@ -24,8 +24,10 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
 
 from banksman.core.facts import Swept
 from banksman.errors import BanksmanError, Closed, NotFound, ProgramNotFound, Refused
@@ -58,8 +60,7 @@ def start_command(launch: Launch, options: Options, lease: Lease | None = None) 
     return Command(launch, options, id=os.urandom(6).hex(), on_end=lambda _: None, lease=lease)
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """The environment of a terminal: as the agent's process has it."""
 
     env: Mapping[str, str] | None = None
@@ -67,8 +68,7 @@ class Surroundings:
     scrub: Iterable[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """What the agent wants to be run."""
 
     command: str
@@ -78,8 +78,7 @@ class Order:
     output_bytes_max: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(Struct, frozen=True):
     command: Command
     tail: Tail
 
@@ -203,6 +202,7 @@ class Terminals:
             env={**(self._surroundings.env or {}), **order.env},
             inherit_env=self._surroundings.inherits,
             scrub=self._surroundings.scrub,
+            is_agents=True,
         )
         return replace(launch, path=_seen_from(os.fsencode(held), launch))
 
