@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 from tests.browser.chromium import PATIENCE_MS, Chromium
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import Served
 
 T = TypeVar("T")
 
@@ -56,16 +56,16 @@ class Tab:
         self.url = url
 
     # -- going there -------------------------------------------------------------------------------------------------
-    def enter(self, session: str | None = None) -> Tab:
-        """By the address that the server prints, as on the first visit."""
-        self.page.goto(f"{self.url}/#token={TOKEN}")
+    def enter(self, link: str, session: str | None = None) -> Tab:
+        """By a link with a one-time code, as on the first visit."""
+        self.page.goto(link)
         self.wait_live()
         if session is not None:
             self.visit(session)
         return self
 
     def visit(self, session: str) -> Tab:
-        """By an address that one would keep as a bookmark; the cookie is there."""
+        """By an address that one would keep as a bookmark; this browser is logged in."""
         self.page.goto(f"{self.url}/#/s/{session}")
         self.wait_live()
         expect(self.log).to_be_visible()
@@ -136,6 +136,8 @@ class Visits:
     def __init__(self, chromium: Chromium, served: Served) -> None:
         self.chromium = chromium
         self.served = served
+        # Which browsers are logged in, and at which address: another port is another origin.
+        self._logged_in: list[tuple[BrowserContext, str]] = []
 
     def tab(self, session: str | None = None, *, url: str | None = None, **options: Any) -> Tab:
         """The first tab of a browser of its own, logged in."""
@@ -145,9 +147,10 @@ class Visits:
         address = url or self.served.url
         self.chromium.belongs(address)
         tab = Tab(context, address)
-        if any(cookie.get("name", "").startswith("banksman") for cookie in context.cookies()):
+        if (context, address) in self._logged_in:
             return tab.visit(session) if session is not None else tab
-        return tab.enter(session)
+        self._logged_in.append((context, address))
+        return tab.enter(self.served.link(address), session)
 
 
 def wait_for(fact: Callable[[], T | None], what: str, *, page: Page | None = None) -> T:

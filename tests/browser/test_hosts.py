@@ -12,6 +12,7 @@ from tests.browser.tab import Visits
 from tests.nats.shared import shared, some_prefix
 from tests.serve.fleet import Fleet, fleet
 from tests.serve.kit import Served
+from tests.thorough import thorough
 
 from banksman.testing.nats_servers import Servers
 
@@ -33,6 +34,7 @@ def served(many: Fleet) -> Served:
     return many.front("front")
 
 
+@thorough
 def test_a_page_shows_the_hosts_and_which_has_a_session(visits: Visits) -> None:
     session = visits.served.open({"prompt": ["stream 20 0.01 word"]}, name="there")
     tab = visits.tab(session)

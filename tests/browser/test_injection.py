@@ -10,6 +10,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 from tests.browser.tab import Tab, Visits
+from tests.thorough import thorough
 
 PWNED = "window.__pwned=1"
 HTML = (
@@ -72,6 +73,7 @@ SCREENS_MAX = 200
 CLEAN: dict[str, Any] = {"pwned": None, "foreign": 0, "handlers": 0, "links": [], "unguarded": 0}
 
 
+@thorough
 def test_what_the_agent_says_stays_text(visits: Visits) -> None:
     """In its words, as it streams them and as a whole, in tools, in files, in questions; in prompts and in names."""
     served = visits.served

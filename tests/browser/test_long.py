@@ -33,6 +33,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_events(visits: Visits) -> None:
     served = visits.served
     tab = visits.tab()

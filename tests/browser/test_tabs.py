@@ -14,6 +14,7 @@ HOLDERS = """async () => (await navigator.locks.query()).held
   .filter((lock) => lock.name === "banksman /").map((lock) => lock.clientId)"""
 
 
+@pytest.mark.thorough
 def test_ten_tabs_are_live_and_each_can_post(visits: Visits) -> None:
     served = visits.served
     session = served.open(name="crowded")

@@ -8,6 +8,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 from tests.browser.tab import Visits, told, wait_for
+from tests.thorough import thorough
 
 # Longer than any test: it is interrupted.
 LONG = ["stream 5000 0.02"]
@@ -40,6 +41,7 @@ def test_a_turn_is_streamed(visits: Visits) -> None:
     expect(tab.page.locator(f'[data-session="{session}"]')).to_have_attribute("data-state", "idle")
 
 
+@thorough
 def test_an_interrupt_and_its_receipt(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt 1": LONG}, name="stopped")
@@ -60,6 +62,7 @@ def test_an_interrupt_and_its_receipt(visits: Visits) -> None:
     assert tab.said().split() == told(served, session).split()
 
 
+@thorough
 def test_a_preemption_is_seen_in_the_timeline(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt 1": LONG, "prompt 2": ["stream 40 0.02"], "prompt 3": ["stream 40 0.02"]})
@@ -101,6 +104,7 @@ def _bars(found: list[dict[str, Any]], phase: str) -> list[dict[str, Any]]:
     return sorted((bar for bar in found if bar["phase"] == phase), key=lambda bar: bar["left"])
 
 
+@thorough
 def test_a_question_is_answered_in_one_of_two_tabs(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt": ['ask Bash {"command": "make test"}', "say All green."]}, name="asking")

@@ -113,6 +113,8 @@ def test_by_keyboard_alone(visits: Visits) -> None:
     press("Backspace")
     press("Backspace")
     press("Escape")
+    # One that has just appeared is not answered by a key.
+    expect(tab.questions.locator("button.is-yes:not([aria-disabled])").first).to_be_visible()
     press("a")
     tab.wait_said("All green.")
     expect(tab.items("ended")).to_have_count(2)

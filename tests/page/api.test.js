@@ -1,7 +1,8 @@
 // Requests: what is sent again and what is not, and what a refusal looks like.
 import assert from "node:assert/strict";
 import { after, before, beforeEach, test } from "node:test";
-import { Api, Problem, Unreachable, withQuery } from "../../src/banksman/serve/page/net/api.js";
+import { Api, keyIn, Problem, Unreachable, withQuery } from "../../src/banksman/serve/page/net/api.js";
+import { keepToken } from "../../src/banksman/serve/page/net/page_token.js";
 import { Little } from "./little.js";
 
 const server = new Little();
@@ -69,13 +70,32 @@ test("an answer without a body is null", async () => {
   assert.equal(await api().get("v1/x"), null);
 });
 
-test("the token is given until somebody answers", async () => {
+test("login repeats the one-time code until the server answers, and keeps the page token", async () => {
   let tries = 0;
-  server.instead = () => ((tries += 1) <= 3 ? "cut" : [200, undefined]);
-  assert.equal(await api().login("secret"), null);
-  assert.equal(server.requests.at(-1).body.token, "secret");
+  const kept = [];
+  server.instead = () => ((tries += 1) <= 3 ? "cut" : [200, { token: "of-the-page", expires: 1 }]);
+  const page = new Api({ base: server.base, pause: async () => {}, keepToken: (token) => void kept.push(token) });
+  assert.equal(await page.login({ code: "once" }), null);
+  assert.deepEqual(server.requests.at(-1).body, { code: "once" });
+  assert.deepEqual(kept, ["of-the-page"]);
   server.instead = () => [401, { detail: "that is not the token" }];
-  assert.equal((await api().login("wrong"))?.status, 401);
+  assert.equal((await page.login({ token: "wrong" }))?.status, 401);
+  assert.deepEqual(kept, ["of-the-page"]);
+});
+
+test("every request carries the page token once there is one", async () => {
+  server.instead = () => [200, {}];
+  await api().get("v1/x");
+  keepToken("of-the-page");
+  await api().get("v1/x");
+  const sent = server.requests.map((one) => one.headers.authorization);
+  assert.deepEqual(sent, [undefined, "Bearer of-the-page"]);
+});
+
+test("only an address that begins with a code or a token logs in", () => {
+  assert.deepEqual(keyIn("#code=a_b-c"), { code: "a_b-c" });
+  assert.deepEqual(keyIn("#token=t"), { token: "t" });
+  for (const other of ["", "#", "#code=", "#/s/code=x", "#/s/x&token=y", "#x=1&code=y"]) assert.equal(keyIn(other), null);
 });
 
 test("who takes a request back is not told that nobody was there", async () => {

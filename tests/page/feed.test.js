@@ -160,7 +160,7 @@ test("who is not let in is told what to do, and is let in later", async () => {
   server.instead = () => [401, { title: "NotLetIn", detail: "no token", hint: "…" }];
   const all = [tab(), tab()];
   await until(() => all.every((one) => one.connection.value.state === "refused"));
-  for (const one of all) assert.match(one.connection.value.detail, /address that the server printed/);
+  for (const one of all) assert.match(one.connection.value.detail, /banksman page/);
   server.instead = () => undefined;
   // Somebody was let in by another tab than the one that has the stream.
   all.find((one) => !isLeader(one)).nudge();

@@ -8,6 +8,7 @@ const said = (text) => new Parser().push(bytes(text));
 
 const TEXT =
   "retry: 1000\n\n" +
+  "retry: 1000\nid: 11\ndata: {}\n\n" +
   'id: 12\ndata: {"text":"größer – 🏗"}\n\n' +
   ": a comment\n" +
   "event: stream.live\ndata: {}\n\n" +
@@ -16,6 +17,7 @@ const TEXT =
   "id:13\rdata:without a space\r\r" +
   "data\n\n";
 const MESSAGES = [
+  { id: "11", event: null, data: "{}" },
   { id: "12", event: null, data: '{"text":"größer – 🏗"}' },
   { id: null, event: "stream.live", data: "{}" },
   { id: null, event: null, data: "two\nlines" },

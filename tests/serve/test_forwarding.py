@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests import kept
 from tests.nats.shared import shared, some_prefix
-from tests.serve.fleet import LEASE_SECONDS, Fleet, fleet, until
+from tests.serve.fleet import Fleet, fleet, until
+from tests.serve.kit import Served
+from tests.thorough import thorough
 
 from banksman import Host
 from banksman.errors import NotFound
@@ -20,6 +22,8 @@ from banksman.serve.settings import Settings
 from banksman.store.cluster.mirror import Mirror
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
+
+pytestmark = thorough
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +35,26 @@ def nats_one() -> Iterator[Servers]:
 def many(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
     with fleet(tmp_path, nats_one, some_prefix()) as found:
         yield found
+
+
+@pytest.fixture
+def soon_lost(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
+    """A front end waits for a host that is silent, or has no room, as long as a lease lasts."""
+    with fleet(tmp_path, nats_one, some_prefix(), lease=15) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Iterator[tuple[Served, Served]]:
+    """Two front ends, and a host `a` behind them, for all tests that end none of the three."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with fleet(folder, nats_one, some_prefix()) as found:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+            host = found.host("a", room=64)
+            first, second = found.front("first"), found.front("second")
+        with kept.shared(host.process.pid, first.pid, second.pid):
+            yield first, second
 
 
 # -- bytes through the application of one process ----------------------------------------------------------------------
@@ -88,9 +112,9 @@ async def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
-def test_a_session_is_with_a_host_and_asked_through_any_front_end(many: Fleet) -> None:
-    many.host("a")
-    first, second = many.front("first"), many.front("second")
+def test_a_session_is_with_a_host_and_asked_through_any_front_end(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
+    before = [each["id"] for each in first.get("/v1/sessions")["sessions"]]
     session = first.open(name="shared")
     assert first.get(f"/v1/sessions/{session}")["host"] == "a"
     # By its name, and at another front end than it was opened at.
@@ -99,14 +123,13 @@ def test_a_session_is_with_a_host_and_asked_through_any_front_end(many: Fleet) -
     assert first.outcome(session, turn)["text"] == "hello"
     events = second.get(f"/v1/sessions/{session}/events?limit=1000")["events"]
     assert [event["kind"] for event in events].count("turn.ended") == 1
-    (listed,) = first.get("/v1/sessions")["sessions"]
+    (listed,) = (each for each in first.get("/v1/sessions")["sessions"] if each["id"] not in before)
     assert (listed["name"], listed["host"], listed["state"]) == ("shared", "a", "idle")
     assert first.get(f"/v1/sessions/{session}/why")["pids"]
 
 
-def test_an_interrupt_and_a_close_reach_the_owner(many: Fleet) -> None:
-    many.host("a")
-    front = many.front()
+def test_an_interrupt_and_a_close_reach_the_owner(fronts: tuple[Served, Served]) -> None:
+    front, _ = fronts
     session = front.open({"prompt long": ["stream 2000 0.05"]})
     turn = front.ask(session, "long")
     until(lambda: front.get(f"/v1/sessions/{session}/turns/{turn}")["state"] == "running", "it runs")
@@ -124,10 +147,8 @@ def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Flee
     session = front.open()
     assert front.outcome(session, front.ask(session, "before"))["text"] == "before"
     owner = front.get(f"/v1/sessions/{session}")["host"]
-    hosts.pop(owner).kill()
-    began = time.monotonic()
+    many.lose(hosts.pop(owner), front)
     turn = front.ask(session, "after")
-    assert time.monotonic() - began < LEASE_SECONDS + 10
     assert front.outcome(session, turn)["text"] == "after"
     assert front.get(f"/v1/sessions/{session}")["host"] == next(iter(hosts))
     # Never twice, whatever was sent again.
@@ -139,9 +160,9 @@ def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Flee
 
 
 @pytest.mark.thorough
-def test_an_owner_that_is_silent_is_unreachable_and_not_gone(many: Fleet) -> None:
-    host = many.host("a")
-    front = many.front()
+def test_an_owner_that_is_silent_is_unreachable_and_not_gone(soon_lost: Fleet) -> None:
+    host = soon_lost.host("a")
+    front = soon_lost.front()
     session = front.open()
     turn = front.ask(session, "before")
     assert front.outcome(session, turn)["text"] == "before"
@@ -192,9 +213,9 @@ def test_an_ask_wakes_a_session_that_nobody_has_on_a_host_with_room(many: Fleet)
     assert {host["name"]: host["used"] for host in front.get("/v1/hosts")["hosts"]} == {"a": 1, "front": 0}
 
 
-def test_one_key_is_one_turn_through_two_front_ends(many: Fleet) -> None:
-    many.host("a")
-    first, second = many.front("first"), many.front("second")
+@thorough
+def test_one_key_is_one_turn_through_two_front_ends(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
     key = {"Idempotency-Key": "one-and-only"}
     session = first.post("/v1/sessions", {"command": fake_agent.command({})}, headers=key)["id"]
     assert second.post("/v1/sessions", {"command": fake_agent.command({})}, headers=key)["id"] == session
@@ -204,26 +225,25 @@ def test_one_key_is_one_turn_through_two_front_ends(many: Fleet) -> None:
     assert len(turns) == 1
 
 
+@thorough
 def test_labels_are_respected_and_what_nobody_has_is_refused_at_once(many: Fleet) -> None:
     many.host("plain")
     many.host("strong", "gpu", "repo=x")
     front = many.front()
     session = front.post("/v1/sessions", {"command": fake_agent.command({}), "labels": ["gpu"]})
     assert session["host"] == "strong"
-    began = time.monotonic()
     refused = front.request("POST", "/v1/sessions", {"command": fake_agent.command({}), "labels": ["gpu", "tpu"]})
-    assert time.monotonic() - began < 5
     assert (refused.status, refused.json["title"]) == (422, "NoSuchHost")
     assert "plain has no gpu, tpu" in refused.json["detail"]
     assert "strong has no tpu" in refused.json["detail"]
 
 
 @pytest.mark.thorough
-def test_without_room_nobody_takes_it_and_that_is_said(many: Fleet) -> None:
-    front = many.front()
+def test_without_room_nobody_takes_it_and_that_is_said(soon_lost: Fleet) -> None:
+    front = soon_lost.front()
     refused = front.request("POST", "/v1/sessions", {"command": fake_agent.command({})})
     assert (refused.status, refused.json["title"]) == (503, "NoHost")
-    many.host("small", room=1)
+    soon_lost.host("small", room=1)
     until(lambda: any(host["room"] for host in front.get("/v1/hosts")["hosts"]), "it is announced")
     front.open(name="first")
     full = front.request("POST", "/v1/sessions", {"command": fake_agent.command({}), "name": "second"})
@@ -257,9 +277,8 @@ def test_a_drained_host_leaves_its_sessions_to_another_and_exits(many: Fleet) ->
 
 
 @pytest.mark.thorough
-def test_what_one_front_end_has_told_the_other_knows(many: Fleet) -> None:
-    many.host("a", room=32)
-    first, second = many.front("first"), many.front("second")
+def test_what_one_front_end_has_told_the_other_knows(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
     for number in range(10):
         assert second.get(f"/v1/sessions/{first.open()}/events")["events"]
         first.open(name=f"by name {number}")
@@ -273,7 +292,7 @@ def _deaf(_: Mirror, message: object) -> None:
 async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
     nats_one: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = nats_one.store(some_prefix(), lease=LEASE_SECONDS)
+    store = nats_one.store(some_prefix(), lease=60)
     async with Host(store) as one, Host(store) as other:
         await one.ready()
         # Deaf to what rings from here on, as one is for a moment that is far from the rest.
@@ -290,9 +309,9 @@ async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
 
 
 @pytest.mark.thorough
-def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(many: Fleet) -> None:
-    host = many.host("a")
-    front = many.front()
+def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(soon_lost: Fleet) -> None:
+    host = soon_lost.host("a")
+    front = soon_lost.front()
     session = front.open({"prompt": ["stream 2000 0.05"]})
     turn = front.ask(session, "long")
     until(lambda: front.get(f"/v1/sessions/{session}/turns/{turn}")["state"] == "running", "it runs")
@@ -317,7 +336,7 @@ def test_a_session_whose_folder_is_nowhere_else_waits_visibly_and_goes_on_when_i
     turn = front.ask(session, "before")
     assert front.outcome(session, turn)["text"] == "before"
     folder.rename(tmp_path / "away")
-    hosts.pop(front.get(f"/v1/sessions/{session}")["host"]).kill()
+    many.lose(hosts.pop(front.get(f"/v1/sessions/{session}")["host"]), front)
     until(lambda: front.get("/v1/sessions")["sessions"][0]["state"] == "not movable", "it is not movable")
     assert front.get(f"/v1/sessions/{session}")["state"] == "not movable"
     refused = front.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "after"})

@@ -33,6 +33,7 @@ class Seen:
     """Hosts as they were heard of. The first one is ours."""
 
     lease_seconds = 2.0
+    is_held = True
 
     def __init__(self, *cards: Card) -> None:
         self._hosts = [

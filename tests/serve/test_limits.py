@@ -7,11 +7,10 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, statuses, talk
+from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, shared, statuses, talk
 
 from banksman import Host
 from banksman.serve import app
@@ -30,13 +29,19 @@ pytestmark = pytest.mark.thorough
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with shared(tmp_path_factory.mktemp("server"), log_level="debug") as server:
+        yield server
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "server", log_level="debug") as served:
-        yield served
-        # Whatever it was sent: it still serves, and nothing of it was a bug.
-        assert served.request("GET", "/healthz").status == 200
-        assert "Traceback" not in served.log.read_text(encoding="utf-8")
+def served(server: Served) -> Iterator[Served]:
+    before = server.log.stat().st_size
+    yield server
+    # Whatever it was sent: it still serves, and nothing of it was a bug.
+    assert server.request("GET", "/healthz").status == 200
+    assert b"Traceback" not in server.log.read_bytes()[before:]
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
@@ -54,6 +59,23 @@ def test_a_body_has_32_mib_and_not_a_byte_more(served: Served) -> None:
             served.port, head("POST /v1/login HTTP/1.1", length, "Content-Type: application/json", port=served.port)
         )
         assert statuses(said) in ([413], [400]), size
+
+
+async def test_body_without_a_token_has_4_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has shown no token makes the server keep little, however many there are."""
+    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", 0.1)
+    async with in_this_process() as port:
+        for size, status in ((routes.STRANGER_BODY_BYTES_MAX, 401), (routes.STRANGER_BODY_BYTES_MAX + 1, 413)):
+            body = b'{"token":"%s"}' % (b"x" * (size - len(b'{"token":""}')))
+            for length, sent in (
+                (f"Content-Length: {size}", body),
+                ("Transfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (size, body)),
+            ):
+                request = head("POST /v1/login HTTP/1.1", length, JSON_LINE, port=port, token=False)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request + sent)
+                assert statuses(await reader.read()) == [status], (size, length)
+                writer.close()
 
 
 async def test_a_body_that_does_not_say_its_length_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,7 +503,7 @@ async def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(routes, "BODY_SECONDS_MAX", 0.3)
     monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
-        for length, drop in (("Content-Length: 1000000", b"x"), ("Transfer-Encoding: chunked", b"1\r\nx\r\n")):
+        for length, drop in (("Content-Length: 4000", b"x"), ("Transfer-Encoding: chunked", b"1\r\nx\r\n")):
             # One that is read, and those that nobody reads: they are answered at once, and go on. Without a token, too.
             for line, token, status in (
                 ("POST /v1/login HTTP/1.1", True, 408),

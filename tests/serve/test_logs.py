@@ -226,6 +226,7 @@ print("went on")
         os.close(writing)
 
 
+@pytest.mark.thorough
 def test_when_it_is_read_again_it_says_how_much_was_lost() -> None:
     code = """
 logs.configure("text", "info")

@@ -6,13 +6,14 @@ import asyncio
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from platform import python_version
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.sessions.helpers import QUICK, exists, opened
 from tests.store.kit import AT, lines
 
-from banksman import Host, Kind, NotOwner, StoreError
+from banksman import Host, Kind, NotOwner, StoreError, __version__
 from banksman.run.child.launch import prepare
 from banksman.run.commands.options import Options
 from banksman.run.sessions import registry
@@ -75,6 +76,10 @@ async def test_a_page_of_a_host_that_does_nothing_has_what_there_is() -> None:
         "process_resident_memory_bytes",
         "process_start_time_seconds",
     }
+    assert [labels for name, labels in page if name == "banksman_build_info"] == [f"{python_version()},{__version__}"]
+    for phase in ("idle", "running"):
+        assert page["banksman_sessions", phase] == 0
+    assert page["banksman_turn_seconds_bucket", "+Inf"] == page["banksman_queue_seconds_count", ""] == 0
     assert page["banksman_followers", "many"] == 0
     assert page["banksman_commands", "running"] == 0
     assert page["process_resident_memory_bytes", ""] > 1 << 20
@@ -97,6 +102,10 @@ async def test_what_a_session_does_is_seen_as_it_does_it(tmp_path: Path) -> None
         assert page["banksman_turns_total", "interrupted"] == 1
         assert page["banksman_turns_total", "done"] == 3
         assert page["banksman_turns_total", "failed"] == 0
+        # Four that were started, of which three had waited for the first.
+        for name in ("turn", "queue"):
+            assert page[f"banksman_{name}_seconds_bucket", "+Inf"] == page[f"banksman_{name}_seconds_count", ""] == 4
+            assert page[f"banksman_{name}_seconds_sum", ""] > 0
         assert page["banksman_queue_asks", ""] == 0
         assert ("banksman_clock_seconds_left", "overall") not in page
         status = case.session.status()
@@ -165,7 +174,7 @@ async def test_no_total_falls_when_sessions_are_closed_opened_again_and_forgotte
         assert before["banksman_turns_total", "done"] == 4
         assert before["banksman_frames_total", "in"] == frames
         assert before["banksman_agent_processes_total", ""] == 4
-        assert not [key for key in before if key[0] == "banksman_sessions"]
+        assert not [key for key, count in before.items() if key[0] == "banksman_sessions" and count]
     # The listing cannot be had any more, and all else can.
     after = read(host)
     assert before["banksman_store_listed", ""] == 1
@@ -191,7 +200,8 @@ async def test_sessions_that_are_not_open_here_are_counted_by_what_the_listing_s
         await ours[0].close()
         page = read(here)
         phases = {phase: value for (name, phase), value in page.items() if name == "banksman_sessions"}
-        assert phases == {"idle": 2, "elsewhere": 2, "asleep": 1}
+        assert {phase: count for phase, count in phases.items() if count} == {"idle": 2, "elsewhere": 2, "asleep": 1}
+        assert phases["running"] == phases["lost"] == 0
 
 
 async def test_commands_are_counted_by_state_and_by_how_they_ended() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from tests.serve.kit import Served, head, statuses, talk
 
 from banksman.serve import page
@@ -17,12 +15,6 @@ PATHS = [route.path for route in ROUTES]
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 # Namespaces are names that look like addresses. Nobody asks for them.
 NAMES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/1999/xhtml"}
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path) as served:
-        yield served
 
 
 def files(*endings: str) -> list[Path]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.kit import Served
+from tests.serve.kit import Served, shared
 
 from banksman import Host
 from banksman.errors import UsageError
@@ -273,18 +274,42 @@ def test_no_roots_at_all_means_nowhere() -> None:
             policy.folder(folder)
 
 
-def test_folders_over_http(tmp_path: Path) -> None:
-    root = _made(tmp_path / "root")
-    (root / "out").symlink_to(tmp_path)
-    with Served(tmp_path / "server", roots=[str(root)]) as served:
-        command = served.post("/v1/commands", {"argv": ["pwd"]})["id"]
-        served.get(f"/v1/commands/{command}?wait=30")
-        assert served.get(f"/v1/commands/{command}/output")["text"] == f"{root}\n"
-        for cwd in (str(tmp_path), str(root / "out"), f"{root}/..", "/", "."):
-            assert served.request("POST", "/v1/commands", {"argv": ["pwd"], "cwd": cwd}).status == 403
-            body = {"command": fake_agent.command(), "cwd": cwd}
-            assert served.request("POST", "/v1/sessions", body).status == 403
-        assert served.request("POST", "/v1/sessions", {"command": fake_agent.command()}).status == 201
+@pytest.fixture(scope="module")
+def rooted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """A server, and the root in which it starts everything."""
+    folder = tmp_path_factory.mktemp("rooted")
+    root = _made(folder / "root")
+    with shared(folder / "server", roots=[str(root)]) as served:
+        yield served, root
+
+
+def test_folders_over_http(rooted: tuple[Served, Path]) -> None:
+    served, root = rooted
+    (root / "out").symlink_to(root.parent)
+    command = served.post("/v1/commands", {"argv": ["pwd"]})["id"]
+    served.get(f"/v1/commands/{command}?wait=30")
+    assert served.get(f"/v1/commands/{command}/output")["text"] == f"{root}\n"
+    for cwd in (str(root.parent), str(root / "out"), f"{root}/..", "/", "."):
+        assert served.request("POST", "/v1/commands", {"argv": ["pwd"], "cwd": cwd}).status == 403
+        body = {"command": fake_agent.command(), "cwd": cwd}
+        assert served.request("POST", "/v1/sessions", body).status == 403
+    assert served.request("POST", "/v1/sessions", {"command": fake_agent.command()}).status == 201
+
+
+def test_folder_that_became_a_link_out_of_the_roots_starts_no_process(
+    rooted: tuple[Served, Path], tmp_path: Path
+) -> None:
+    served, root = rooted
+    work = _made(root / "work")
+    outside = _made(tmp_path / "outside")
+    agent = ["touch", "was-here"]
+    session = served.post("/v1/sessions", {"agent": "custom", "command": agent, "cwd": str(work)})["id"]
+    work.rename(root / "before")
+    work.symlink_to(outside)
+    outcome = served.outcome(session, served.ask(session, "Go."))
+    assert outcome["kind"] == "failed"
+    assert "nothing is started in that folder" in outcome["error"]
+    assert list(outside.iterdir()) == []
 
 
 def test_words_that_are_no_command_are_the_callers_fault() -> None:

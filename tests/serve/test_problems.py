@@ -10,7 +10,7 @@ import pytest
 from tests.serve.kit import Answer, Served
 
 from banksman import errors
-from banksman.serve.problems import problem_of
+from banksman.serve.problems import CLOSING_HINT, problem_of
 from banksman.testing import fake_agent
 
 MEMBERS = {"type", "title", "status", "detail", "hint", "ids"}
@@ -59,41 +59,40 @@ def test_every_error_there_is_has_its_status() -> None:
         )
         assert ("Retry-After" in found.headers) == (status in (429, 503) or kind is errors.Busy), kind
     # A host that goes away is no fault of the caller's: another one will be there.
-    assert problem_of(errors.Closed("x"), is_closing=True).status == 503
+    closing = problem_of(errors.Closed("x", hint="open another Host"), is_closing=True)
+    assert (closing.status, closing.hint) == (503, CLOSING_HINT)
     assert problem_of(errors.Busy("x"), is_closing=True).status == 409
 
 
-def test_what_is_not_there_or_cannot_be_done(tmp_path: Path) -> None:
-    with Served(tmp_path / "server") as served:
+def test_what_is_not_there_or_cannot_be_done(served: Served, tmp_path: Path) -> None:
+    def ask(method: str, path: str, body: Any = None) -> Answer:
+        return served.request(method, path, body)
 
-        def ask(method: str, path: str, body: Any = None) -> Answer:
-            return served.request(method, path, body)
-
-        session = served.open(name="here")
-        for path in (
-            "/v1/sessions/none",
-            "/v1/commands/none",
-            f"/v1/sessions/{session}/turns/none",
-            "/v1/events?sessions=none",
-        ):
-            problem(ask("GET", path), 404, "not-found")
-        problem(ask("GET", "/v1/none"), 404, "not-found")
-        problem(ask("POST", f"/v1/sessions/{session}/questions/none", {"decision": "allow"}), 404, "not-found")
-        problem(ask("POST", "/v1/commands", {"argv": ["no-such-program"]}), 422, "program-not-found")
-        (tmp_path / "file").touch()
-        problem(ask("POST", "/v1/commands", {"argv": [str(tmp_path / "file")]}), 422, "program-not-executable")
-        problem(ask("POST", "/v1/sessions", {"agent": "none"}), 422, "usage-error")
-        problem(ask("POST", "/v1/sessions", {"none": 1}), 400, "bad-request")
-        problem(ask("GET", f"/v1/sessions/{session}/events?after=9.9"), 410, "history-lost")
-        assert problem(ask("PUT", "/v1/server"), 405, "wrong-method")["hint"] == "this path takes GET, HEAD"
-        problem(served.request("POST", "/v1/commands", b"{}", headers={"Content-Type": "text/plain"}), 415, "not-json")
-        # A name belongs to one.
-        other = served.open()
-        problem(ask("PATCH", f"/v1/sessions/{other}", {"name": "here"}), 409, "name-taken")
-        # A command that is over takes nothing.
-        command = served.post("/v1/commands", {"argv": ["true"], "stdin": "pipe"})["id"]
-        served.get(f"/v1/commands/{command}?wait=30")
-        problem(ask("POST", f"/v1/commands/{command}/stdin", {"text": "x"}), 409, "command-error")
+    session = served.open(name="here")
+    for path in (
+        "/v1/sessions/none",
+        "/v1/commands/none",
+        f"/v1/sessions/{session}/turns/none",
+        "/v1/events?sessions=none",
+    ):
+        problem(ask("GET", path), 404, "not-found")
+    problem(ask("GET", "/v1/none"), 404, "not-found")
+    problem(ask("POST", f"/v1/sessions/{session}/questions/none", {"decision": "allow"}), 404, "not-found")
+    problem(ask("POST", "/v1/commands", {"argv": ["no-such-program"]}), 422, "program-not-found")
+    (tmp_path / "file").touch()
+    problem(ask("POST", "/v1/commands", {"argv": [str(tmp_path / "file")]}), 422, "program-not-executable")
+    problem(ask("POST", "/v1/sessions", {"agent": "none"}), 422, "usage-error")
+    problem(ask("POST", "/v1/sessions", {"none": 1}), 400, "bad-request")
+    problem(ask("GET", f"/v1/sessions/{session}/events?after=9.9"), 410, "history-lost")
+    assert problem(ask("PUT", "/v1/server"), 405, "wrong-method")["hint"] == "this path takes GET, HEAD"
+    problem(served.request("POST", "/v1/commands", b"{}", headers={"Content-Type": "text/plain"}), 415, "not-json")
+    # A name belongs to one.
+    other = served.open()
+    problem(ask("PATCH", f"/v1/sessions/{other}", {"name": "here"}), 409, "name-taken")
+    # A command that is over takes nothing.
+    command = served.post("/v1/commands", {"argv": ["true"], "stdin": "pipe"})["id"]
+    served.get(f"/v1/commands/{command}?wait=30")
+    problem(ask("POST", f"/v1/commands/{command}/stdin", {"text": "x"}), 409, "command-error")
 
 
 def test_busy_and_full_say_when_to_come_back(tmp_path: Path) -> None:
@@ -131,7 +130,8 @@ def test_a_server_on_its_way_out_takes_nothing_new_and_shows_what_there_is(tmp_p
             ):
                 problem(served.request("POST", path, body), 503, "closed")
             assert served.get(f"/v1/sessions/{session}/turns/{turn}")["outcome"] is None
-            assert served.get("/healthz") == {"status": "ok"}
+            problem(served.request("GET", "/healthz", token=False), 503, "draining")
+            assert served.get("/livez") == {"status": "ok"}
             # What runs may be ended by who has had enough, and then the server goes.
             served.post(f"/v1/sessions/{session}/interrupt")
             assert [message.event for message in stream.messages()][-1] == "stream.closing"
@@ -153,17 +153,15 @@ def test_a_session_of_another_server_says_whose_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_problem_is_one_for_every_kind_of_refusal_at_the_door(tmp_path: Path, method: str) -> None:
-    with Served(tmp_path / "server") as served:
-        problem(served.request(method, "/v1/server", token=False), 401, "not-let-in")
-        problem(served.request(method, "/v1/server", headers={"Host": "evil.example"}), 403, "foreign-host")
-        problem(served.request(method, "/v1/server", headers={"Origin": "null"}), 403, "foreign-origin")
+def test_a_problem_is_one_for_every_kind_of_refusal_at_the_door(served: Served, method: str) -> None:
+    problem(served.request(method, "/v1/server", token=False), 401, "not-let-in")
+    problem(served.request(method, "/v1/server", headers={"Host": "evil.example"}), 403, "foreign-host")
+    problem(served.request(method, "/v1/server", headers={"Origin": "null"}), 403, "foreign-origin")
 
 
-def test_a_list_without_end_and_a_word_without_end_are_refused_shortly(tmp_path: Path) -> None:
-    with Served(tmp_path / "server") as served:
-        many = served.request("POST", "/v1/commands", {"argv": ["x"] * 10_001})
-        assert many.status == 400
-        long = served.request("POST", "/v1/commands", {"argv": ["x" * 1_000_000]})
-        assert long.status == 422
-        assert len(long.body) < 10_000
+def test_a_list_without_end_and_a_word_without_end_are_refused_shortly(served: Served) -> None:
+    many = served.request("POST", "/v1/commands", {"argv": ["x"] * 10_001})
+    assert many.status == 400
+    long = served.request("POST", "/v1/commands", {"argv": ["x" * 1_000_000]})
+    assert long.status == 422
+    assert len(long.body) < 10_000

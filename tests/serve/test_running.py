@@ -15,10 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.serve.kit import TOKEN, Served, port_of
+from tests.serve.kit import TOKEN, Served, port_of, terminate
 from tests.serve.test_talking import wait_for
+from tests.thorough import thorough
 
 from banksman.serve import server as servers
+from banksman.serve.problems import CLOSING_HINT
 
 HANGS = {"prompt work": ["hang"]}
 
@@ -58,6 +60,8 @@ def test_term_lets_what_runs_finish_and_takes_nothing_new(served: Served, tmp_pa
             assert refused.status == 201  # It has not heard of it yet.
             assert served.request("DELETE", "/v1/sessions/late?forget=1").status == 204
         assert refused.headers["retry-after"] == "1"
+        # For clients of HTTP: they have no Host to open.
+        assert refused.json["hint"] == CLOSING_HINT
         assert served.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "late"}).status in (409, 503)
         # Who reads is served to the end.
         assert served.get("/v1/server")["draining"] is True
@@ -81,6 +85,13 @@ def test_what_does_not_finish_in_time_is_stopped(tmp_path: Path) -> None:
         assert ended(served) == 0
         served.start()
         assert served.outcome(session, turn)["kind"] in ("interrupted", "failed")
+
+
+def test_signals_without_end_do_not_change_the_exit_code(served: Served) -> None:
+    """A service manager may ask again when the server has done everything but exit."""
+    assert served.process is not None
+    terminate(served.process, 0.005)
+    assert ended(served) == 0
 
 
 @pytest.mark.thorough
@@ -149,7 +160,7 @@ def test_it_is_announced_and_the_token_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_what_is_printed_has_the_token_in_its_fragment_but_not_for_a_journal(tmp_path: Path) -> None:
+def test_serve_prints_a_one_time_code_but_not_into_a_journal(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:"]
     for is_journal in (False, True):
         out = tmp_path / f"out-{is_journal}"
@@ -168,7 +179,7 @@ def test_what_is_printed_has_the_token_in_its_fragment_but_not_for_a_journal(tmp
         line = out.read_text()
         url = urlsplit(line[line.index("http://") :].strip())
         assert url.query == ""
-        assert url.fragment.startswith("token=") is not is_journal
+        assert url.fragment.startswith("code=") is not is_journal
 
 
 class _Notified:
@@ -217,6 +228,7 @@ def test_usr1_tells_where_every_task_stands(served: Served) -> None:
     assert any(thread["name"] == "MainThread" for thread in stacks["threads"])
 
 
+@thorough
 def test_it_can_be_the_first_process_of_a_container(tmp_path: Path) -> None:
     """As PID 1 signals without a handler mean nothing, and every orphan is ours to reap."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
@@ -260,6 +272,7 @@ def test_ending_is_prompt_with_a_client_that_takes_nothing(tmp_path: Path) -> No
         ended(served)
 
 
+@thorough
 def test_many_at_once_at_the_end(served: Served) -> None:
     """Fifty streams, all told."""
     told: list[str | None] = []

@@ -56,12 +56,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "server") as served:
-        yield served
-
-
 def folder_of(served: Served) -> Path:
     return served.folder / "state" / "banksman"
 
@@ -108,6 +102,7 @@ def test_its_own_user_comes_in_without_a_token(served: Served) -> None:
     assert served.request("GET", "/v1/server", token=False).status == 401
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "header",
     [
@@ -139,19 +134,14 @@ def passable() -> Iterator[Served]:
         yield served
 
 
-def test_another_user_does_not_get_as_far_as_the_socket(passable: Served) -> None:
+def test_another_user_does_not_get_as_far_as_the_socket_and_is_told_no_where_all_is_open(passable: Served) -> None:
     path = socket_of(passable)
     assert knock(path, 0) == "HTTP/1.1 200"
     assert knock(path, NOBODY) == "PermissionError"
     # And with the folder open, the socket itself is closed to them.
     os.chmod(path.parent, 0o755)
     assert knock(path, NOBODY) == "PermissionError"
-
-
-def test_another_user_who_gets_as_far_is_told_no(passable: Served) -> None:
-    """Somebody has opened all of it by mistake: the kernel still says who it is."""
-    path = socket_of(passable)
-    os.chmod(path.parent, 0o755)
+    # Somebody has opened all of it by mistake: the kernel still says who it is.
     os.chmod(path, 0o666)
     assert knock(path, NOBODY) == "HTTP/1.1 403"
 
@@ -253,21 +243,21 @@ def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None
 
 
 # -- its end ----------------------------------------------------------------------------------------------------------
-def test_term_takes_it_away(served: Served) -> None:
-    path = socket_of(served)
-    assert served.process is not None
-    served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(SECONDS_MAX) == 0
+def test_term_takes_it_away(fresh: Served) -> None:
+    path = socket_of(fresh)
+    assert fresh.process is not None
+    fresh.process.send_signal(signal.SIGTERM)
+    assert fresh.process.wait(SECONDS_MAX) == 0
     assert not path.exists()
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next(served: Served) -> None:
-    path = socket_of(served)
-    served.kill()
+def test_what_a_killed_server_left_is_removed_by_the_next(fresh: Served) -> None:
+    path = socket_of(fresh)
+    fresh.kill()
     assert path.exists()
-    served.start()
-    assert list(path.parent.iterdir()) == [socket_of(served)]
+    fresh.start()
+    assert list(path.parent.iterdir()) == [socket_of(fresh)]
 
 
 def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,6 @@ ONE = "/v1/sessions/short/events"
 MANY = "/v1/events"
 
 
-# Ten thousand connections each: seconds on a machine that has nothing else to do.
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("path", "accept", "step"),
     [

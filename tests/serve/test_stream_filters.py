@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from tests.serve.joining import NDJSON, SSE, Client, body, is_live
-from tests.serve.kit import Served
+from tests.serve.kit import Served, shared
 from tests.serve.test_stream_marks import MANY, of, said
 from tests.serve.test_stream_pages import Reader, last_seq, streams_of
+from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core.event import FRAMES
@@ -23,9 +24,18 @@ from banksman.serve.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, Man
 from banksman.testing import fake_agent
 from banksman.testing.checks import Message
 
+pytestmark = thorough
+
+
+@pytest.fixture(scope="module", params=["memory:", None], ids=["memory", "sqlite"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings: dict[str, Any] = {} if request.param is None else {"store": request.param}
+    with shared(tmp_path_factory.mktemp("server"), **settings) as served:
+        yield served
+
 
 @pytest.fixture(params=["memory:", None], ids=["memory", "sqlite"])
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     settings: dict[str, Any] = {} if request.param is None else {"store": request.param}
     with Served(tmp_path / "server", **settings) as served:
         yield served
@@ -54,16 +64,16 @@ def ends(turn: str) -> Callable[[Message], bool]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("accept", [SSE, NDJSON])
 def test_without_frames_nothing_is_lost_and_nothing_comes_twice_however_often_one_goes(
-    served: Served, accept: str
+    fresh: Served, accept: str
 ) -> None:
-    session = served.open()
+    session = fresh.open()
     for number in range(3):
-        said(served, session, f"{number}\n@@stream 30 0 漢")
-    turn = served.ask(session, "@@stream 60 0.005 字")
+        said(fresh, session, f"{number}\n@@stream 30 0 漢")
+    turn = fresh.ask(session, "@@stream 60 0.005 字")
     last = ends(turn)
     chance = random.Random(7)
     for path in (f"{of(session)}?frames=0", f"{MANY}?frames_of="):
-        client = Client(served.port, path, accept=accept)
+        client = Client(fresh.port, path, accept=accept)
         is_over: list[bool] = []
 
         def see(message: Message, is_over: list[bool] = is_over) -> bool:
@@ -75,7 +85,7 @@ def test_without_frames_nothing_is_lost_and_nothing_comes_twice_however_often_on
             if is_over:
                 break
         events = [{name: value for name, value in event.items() if name != "position"} for event in shown(client)]
-        assert events == [event for event in own(served, session) if event["seq"] <= events[-1]["seq"]]
+        assert events == [event for event in own(fresh, session) if event["seq"] <= events[-1]["seq"]]
         assert len(client.visits) > 3
 
 
@@ -135,10 +145,10 @@ def test_who_begins_now_is_live_at_once_and_sees_what_comes(served: Served) -> N
         assert stream.status == 422
 
 
-def test_now_is_a_place_of_an_empty_store_too(served: Served) -> None:
-    with served.stream(f"{MANY}?after=now") as stream:
+def test_now_is_a_place_of_an_empty_store_too(fresh: Served) -> None:
+    with fresh.stream(f"{MANY}?after=now") as stream:
         assert next(stream.messages()).event == "stream.live"
-        session = served.open()
+        session = fresh.open()
         assert next(message for message in stream.messages() if message.id is not None).data["session"] == session
 
 

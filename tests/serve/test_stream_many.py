@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.serve.joining import NDJSON, SSE, Client, body, is_live, walk
 from tests.serve.kit import Served
+from tests.thorough import thorough
 
 from banksman import Host
 from banksman.testing import checks, fake_agent
@@ -30,6 +31,7 @@ class Wanted:
         return not self._left
 
 
+@thorough
 def test_twenty_sessions_come_whole_over_one_connection(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served, ThreadPoolExecutor(8) as threads:
 

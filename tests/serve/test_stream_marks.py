@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,26 +30,26 @@ def said(served: Served, session: str, prompt: str) -> None:
 
 
 # -- stream.live -----------------------------------------------------------------------------------------------------
-def test_live_comes_once_where_the_replay_ends_however_long_it_is(tmp_path: Path) -> None:
-    with Served(tmp_path / "served") as served:
-        session = served.open()
-        said(served, session, f"@@stream {2 * PAGE_EVENTS_MAX} 0 漢")
-        places: dict[str, list[str]] = {}
-        for path in (of(session), MANY):
-            client = Client(served.port, path)
+def test_live_comes_once_where_the_replay_ends_however_long_it_is(served: Served) -> None:
+    session = served.open()
+    said(served, session, f"@@stream {2 * PAGE_EVENTS_MAX} 0 漢")
+    places: dict[str, list[str]] = {}
+    for path in (of(session), MANY):
+        client = Client(served.port, path)
+        client.visit(until=is_live)
+        places[path] = [message.id or "" for message in client.view().events.values()]
+    # Also where the last page is a full one: nothing behind it says that it was the last.
+    full = PAGE_EVENTS_MAX
+    for path, ids in places.items():
+        for count in (0, 1, full - 1, full, full + 1, 2 * full, len(ids) - 1):
+            client = Client(served.port, path, after=ids[-count - 1])
             client.visit(until=is_live)
-            places[path] = [message.id or "" for message in client.view().events.values()]
-        # Also where the last page is a full one: nothing behind it says that it was the last.
-        full = PAGE_EVENTS_MAX
-        for path, ids in places.items():
-            for count in (0, 1, full - 1, full, full + 1, 2 * full, len(ids) - 1):
-                client = Client(served.port, path, after=ids[-count - 1])
-                client.visit(until=is_live)
-                messages = client.visits[0].messages
-                assert [message.id for message in messages[:-1]] == ids[len(ids) - count :]
-                assert body(messages[-1]) == {"kind": "stream.live", "head": ids[-1]}
+            messages = client.visits[0].messages
+            assert [message.id for message in messages[:-1]] == ids[len(ids) - count :]
+            assert body(messages[-1]) == {"kind": "stream.live", "head": ids[-1]}
 
 
+@pytest.mark.thorough
 def test_live_comes_once_also_while_more_is_written(tmp_path: Path) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=0.1) as served:
         session = served.open()
@@ -174,26 +176,59 @@ def test_what_retention_took_is_told_by_its_range(tmp_path: Path) -> None:
         assert set(many.view().heads()) == {session, other}
 
 
-# -- a history that is not there -------------------------------------------------------------------------------------
-def test_a_cursor_of_another_history_is_gone(tmp_path: Path) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "lost", ["id = (SELECT max(id) FROM chunks WHERE session = ?)", "session = ?"], ids=["the end", "all"]
+)
+def test_what_damage_took_of_one_session_is_told_to_who_follows_many_before_they_are_live(
+    tmp_path: Path, lost: str
+) -> None:
     with Served(tmp_path / "served") as served:
-        session = served.open()
-        said(served, session, "hello")
-        epoch, _, seq = str(served.get(of(session))["head"]).rpartition(".")
-        for cursor in (f"{int(epoch) + 1}.{seq}", f"{epoch}.{int(seq) + 1}", "1.999999999", "999999999"):
-            for accept in (SSE, NDJSON):
-                for how in ({"path": f"{of(session)}?after={cursor}"}, {"path": of(session), "after": cursor}):
-                    with served.stream(accept=accept, **how) as stream:
-                        assert stream.status == 410, (cursor, accept)
-                        assert stream.headers["content-type"] == "application/problem+json"
-        for cursor in (f"{int(epoch) + 1}.{seq}", f"{epoch}.{int(seq) + 1}"):
-            answer = served.request("GET", f"{of(session)}?after={cursor}")
-            assert (answer.status, answer.json["title"]) == (410, "HistoryLost")
-            assert answer.json["hint"]
-        # And what was never a cursor of anything is the caller's to mend.
-        for path in (f"{of(session)}?after=x", f"{MANY}?after=x"):
-            with served.stream(path) as stream:
-                assert stream.status == 422, path
+        damaged, whole = served.open(), served.open()
+        for session in (damaged, whole):
+            said(served, session, "x")
+        served.stop()
+        with contextlib.closing(sqlite3.connect(served.folder / "store.db")) as store:
+            store.execute(f"DELETE FROM chunks WHERE {lost}", (damaged,))
+            [(head,)] = store.execute("SELECT seq FROM sessions WHERE id = ?", (damaged,)).fetchall()
+            [(left,)] = store.execute("SELECT count(*) FROM chunks WHERE session = ?", (damaged,)).fetchall()
+            store.commit()
+        served.start()
+        assert served.request("GET", of(damaged)).json["title"] == "StoreDamaged"
+        for path, sessions in ((MANY, {damaged, whole}), (f"{MANY}?sessions={damaged}", {damaged})):
+            client = Client(served.port, path)
+            client.visit(until=is_live)
+            view = client.view()
+            assert view.gaps == {damaged: [(1, head)]}
+            assert {session for session, _ in view.events} == (sessions if left else sessions - {damaged})
+            if not left:
+                continue
+            # Who comes back to the last event that is left is told as well.
+            last = max(seq for session, seq in view.events if session == damaged)
+            again = Client(served.port, path, after=view.events[damaged, last].id)
+            again.visit(until=is_live)
+            assert [m.event for m in again.visits[0].messages if m.event is not None] == ["stream.gap", "stream.live"]
+
+
+# -- a history that is not there -------------------------------------------------------------------------------------
+def test_a_cursor_of_another_history_is_gone(served: Served) -> None:
+    session = served.open()
+    said(served, session, "hello")
+    epoch, _, seq = str(served.get(of(session))["head"]).rpartition(".")
+    for cursor in (f"{int(epoch) + 1}.{seq}", f"{epoch}.{int(seq) + 1}", "1.999999999", "999999999"):
+        for accept in (SSE, NDJSON):
+            for how in ({"path": f"{of(session)}?after={cursor}"}, {"path": of(session), "after": cursor}):
+                with served.stream(accept=accept, **how) as stream:
+                    assert stream.status == 410, (cursor, accept)
+                    assert stream.headers["content-type"] == "application/problem+json"
+    for cursor in (f"{int(epoch) + 1}.{seq}", f"{epoch}.{int(seq) + 1}"):
+        answer = served.request("GET", f"{of(session)}?after={cursor}")
+        assert (answer.status, answer.json["title"]) == (410, "HistoryLost")
+        assert answer.json["hint"]
+    # And what was never a cursor of anything is the caller's to mend.
+    for path in (f"{of(session)}?after=x", f"{MANY}?after=x"):
+        with served.stream(path) as stream:
+            assert stream.status == 422, path
 
 
 # -- stream.closing --------------------------------------------------------------------------------------------------
@@ -201,26 +236,26 @@ def rest(stream: Stream) -> list[Sent]:
     return list(stream.messages())
 
 
-def test_the_streams_of_a_deleted_session_end(tmp_path: Path) -> None:
-    with Served(tmp_path / "served") as served:
-        session, other = served.open(), served.open()
-        said(served, session, "hello")
-        with served.stream(of(session)) as stream, served.stream(MANY) as many, served.stream(of(other)) as others:
-            for open_one in (stream, many, others):
-                open_one.until_live()
-            assert served.request("DELETE", f"/v1/sessions/{session}?forget=1").status == 204
-            *_, last = rest(stream)
-            assert last.event == "stream.closing"
-            assert last.id is None
-            assert last.data["retry_seconds"] == 1.0
-            assert "deleted" in last.data["reason"] or "no such" in last.data["reason"], last
-            # Whoever follows others does not notice.
-            said(served, other, "still here")
-            seen = others.messages()
-            assert next(message for message in seen if message.data["kind"] == "turn.ended")
-            assert next(message for message in many.messages() if message.data["session"] == other)
-        with served.stream(of(session)) as stream:
-            assert stream.status == 404
+@pytest.mark.thorough
+def test_the_streams_of_a_deleted_session_end(served: Served) -> None:
+    session, other = served.open(), served.open()
+    said(served, session, "hello")
+    with served.stream(of(session)) as stream, served.stream(MANY) as many, served.stream(of(other)) as others:
+        for open_one in (stream, many, others):
+            open_one.until_live()
+        assert served.request("DELETE", f"/v1/sessions/{session}?forget=1").status == 204
+        *_, last = rest(stream)
+        assert last.event == "stream.closing"
+        assert last.id is None
+        assert last.data["retry_seconds"] == 1.0
+        assert "deleted" in last.data["reason"] or "no such" in last.data["reason"], last
+        # Whoever follows others does not notice.
+        said(served, other, "still here")
+        seen = others.messages()
+        assert next(message for message in seen if message.data["kind"] == "turn.ended")
+        assert next(message for message in many.messages() if message.data["session"] == other)
+    with served.stream(of(session)) as stream:
+        assert stream.status == 404
 
 
 @pytest.mark.thorough

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +44,11 @@ class CountedMany(ManySessions):
         return page
 
 
+@dataclass(eq=False)
+class _Connection:
+    lost: asyncio.Future[None]
+
+
 class Reader:
     """A client without a socket: what a follower sends is what it gets."""
 
@@ -66,10 +71,11 @@ class Reader:
         return task
 
     async def _run(self) -> None:
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "method": "GET",
-            "state": {"connection": SimpleNamespace(lost=self.lost), "client": ""},
+            "headers": [],
+            "state": {"connection": _Connection(self.lost), "client": ""},
         }
         await self._follower(scope, self._receive, self._send)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from banksman import Host
 from banksman.testing import fake_agent
 
 ASKS = {"prompt 1": ['ask Bash {"command": "make test"}', "say done"]}
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "server") as served:
-        yield served
 
 
 def wait_for(served: Served, session: str, kind: str, *, turn: str | None = None) -> Any:
@@ -65,15 +58,15 @@ def test_a_turn_from_the_ask_to_its_outcome(served: Served) -> None:
     assert (shown["id"], shown["name"], shown["phase"], shown["holder"]) == (session, "fix-ci", "idle", None)
 
 
-def test_what_was_accepted_survives_the_server(served: Served) -> None:
+def test_what_was_accepted_survives_the_server(fresh: Served) -> None:
     """The turn that ran is unknown, and never sent again by itself; the one that waited is come to, unasked."""
-    session = served.open({"prompt work": ["hang"]})
-    running, waiting = served.ask(session, "work"), served.ask(session, "more")
-    wait_for(served, session, "turn.started", turn=running)
-    served.kill()
-    served.start()
-    assert served.outcome(session, running)["kind"] == "unknown"
-    assert served.outcome(session, waiting)["kind"] == "done"
+    session = fresh.open({"prompt work": ["hang"]})
+    running, waiting = fresh.ask(session, "work"), fresh.ask(session, "more")
+    wait_for(fresh, session, "turn.started", turn=running)
+    fresh.kill()
+    fresh.start()
+    assert fresh.outcome(session, running)["kind"] == "unknown"
+    assert fresh.outcome(session, waiting)["kind"] == "done"
 
 
 def test_a_late_cancel_does_not_stop_the_next_turn(served: Served) -> None:
@@ -148,19 +141,19 @@ def test_a_question_is_answered_once_from_two_clients_and_both_are_told(served: 
 
 
 @pytest.mark.thorough
-def test_an_answer_sent_again_is_the_same_answer_also_after_a_restart(served: Served) -> None:
-    session = served.open(ASKS)
-    turn = served.ask(session, "go")
-    question = wait_for(served, session, "question.asked")["body"]["question"]
+def test_an_answer_sent_again_is_the_same_answer_also_after_a_restart(fresh: Served) -> None:
+    session = fresh.open(ASKS)
+    turn = fresh.ask(session, "go")
+    question = wait_for(fresh, session, "question.asked")["body"]["question"]
     path = f"/v1/sessions/{session}/questions/{question}"
-    first = served.post(path, {"decision": "allow", "message": "go on"})
+    first = fresh.post(path, {"decision": "allow", "message": "go on"})
     assert first == {"question": question, "answer": "allow", "by": "answer", "message": "go on", "first": True}
-    assert served.post(path, {"decision": "allow"}) == {**first, "first": False}
-    assert served.outcome(session, turn)["kind"] == "done"
-    served.kill()
-    served.start()
-    assert served.post(path, {"decision": "deny"}) == {**first, "first": False}
-    assert served.request("POST", f"{path}0", {"decision": "allow"}).status == 404
+    assert fresh.post(path, {"decision": "allow"}) == {**first, "first": False}
+    assert fresh.outcome(session, turn)["kind"] == "done"
+    fresh.kill()
+    fresh.start()
+    assert fresh.post(path, {"decision": "deny"}) == {**first, "first": False}
+    assert fresh.request("POST", f"{path}0", {"decision": "allow"}).status == 404
 
 
 def test_nothing_runs_before_the_decision_and_the_waiting_is_seen(served: Served, tmp_path: Path) -> None:
@@ -193,21 +186,21 @@ def test_a_question_expires_once_and_a_late_answer_is_told(served: Served) -> No
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
-def test_a_session_is_listed_changed_closed_and_forgotten(served: Served) -> None:
-    sessions = [served.open(name=name) for name in ("one", "two", "three")]
-    listed = served.get("/v1/sessions?limit=2")
+def test_a_session_is_listed_changed_closed_and_forgotten(fresh: Served) -> None:
+    sessions = [fresh.open(name=name) for name in ("one", "two", "three")]
+    listed = fresh.get("/v1/sessions?limit=2")
     assert [session["name"] for session in listed["sessions"]] == ["one", "two"]
     assert listed["next"] == sessions[1]
-    rest = served.get(f"/v1/sessions?limit=2&after={listed['next']}")
+    rest = fresh.get(f"/v1/sessions?limit=2&after={listed['next']}")
     assert ([session["name"] for session in rest["sessions"]], rest["next"]) == (["three"], None)
-    changed = served.request("PATCH", "/v1/sessions/one", {"name": "first"})
+    changed = fresh.request("PATCH", "/v1/sessions/one", {"name": "first"})
     assert (changed.status, changed.json["name"], changed.json["id"]) == (200, "first", sessions[0])
-    assert served.request("PATCH", "/v1/sessions/two", {"name": "first"}).status == 409
-    closed = served.request("DELETE", "/v1/sessions/two")
+    assert fresh.request("PATCH", "/v1/sessions/two", {"name": "first"}).status == 409
+    closed = fresh.request("DELETE", "/v1/sessions/two")
     assert (closed.status, closed.json["phase"]) == (200, "closed")
-    assert served.request("DELETE", "/v1/sessions/two?forget=1").status == 204
-    assert served.request("GET", "/v1/sessions/two").status == 404
-    assert len(served.get("/v1/sessions")["sessions"]) == 2
+    assert fresh.request("DELETE", "/v1/sessions/two?forget=1").status == 204
+    assert fresh.request("GET", "/v1/sessions/two").status == 404
+    assert len(fresh.get("/v1/sessions")["sessions"]) == 2
 
 
 def test_a_session_that_was_closed_goes_on_when_it_is_asked(served: Served) -> None:

@@ -196,14 +196,3 @@ def test_where_it_is_if_nobody_says_where(monkeypatch: pytest.MonkeyPatch, tmp_p
 )
 def test_any_two_texts_can_be_compared(a: str, b: str, same: bool) -> None:
     assert token.is_same(a, b) is same
-
-
-def test_a_cookie_is_of_one_token_and_one_port_and_shows_neither() -> None:
-    cookie = token.cookie_of("token-of-mine", 4380)
-    assert cookie == token.cookie_of("token-of-mine", 4380)
-    others = {token.cookie_of("token-of-mine", 4381), token.cookie_of("token-of-mini", 4380)}
-    assert len(others - {cookie}) == 2
-    assert "token" not in cookie
-    assert cookie.isascii()
-    assert len(cookie) == 43
-    assert not set(cookie) & set('",;\\ =')

@@ -14,10 +14,11 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banksman.serve import page
-from banksman.serve.api import commands, events, hosts, openapi, operation, sessions, turns
+from banksman.serve.api import commands, events, hosts, operation, sessions, turns
 from banksman.serve.api.routes import Answer, Call, Endpoint, Route
 from banksman.serve.context import Context
 from banksman.serve.entrance.door import Door
+from banksman.serve.entrance.page_tokens import PageTokens, revoked_path
 from banksman.serve.entrance.wire import HEADERS_FOR_BROWSERS
 from banksman.serve.forwarding import Application
 from banksman.serve.problems import Problem
@@ -38,6 +39,8 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     @functools.cache
     def described() -> bytes:
         # Not before somebody asks: a verb with a host inside starts as fast as this does.
+        from banksman.serve.api import openapi  # noqa: PLC0415
+
         return msgspec.json.encode(openapi.describe(ROUTES))
 
     async def describe(_: Call) -> Answer:
@@ -56,7 +59,9 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     )
     is_open = {route.path for routes in by_path.values() for route in routes if route.is_open}
     names = (*context.settings.hosts, context.settings.bind)
-    door = context.door = Door(router, token=token, port=port, names=names, is_open=is_open.__contains__)
+    pages = PageTokens(token, port, revoked_path())
+    context.streams.is_revoked = pages.is_revoked
+    door = context.door = Door(router, token=token, pages=pages, names=names, is_open=is_open.__contains__)
     context.application = Application(Logged(router))
     return Logged(door)
 

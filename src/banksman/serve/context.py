@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Context:
     """`drain` begins to end the server, with that many seconds for what runs; None: as many as it is set to. `front`:
-    how other hosts of the same store are asked; None: there are none. `application`: how they ask us."""
+    how other hosts of the same store are asked; None: there are none. `application`: how they ask us.
+    `url`: of the page; empty: there is no port."""
 
     host: Host
     settings: Settings
@@ -35,6 +36,7 @@ class Context:
     streams: Streams
     drain: Callable[[float | None], None]
     store: str
+    url: str = ""
     once: Once = field(default_factory=Once)
     started: float = field(default_factory=time.time)
     door: Door | None = None

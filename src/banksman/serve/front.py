@@ -19,11 +19,11 @@ import asyncio
 import contextlib
 import time
 import uuid
-from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from banksman import Host, Kind
 from banksman.errors import (
@@ -42,6 +42,7 @@ from banksman.run.sessions.session import Session
 from banksman.run.sessions.status import Status
 from banksman.serve.api.messages import sessions as messages
 from banksman.serve.api.messages.parts import WAIT_SECONDS_MAX, WaitFor
+from banksman.serve.api.messages.sessions import DeleteSession
 from banksman.serve.api.messages.turns import Turn
 from banksman.serve.api.routes import Answer, Call, Result, Route, ToOwner
 from banksman.serve.api.sending import Sliced
@@ -88,8 +89,7 @@ class Pause:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Silent:
+class Silent(msgspec.Struct, frozen=True):
     """Why there is no answer."""
 
     why: str
@@ -119,7 +119,12 @@ class Front:
                 await self.cluster.records.look_for(id_or_name)
 
     async def answer(self, call: Call, route: Route) -> Result:
-        session = session_of(self._host, call.path["id"])
+        try:
+            session = session_of(self._host, call.path["id"])
+        except NotFound:
+            if isinstance(call.query, DeleteSession) and call.query.forget:
+                await self._host.delete(call.path["id"])  # An earlier deletion may have been cut short.
+            raise
         if call.is_forwarded:
             return await self._as_owner(call, route, session)
         if route.to_owner is ToOwner.READS:

@@ -65,6 +65,7 @@ async def serving(
         user_helper=settings.user_helper,
     ) as host:
         context = context_of(host, settings, drain, policy)
+        context.url = "" if port == 0 else address
         application = app.make(context, token=token, port=port)
         # Who has a port is there for others to come in by it.
         async with membership.of(context, is_front=port != 0):

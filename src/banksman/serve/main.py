@@ -58,8 +58,7 @@ async def _run(settings: Settings, then: Then | None) -> int:
     notifier = notify.take()
     with closing(servers.bind(settings)) as listener:
         token = settings.token or tokens.load_or_make(_token_path(settings))
-        cookie = tokens.cookie_of(token, servers.port_of(listener))
-        logs.configure(settings.log_format, settings.log_level, [token, cookie, *settings.secrets])
+        logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
         raise_fd_limit()
         stacks.install(loop)
         adopted.install(loop)
@@ -85,9 +84,8 @@ async def _run_host(settings: Settings) -> int:
     stacks.install(loop)
     adopted.install(loop)
     ending = Ending(settings.drain_seconds)
-    _hear_signals(ending)
     try:
-        with _own_socket() as (own, path):
+        with _hearing_signals(ending), _own_socket() as (own, path):
             listeners = [] if own is None else [own]
             address = "" if path is None else f"{inside.UNIX}{path}"
             async with inside.serving(
@@ -106,8 +104,7 @@ async def _serve(
     url = servers.url_of(listener)
     port = servers.port_of(listener)
     ending = Ending(settings.drain_seconds)
-    _hear_signals(ending)
-    with _own_socket() as (own, path):
+    with _hearing_signals(ending), _own_socket() as (own, path):
         listeners = [listener] if own is None else [listener, own]
         async with inside.serving(
             settings, listeners, token=token, port=port, address=url, drain=ending.ask
@@ -116,7 +113,7 @@ async def _serve(
             # Who waits in sessions of dead hosts is served by whichever host takes them up, where there are many.
             takes_up = [] if settings.is_clustered else [host.take_up()]
             with _announced(url, path):
-                _tell(url, token)
+                _tell(context)
                 await _until_ended(context, ending, notifier, url, *takes_up, *([then(host, url)] if then else []))
 
 
@@ -155,10 +152,12 @@ def _token_path(settings: Settings) -> Path:
     return tokens.default_path() if settings.token_file is None else Path(settings.token_file)
 
 
-def _tell(url: str, token: str) -> None:
-    """The address to open. What comes after the # is for the browser: it sends it to nobody. Into a journal, which
-    others may read and which is kept, the token does not go."""
-    _say(f"Banksman is at {url if _is_journal() else f'{url}/#token={token}'}")
+def _tell(context: Context) -> None:
+    """Print the page's address, with a one-time code that logs a browser in. Browsers send nobody what follows the #,
+    and a code that was used is worthless in their history. A journal is read by others and kept, so it gets no code."""
+    assert context.door is not None
+    link = context.url if _is_journal() else f"{context.url}/#code={context.door.pages.make_code()}"
+    _say(f"Banksman is at {link}")
 
 
 def _say(line: str) -> None:
@@ -235,7 +234,10 @@ async def _beating(notifier: notify.Notifier) -> AsyncGenerator[None]:
         await asyncio.wait((task,))
 
 
-def _hear_signals(ending: Ending) -> None:
+@contextmanager
+def _hearing_signals(ending: Ending) -> Generator[None]:
+    """The first one ends the server, the second one hurries. One that comes when all is over changes nothing."""
+
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
         if not ending.asked.done():
@@ -247,3 +249,9 @@ def _hear_signals(ending: Ending) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)

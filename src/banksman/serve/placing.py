@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
 from banksman.run.sessions import needs

@@ -21,6 +21,7 @@ MEDIA_TYPE = "application/problem+json"
 # to be noticed.
 RETRY_SECONDS = 1
 DETAIL_CHARACTERS_MAX = 2000
+CLOSING_HINT = "the server is shutting down: send the request again when it is back, or to another server"
 
 # The first line that fits counts: the special before the general.
 _STATUSES: tuple[tuple[type[BanksmanError], int], ...] = (
@@ -96,8 +97,10 @@ def away(what: str, error: errors.Unreachable) -> Problem:
 def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
     """`is_closing`: the host takes nothing more, which is why it refuses, and another one will take its place."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    hint = error.hint
     if isinstance(error, errors.Closed) and is_closing:
-        status = 503
+        # The host's own hint is for a program that has the host inside.
+        status, hint = 503, CLOSING_HINT
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, errors.Busy) else None
     detail = error.args[0] if error.args else ""
-    return Problem(status, type(error).__name__, str(detail), hint=error.hint, ids=error.ids, headers=headers)
+    return Problem(status, type(error).__name__, str(detail), hint=hint, ids=error.ids, headers=headers)

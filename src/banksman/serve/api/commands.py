@@ -10,6 +10,7 @@ import base64
 import binascii
 import codecs
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +38,8 @@ async def start(call: Call) -> Answer:
             cwd=policy.folder(body.cwd),
             env=policy.env(body.env),
             inherit_env=body.inherit_env,
+            # The server's own variables may hold its token, or the address of its store.
+            scrub=("banksman",),
             timeout=body.timeout,
             idle_timeout=body.idle_timeout,
             grace=body.grace,
@@ -54,12 +57,33 @@ async def list_commands(call: Call) -> Answer:
     return Answer(messages.Commands([shown(command) for command in call.context.host.commands()]))
 
 
+async def take_ended(call: Call) -> Answer:
+    """Each end is reported once: here, or by the request that waited for it or stopped the command."""
+    context: Context = call.context
+    body: messages.TakeEnded = call.body
+
+    async def do() -> Answer:
+        ended = context.host.take_ended()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(body.wait, WAIT_SECONDS_MAX)):
+                ended = ended or await context.host.wait_ended()
+        # With a key the answer is remembered, for the client to ask for it again.
+        return _reported(messages.Commands([shown(command) for command in ended]), [] if call.key else ended)
+
+    return await context.once.do("commands/ended", call.key, body, do)
+
+
 async def look(call: Call) -> Answer:
     command = _command(call)
     query: WaitFor = call.query
-    with suppress(TimeoutError):
-        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
-            await command.wait()
+    # A request that waits for the end gets the one report of it, as `wait` does; one that only looks leaves it.
+    if query.wait > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
+                await command.wait_over()
+                return _ended(command)
+    elif command.is_over:
+        command.result()  # Raises what kept it from being started.
     return Answer(shown(command))
 
 
@@ -126,8 +150,28 @@ async def resize(call: Call) -> Answer:
 async def stop(call: Call) -> Answer:
     command = _command(call)
     body: messages.StopCommand = call.body
-    await command.stop(at_once=body.at_once)
-    return Answer(shown(command))
+    # Not `command.stop()`, which takes the report: a stop goes on without its client, and may take longer than that one
+    # waits.
+    command.stop_nowait(at_once=body.at_once)
+    await command.wait_over()
+    return _ended(command)
+
+
+def _ended(command: Command) -> Answer:
+    """The one report of an end."""
+    is_news = command.take_report()
+    command.result()  # Raises what kept it from being started.
+    return _reported(shown(command), [command] if is_news else [])
+
+
+def _reported(value: Any, ended: Sequence[Command]) -> Answer:
+    """An answer that reports these ends. If its client has gone, they are reported to the next one."""
+
+    def give_back() -> None:
+        for command in ended:
+            command.return_report()
+
+    return Answer(value, on_unsent=give_back if ended else None)
 
 
 def shown(command: Command) -> messages.Command:
@@ -213,14 +257,25 @@ ROUTES = (
         method="GET",
         path="/v1/commands",
         handle=list_commands,
-        summary="The commands that run, and those that have ended and are still kept.",
+        summary="List the commands that run, and those that have ended and are still kept.",
         answer=messages.Commands,
+    ),
+    Route(
+        method="POST",
+        path="/v1/commands/ended",
+        handle=take_ended,
+        summary="Take the commands that have ended and were not reported before, each once.",
+        body=messages.TakeEnded,
+        answer=messages.Commands,
+        has_key=True,
+        problems=(422,),
+        waits=True,
     ),
     Route(
         method="GET",
         path=ID,
         handle=look,
-        summary="Where a command stands, and how it ended.",
+        summary="Show a command; with `wait`, wait for its end.",
         query=WaitFor,
         answer=messages.Command,
         problems=(409,),
@@ -230,7 +285,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/output",
         handle=read,
-        summary="Its output from a byte on.",
+        summary="Read the output of a command from an offset on.",
         query=messages.ReadOutput,
         answer=messages.OutputPiece,
         problems=(409, 422),
@@ -240,7 +295,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/watch",
         handle=watch,
-        summary="Wait until its output matches a pattern.",
+        summary="Wait until the output of a command matches a pattern.",
         query=messages.WatchOutput,
         answer=messages.Matched,
         problems=(409, 422),
@@ -250,7 +305,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/stdin",
         handle=write,
-        summary="Write to its stdin, and end it.",
+        summary="Write to the stdin of a command, or close it.",
         body=messages.WriteStdin,
         answer=messages.Command,
         problems=(409, 422),
@@ -259,7 +314,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/signal",
         handle=send_signal,
-        summary="Send a signal to its leader, or its group.",
+        summary="Send a signal to a command.",
         body=messages.SendSignal,
         answer=messages.Command,
         problems=(409, 422),
@@ -268,7 +323,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/resize",
         handle=resize,
-        summary="Give its terminal another size.",
+        summary="Resize the terminal of a command.",
         body=messages.Resize,
         answer=messages.Command,
         problems=(409, 422),
@@ -277,7 +332,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/stop",
         handle=stop,
-        summary="End it, and all that it started; answered when it is over.",
+        summary="Stop a command and all its processes; the answer comes when it is over.",
         body=messages.StopCommand,
         answer=messages.Command,
         problems=(409,),

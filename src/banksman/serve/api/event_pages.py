@@ -8,7 +8,6 @@ is passed over by its kind alone, before anything of it is decoded.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,8 +22,7 @@ PAGE_BYTES_MAX = 4 << 20
 SLICE_EVENTS_MAX = 250
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader of a page asks for."""
 
     limit: int

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from banksman import __version__
+from banksman.serve.api import schemas
+from banksman.serve.api.messages.event_kinds import EVENTS, MARKS, OtherEvent
 from banksman.serve.api.messages.events import Event
 from banksman.serve.api.messages.operation import Problem
 from banksman.serve.api.routes import Route
 from banksman.serve.problems import MEDIA_TYPE
 
-_REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ID = {"type": "string", "minLength": 1, "maxLength": 255}
 
@@ -27,86 +28,169 @@ _WITH_BODY = (413, 415)
 _TO_OWNER = (502, 504)
 
 _WORDS = {
-    400: "It could not be understood.",
-    401: "There is no token, or not the right one.",
-    403: "It comes from a foreign site, or is not allowed here.",
-    404: "There is no such thing.",
+    400: "The request is malformed.",
+    401: "The token is missing or wrong.",
+    403: "The request comes from a foreign site, or is not allowed here.",
+    404: "Not found.",
     405: "The path does not take this method.",
-    408: "It took too long to send it.",
-    409: "It cannot be done now: busy, closed, or another host's.",
-    410: "The store does not have that history any more: begin again.",
+    408: "The request was sent too slowly.",
+    409: "It cannot be done now: the session is busy, closed, or another host has it.",
+    410: "The store does not have this history any more: begin again from the first event.",
     413: "The body is too large.",
     414: "The URL is too long.",
     415: "The body is not JSON.",
-    422: "It was understood, and cannot be done.",
-    429: "Too many are waiting already.",
-    431: "The head is too large.",
-    500: "A bug of Banksman's own.",
+    422: "The request is well-formed, and cannot be done.",
+    429: "Too many are waiting already: try again later.",
+    431: "The headers are too large.",
+    500: "A bug in Banksman.",
     502: "The agent failed.",
-    503: "The server is on its way out, the store or the machine has no room, or the host of the session is silent.",
-    504: "The host that has the session has not answered: whether it was done is not known.",
+    503: "The server is shutting down, the store or the machine has no room, or the session's host is silent.",
+    504: "The host that has the session did not answer: whether it was done is not known.",
+}
+
+_TAGS = {
+    "sessions": "Conversations with an agent. A session outlives the agent's process and the server.",
+    "turns": "Asks and their outcomes. One turn of a session runs at a time.",
+    "questions": "What an agent asks: permissions, and things to be entered.",
+    "events": "The log of sessions: pages, and streams.",
+    "commands": "Programs that run in the background of the server.",
+    "hosts": "The hosts that share a store.",
+    "server": "The server itself.",
+}
+
+# What a name in a path stands for, by the beginning of the path.
+_SUBJECTS = (
+    ("/v1/sessions/", "id", "Id or name of a session."),
+    ("/v1/sessions/", "turn", "Id of a turn."),
+    ("/v1/sessions/", "question", "Id of a question."),
+    ("/v1/commands/", "id", "Id of a command."),
+    ("/v1/hosts/", "id", "Id or name of a host."),
+)
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "description": "A request that is sent again with the same key is done once.",
+}
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Id of the last event that the client has seen, as `after`.",
+}
+# Text without an end. What is in each `data:` of it, or in each line, is JSON.
+_STREAM = {
+    "type": "string",
+    "description": "A stream of `StreamItem`: one in each event's `data:`, or one a line in NDJSON.",
+    "contentMediaType": "application/json",
+    "contentSchema": {"$ref": schemas.REF.format(name="StreamItem")},
 }
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
-    types = [kind for route in routes for kind in (route.body, route.answer) if kind not in (None, str)]
-    _, components = msgspec.json.schema_components([Problem, Event, *types], ref_template=_REF)
+    queries = {route.query for route in routes if route.query is not None}
+    answers = {route.answer for route in routes if route.answer not in (None, str)}
+    bodies = {route.body for route in routes if route.body is not None}
+    types = {Problem, OtherEvent, *EVENTS.values(), *MARKS, *queries, *answers, *bodies}
+    components = schemas.make(sorted(types, key=lambda kind: kind.__name__))
+    # A query is told by its parameters, and an event by its kind.
+    parameters = {kind: components.pop(kind.__name__) for kind in queries}
+    components |= _events(components)
     paths: dict[str, Any] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+        query = parameters[route.query] if route.query is not None else {}
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, query)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Banksman",
             "version": __version__,
-            "description": "Sessions with coding agents, and commands, as subprocesses: docs/server.md says more.",
+            "description": "Sessions with coding agents, and background commands. See docs/server.md.",
         },
+        "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
         "paths": paths,
-        "security": [{"token": []}, {"cookie": []}],
+        "security": [{"token": []}],
         "components": {
-            "schemas": components,
-            "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer"},
-                "cookie": {"type": "apiKey", "in": "cookie", "name": "banksman-PORT"},
-            },
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _events(components: dict[str, Any]) -> dict[str, Any]:
+    """An event, told apart by its kind; and all that a stream sends.
+
+    The last one takes any other kind: a client that was made from this goes on when there are more.
+    """
+    components["OtherEvent"]["properties"]["kind"]["not"] = {"enum": sorted(EVENTS)}
+    kinds = {kind: schemas.reference(event)["$ref"] for kind, event in EVENTS.items()}
+    return {
+        "Event": {
+            "description": components["Event"]["description"],
+            "oneOf": [*({"$ref": place} for place in kinds.values()), schemas.reference(OtherEvent)],
+            "discriminator": {"propertyName": "kind", "mapping": kinds},
+        },
+        "StreamItem": {
+            "description": "What a stream sends: events of the log, and marks for this one client.",
+            "oneOf": [schemas.reference(Event), *(schemas.reference(mark) for mark in MARKS)],
+        },
+    }
+
+
+def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
+        "tags": [_tag(route)],
         "summary": route.summary,
         "operationId": route.handle.__module__.rpartition(".")[2] + "_" + route.handle.__name__,
-        "parameters": list(_parameters(route)),
+        "parameters": list(_parameters(route, query)),
         "responses": {**_success(route), **{str(status): _problem(status) for status in sorted(_statuses(route))}},
     }
     if route.is_open:
         operation["security"] = []
     if route.body is not None:
         # A body may be left out where nothing in it must be given.
-        schema = _reference(route.body)
         fields = msgspec.structs.fields(route.body)
         operation["requestBody"] = {
             "required": any(field.required for field in fields),
-            "content": {"application/json": {"schema": schema}},
+            "content": {"application/json": {"schema": schemas.reference(route.body)}},
         }
     return operation
 
 
-def _parameters(route: Route) -> Iterable[dict[str, Any]]:
+def _tag(route: Route) -> str:
+    module = route.handle.__module__.rpartition(".")[2]
+    return "questions" if "/questions" in route.path else module if module in _TAGS else "server"
+
+
+def _parameters(route: Route, query: dict[str, Any]) -> Iterable[dict[str, Any]]:
     for name in _PARAMETER.findall(route.path):
-        yield {"name": name, "in": "path", "required": True, "schema": _ID}
-    if route.query is not None:
-        (schema,), components = msgspec.json.schema_components([route.query], ref_template=_REF)
-        properties = components[schema["$ref"].rpartition("/")[2]]
-        required = properties.get("required", [])
-        for name, shape in properties["properties"].items():
-            yield {"name": name, "in": "query", "required": name in required, "schema": shape}
+        said = (said for path, of, said in _SUBJECTS if route.path.startswith(path) and of == name)
+        yield {"name": name, "in": "path", "required": True, "schema": _ID, "description": next(said, "")}
+    required = query.get("required", [])
+    for name, shape in query.get("properties", {}).items():
+        # A parameter that is left out is what null would be.
+        (schema,) = [each for each in shape.get("anyOf", [shape]) if each != {"type": "null"}]
+        schema = {key: value for key, value in schema.items() if key != "description"}
+        where = {"name": name, "in": "query", "required": name in required}
+        yield {**where, "schema": schema, "description": shape["description"]}
     if route.streams:
-        yield {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}}
+        yield _LAST_EVENT_ID
+        yield _accept(route)
     if route.has_key:
-        schema = {"type": "string", "pattern": "^[!-~]{1,255}$"}
-        yield {"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema}
+        yield _KEY
+
+
+def _accept(route: Route) -> dict[str, Any]:
+    media_types = [*([] if route.answer is None else [route.media_type]), *route.streams]
+    return {
+        "name": "Accept",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string", "enum": media_types},
+        "description": f"What is answered. Without it: `{media_types[0]}`.",
+    }
 
 
 def _success(route: Route) -> dict[str, Any]:
@@ -114,15 +198,13 @@ def _success(route: Route) -> dict[str, Any]:
     if route.answer is str:
         content[route.media_type] = {"schema": {"type": "string"}}
     elif route.answer is not None:
-        content[route.media_type] = {"schema": _reference(route.answer)}
-    # There is no schema of a stream as a whole: it has no end.
-    content |= {media_type: {} for media_type in route.streams}
-    more = " A stream has each event as #/components/schemas/Event." if route.streams else ""
-    answer: dict[str, Any] = {"description": f"Done.{more}"}
+        content[route.media_type] = {"schema": schemas.reference(route.answer)}
+    content |= {media_type: {"schema": _STREAM} for media_type in route.streams}
+    answer: dict[str, Any] = {"description": "Success."}
     if content:
         answer["content"] = content
     # A session that is forgotten has nothing to show.
-    gone = {"204": {"description": "Done."}} if route.method == "DELETE" else {}
+    gone = {"204": {"description": "Success, with nothing to show."}} if route.method == "DELETE" else {}
     return {str(route.status): answer, **gone}
 
 
@@ -140,12 +222,10 @@ def _statuses(route: Route) -> set[int]:
 def _problem(status: int) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "description": _WORDS[status],
-        "content": {MEDIA_TYPE: {"schema": _reference(Problem)}},
+        "content": {MEDIA_TYPE: {"schema": schemas.reference(Problem)}},
     }
     if status in (429, 503):
-        answer["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}
+        answer["headers"] = {
+            "Retry-After": {"schema": {"type": "string"}, "description": "Seconds to wait before the next try."}
+        }
     return answer
-
-
-def _reference(kind: Any) -> dict[str, Any]:
-    return {"$ref": _REF.format(name=kind.__name__)}

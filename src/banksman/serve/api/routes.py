@@ -10,7 +10,6 @@ import enum
 import errno
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -27,6 +26,9 @@ from banksman.serve.problems import Problem, away, problem_of
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
+# What a client that has shown no token may send: a login is smaller, and is sent at once.
+STRANGER_BODY_BYTES_MAX = 4 << 10
+STRANGER_BODY_SECONDS_MAX = 10.0
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 B = TypeVar("B", bound=Body)
@@ -49,8 +51,7 @@ class ToOwner(enum.Enum):
     ENDS = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One request, taken apart. `context` is the server that it came to. `data`: its body, as it came. `is_forwarded`:
     another host has sent it here, since we have the session."""
 
@@ -67,28 +68,39 @@ class Call:
         return self.request.headers.get(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A success: a value to be shown as JSON, or bytes as they are."""
+class Answer(msgspec.Struct, frozen=True):
+    """A success: a value to be shown as JSON, or bytes as they are. `on_unsent` is called instead of sending it if the
+    client has disconnected by then: it gives back what was taken for that client."""
 
     value: Any = None
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     media_type: str = "application/json"
+    on_unsent: Callable[[], None] | None = None
 
     def response(self) -> Response:
         if self.value is None:
             return Response(status_code=self.status, headers=dict(self.headers))
-        data = self.value if isinstance(self.value, bytes) else msgspec.json.encode(self.value, enc_hook=str)
-        return Sliced(data, self.status, dict(self.headers), self.media_type)
+        return Sliced(self.encoded().value, self.status, dict(self.headers), self.media_type)
+
+    @property
+    def made(self) -> str:
+        """The id of what was made, by its address."""
+        return self.headers["Location"].rpartition("/")[2]
+
+    def encoded(self) -> Answer:
+        """The same in bytes, to be sent to anybody."""
+        data = self.value
+        if data is not None and not isinstance(data, bytes):
+            data = msgspec.json.encode(data, enc_hook=str)
+        return Answer(data, self.status, self.headers, self.media_type)
 
 
 Result = Answer | Response | Asgi
 Handle = Callable[[Call], Coroutine[Any, Any, Result]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, kw_only=True):
     """`problems`: the statuses it may answer besides those that every route may. `streams`: the media types that it
     answers without end, if `Accept` asks for one. `has_key`: it takes an `Idempotency-Key`. `waits`: it changes nothing
     and may take long, which is not for a client that is gone. `to_owner`: it is for the host that has the session."""
@@ -144,6 +156,10 @@ class Endpoint:
             if exc.errno not in _NO_ROOM:
                 raise
             response = problem_of(no_room("answer this", exc)).response()
+        if isinstance(response, Answer) and response.on_unsent is not None and request.state.connection.lost.done():
+            # As late as can be: the answer is written next. A client that goes after that may have read it.
+            response.on_unsent()
+            return
         await (response.response() if isinstance(response, Answer) else response)(scope, receive, send)
 
     async def _taken_apart(self, route: Route, request: Request) -> Call:
@@ -174,24 +190,25 @@ class Endpoint:
             raise Problem(400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json") from exc
 
     async def _read(self, request: Request) -> bytes:
-        too_large = Problem(
-            *(413, "BodyTooLarge", f"a body has at most {self._body_bytes_max} bytes"),
-            hint="send less, or raise body_bytes_max in the settings",
-        )
+        is_admitted = getattr(request.state, "is_admitted", True)  # What another host sends on was let in there.
+        size_max = self._body_bytes_max if is_admitted else min(self._body_bytes_max, STRANGER_BODY_BYTES_MAX)
+        seconds_max = BODY_SECONDS_MAX if is_admitted else min(BODY_SECONDS_MAX, STRANGER_BODY_SECONDS_MAX)
+        hint = "send less, or raise body_bytes_max in the settings" if is_admitted else "send a token, or less"
+        too_large = Problem(413, "BodyTooLarge", f"a body has at most {size_max} bytes", hint=hint)
         length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._body_bytes_max:
+        if length.isdecimal() and int(length) > size_max:
             raise too_large
         pieces: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(BODY_SECONDS_MAX):
+            async with asyncio.timeout(seconds_max):
                 async for piece in request.stream():
                     size += len(piece)
-                    if size > self._body_bytes_max:
+                    if size > size_max:
                         raise too_large
                     pieces.append(piece)
         except TimeoutError as exc:
-            raise Problem(408, "TooSlow", f"a body takes at most {BODY_SECONDS_MAX:g} s") from exc
+            raise Problem(408, "TooSlow", f"a body takes at most {seconds_max:g} s") from exc
         return b"".join(pieces)
 
 

@@ -40,8 +40,8 @@ async def _open_here(call: Call) -> Answer:
         headers = {"Location": f"/v1/sessions/{session.id}"}
         return Answer(shown(await session.look(), session, call.context.front), 201, headers)
 
-    def is_still_there(answer: Answer) -> bool:
-        return context.has_session(answer.value.id)
+    async def is_still_there(answer: Answer) -> bool:
+        return context.has_session(answer.made)
 
     return await context.once.do("sessions", call.key, body, do, is_still_so=is_still_there)
 
@@ -201,7 +201,7 @@ ROUTES = (
         method="POST",
         path="/v1/sessions",
         handle=open_session,
-        summary="Open a session with an agent. Under the name of a known one it is that one.",
+        summary="Open a session with an agent, or open the session of this name again.",
         body=messages.OpenSession,
         answer=messages.Session,
         status=201,
@@ -212,7 +212,7 @@ ROUTES = (
         method="GET",
         path="/v1/sessions",
         handle=list_sessions,
-        summary="Every session of the store, whoever has it, oldest first.",
+        summary="List the sessions of the store, oldest first.",
         query=messages.ListSessions,
         answer=messages.Sessions,
         problems=(404,),
@@ -222,7 +222,7 @@ ROUTES = (
         path=ID,
         handle=look,
         to_owner=ToOwner.READS,
-        summary="What a session is doing.",
+        summary="Show a session.",
         answer=messages.Session,
     ),
     Route(
@@ -230,7 +230,7 @@ ROUTES = (
         path=ID,
         handle=change,
         to_owner=ToOwner.NAMED,
-        summary="Another name, model or permission mode.",
+        summary="Change the name, model or permission mode of a session.",
         body=messages.ChangeSession,
         answer=messages.Session,
         problems=(409, 422, 502),
@@ -240,7 +240,7 @@ ROUTES = (
         path=ID,
         handle=close,
         to_owner=ToOwner.ENDS,
-        summary="Close a session; with forget=1, forget it for good.",
+        summary="Close a session; with `forget`, delete its log, too.",
         query=messages.DeleteSession,
         answer=messages.Session,
         problems=(409,),
@@ -250,7 +250,7 @@ ROUTES = (
         path=f"{ID}/why",
         handle=why,
         to_owner=ToOwner.READS,
-        summary="Who holds it, who waits, every clock, the last frames, the tree of processes.",
+        summary="Explain what a session waits for: queue, clocks, last frames, processes.",
         answer=messages.Why,
     ),
 )

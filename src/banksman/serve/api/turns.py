@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from banksman import Outcome, Receipt
+from banksman import Kind, Outcome, Receipt
+from banksman.errors import NotFound
 from banksman.run.sessions.questions import Question
 from banksman.run.sessions.status import Waiting
 from banksman.run.sessions.turn import Turn
@@ -33,7 +34,16 @@ async def ask(call: Call) -> Answer:
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return Answer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
 
-    return await context.once.do(f"turns {session.id}", call.key, body, do)
+    async def is_still_so(answer: Answer) -> bool:
+        """Not if the turn was never sent: the session is asked again then. One that retention took was."""
+        try:
+            turn = await session.turn(answer.made)
+        except NotFound:
+            return True
+        return str(turn.state) != "ended" or (await turn.outcome()).kind not in (Kind.REFUSED, Kind.WITHDRAWN)
+
+    place = f"turns {session.id} {session.incarnation}"
+    return await context.once.do(place, call.key, body, do, is_still_so=is_still_so)
 
 
 async def look(call: Call) -> Answer:
@@ -99,7 +109,7 @@ def shown(outcome: Outcome) -> messages.Outcome:
         stop_reason=outcome.stop_reason,
         text=outcome.text,
         structured=outcome.structured,
-        usage=outcome.usage,
+        usage=None if outcome.usage is None else dict(outcome.usage),
         cost=outcome.cost,
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
@@ -109,7 +119,13 @@ def shown(outcome: Outcome) -> messages.Outcome:
 
 def question(question: Question) -> messages.Question:
     return messages.Question(
-        question.id, question.turn, question.tool, dict(question.input), question.wants, dict(question.details)
+        question=question.id,
+        id=question.id,
+        turn=question.turn,
+        tool=question.tool,
+        input=dict(question.input),
+        wants=question.wants,
+        details=dict(question.details),
     )
 
 
@@ -130,7 +146,7 @@ ROUTES = (
         path=f"{ID}/turns",
         handle=ask,
         to_owner=ToOwner.KEYED,
-        summary="Ask for one turn. Accepted once the log has it.",
+        summary="Ask for a turn. The answer comes when the ask is durable.",
         body=messages.Ask,
         answer=messages.Accepted,
         status=202,
@@ -142,7 +158,7 @@ ROUTES = (
         path=f"{ID}/turns/{{turn}}",
         handle=look,
         to_owner=ToOwner.READS,
-        summary="Where a turn stands, and how it ended.",
+        summary="Show a turn and its outcome; with `wait`, wait for the outcome.",
         query=WaitFor,
         answer=messages.Turn,
         waits=True,
@@ -152,7 +168,7 @@ ROUTES = (
         path=f"{ID}/turns/{{turn}}/interrupt",
         handle=interrupt,
         to_owner=ToOwner.NAMED,
-        summary="Stop this turn; the receipt tells what became of it.",
+        summary="Interrupt a turn, or withdraw it from the queue.",
         answer=messages.Receipt,
         problems=(409, 422),
     ),
@@ -161,7 +177,7 @@ ROUTES = (
         path=f"{ID}/interrupt",
         handle=interrupt_now,
         to_owner=ToOwner.NOW,
-        summary="Stop the turn that runs now.",
+        summary="Interrupt the turn that runs now.",
         answer=messages.Receipt,
         problems=(409, 422),
     ),
@@ -170,7 +186,7 @@ ROUTES = (
         path=f"{ID}/turns/{{turn}}/move",
         handle=move,
         to_owner=ToOwner.NAMED,
-        summary="Put a turn that waits before another of its class, or to the head of its class.",
+        summary="Move a turn in the queue: before another one of its priority, or to the head.",
         body=messages.MoveTurn,
         answer=messages.Moved,
         problems=(409, 422),
@@ -180,7 +196,7 @@ ROUTES = (
         path=f"{ID}/questions",
         handle=list_questions,
         to_owner=ToOwner.READS,
-        summary="The questions that wait for an answer.",
+        summary="List the questions that wait for an answer.",
         answer=messages.Questions,
     ),
     Route(
@@ -188,7 +204,7 @@ ROUTES = (
         path=f"{ID}/questions/{{question}}",
         handle=answer,
         to_owner=ToOwner.NAMED,
-        summary="Answer a question. It has one answer; whoever comes second is told which.",
+        summary="Answer a question. Only the first answer counts; later ones are told which it was.",
         body=messages.Answer,
         answer=messages.Answered,
         problems=(409, 422),

@@ -10,7 +10,6 @@ have read it by then.
 
 from __future__ import annotations
 
-import base64
 import errno
 import fcntl
 import hashlib
@@ -57,13 +56,6 @@ def load_or_make(path: Path) -> str:
 def is_same(a: str, b: str) -> bool:
     """Compared in a time that says nothing about either, whatever they hold and however long they are."""
     return hmac.compare_digest(*(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (a, b)))
-
-
-def cookie_of(token: str, port: int) -> str:
-    """What a browser is given for the token. It does not show the token, and is the same after a restart; of another
-    token or another port it is another one, since browsers send cookies to every port of a host."""
-    digest = hmac.digest(token.encode("utf-8", "surrogatepass"), f"banksman cookie {port}".encode(), "sha256")
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 # -- files that are nobody else's -------------------------------------------------------------------------------------

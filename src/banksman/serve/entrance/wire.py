@@ -19,12 +19,14 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from banksman import sockets
+from banksman.serve.entrance import peers
 from banksman.serve.problems import MEDIA_TYPE, Problem
 
 HEAD_BYTES_MAX = 64 << 10
@@ -40,6 +42,8 @@ LINGER_SECONDS_MAX = 5.0
 PIPELINED_MAX = 64
 # A connection that is kept for the next request.
 IDLE_SECONDS_MAX = 75.0
+# The same, of a connection that has shown no token.
+STRANGER_IDLE_SECONDS_MAX = 10.0
 # What the kernel is given beyond what is on its way: the rest waits here, where it is seen that nobody takes it.
 UNSENT_BYTES_MAX = 128 << 10
 
@@ -76,8 +80,13 @@ class Connection(HttpToolsProtocol):
         self.lost: asyncio.Future[None] = self.loop.create_future()
         # It came by a socket of this machine, which no browser can.
         self.is_local = False
+        # A request of it has shown who it is from.
+        self.is_admitted = False
+        # Against the limits of accepting.py.
+        self.is_counted = True
         # Who is at the other end of that; None: nobody knows.
         self.uid: int | None = None
+        self.standing = peers.Standing.FREE
         self._stall_seconds = stall_seconds
         self._on_stall = on_stall
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -103,8 +112,12 @@ class Connection(HttpToolsProtocol):
             # not.)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         elif peer is not None and peer.family == socket.AF_UNIX:
-            self.is_local = True
-            self.uid = sockets.peer_uid(peer)
+            # A client that cannot be looked at stays what this line says, and is refused.
+            self.is_local, self.uid, self.standing = True, -1, peers.Standing.UNCLEAR
+            with suppress(OSError):
+                self.uid = sockets.peer_uid(peer)
+                self.standing = peers.standing_of(peer)
+            self.is_admitted = sockets.is_ours(self.uid) and self.standing is peers.Standing.FREE
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6) and sys.platform == "linux":
             milliseconds = max(1, int(self._stall_seconds * 1000))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -137,7 +150,9 @@ class Connection(HttpToolsProtocol):
             if self._timer is not None:
                 self._timer.cancel()
             self._awaited = awaited
-            self._timer = None if awaited is None else self.loop.call_later(_seconds(awaited), self._on_late, awaited)
+            self._timer = (
+                None if awaited is None else self.loop.call_later(self._seconds(awaited), self._on_late, awaited)
+            )
         is_running = self._running is not None and not self._running.response_complete
         assert (self._timer is None) == is_running, "a connection that nobody ends"
 
@@ -262,6 +277,15 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[problem.status], lines, body))
         self.transport.close()
 
+    def _seconds(self, awaited: Awaited) -> float:
+        match awaited:
+            case Awaited.HEAD:
+                return HEAD_SECONDS_MAX
+            case Awaited.REST:
+                return LINGER_SECONDS_MAX
+            case Awaited.NEXT:
+                return IDLE_SECONDS_MAX if self.is_admitted else STRANGER_IDLE_SECONDS_MAX
+
     # -- a client that does not read ---------------------------------------------------------------------------------
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -290,16 +314,6 @@ class Connection(HttpToolsProtocol):
         """Whether the answer that is being sent is one whose length nobody knows: no other is sent in chunks."""
         running = self._running
         return running is not None and running.chunked_encoding is True and not running.response_complete
-
-
-def _seconds(awaited: Awaited) -> float:
-    match awaited:
-        case Awaited.HEAD:
-            return HEAD_SECONDS_MAX
-        case Awaited.REST:
-            return LINGER_SECONDS_MAX
-        case Awaited.NEXT:
-            return IDLE_SECONDS_MAX
 
 
 def _too_large() -> Problem:

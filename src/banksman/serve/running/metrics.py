@@ -7,15 +7,25 @@ the server lives, whatever is closed and forgotten meanwhile (`run/sessions/tota
 
 from __future__ import annotations
 
+import itertools
+import platform
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from banksman import __version__
 from banksman.run.host import Host
+from banksman.run.sessions.turn_times import BOUNDS, Histogram
 from banksman.run.tally import Tally, take
 from banksman.serve.streams.counts import Counts
 
@@ -41,11 +51,18 @@ class _Collector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        yield _build()
         yield from _sessions(self._tally)
         yield from _traffic(self._tally)
         yield from _store(self._tally)
         yield from _streams(self._counts)
         yield from _processes(self._tally)
+
+
+def _build() -> Metric:
+    family = GaugeMetricFamily("banksman_build_info", "Always 1: what runs here", labels=("version", "python"))
+    family.add_metric((__version__, platform.python_version()), 1)
+    return family
 
 
 def _sessions(tally: Tally) -> Iterator[Metric]:
@@ -72,6 +89,10 @@ def _sessions(tally: Tally) -> Iterator[Metric]:
         tally.clocks,
     )
     yield _counters("banksman_turns", "Asks that ended, by their outcome", "outcome", tally.turns)
+    yield _histogram("banksman_turn_seconds", "Seconds from the start of a turn to its end", tally.times.turn)
+    yield _histogram(
+        "banksman_queue_seconds", "Seconds from the acceptance of an ask to the start of its turn", tally.times.queue
+    )
 
 
 def _traffic(tally: Tally) -> Iterator[Metric]:
@@ -145,6 +166,14 @@ def _gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Me
     for key in sorted(values):
         family.add_metric((key,), values[key])
     return family
+
+
+def _histogram(name: str, help: str, histogram: Histogram) -> Metric:  # noqa: A002
+    counts = itertools.accumulate(histogram.counts)
+    bounds = (*map(str, BOUNDS), "+Inf")
+    return HistogramMetricFamily(
+        name, help, buckets=list(zip(bounds, counts, strict=True)), sum_value=histogram.seconds
+    )
 
 
 def _counters(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:  # noqa: A002

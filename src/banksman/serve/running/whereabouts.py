@@ -39,7 +39,11 @@ def announce(folder: Path, url: str, socket_path: Path | None = None) -> None:
     """Say that a server of ours is at this URL, and has this socket for its own user. What another said before is
     replaced, unless that one is still there: clients of this user keep the server that they have."""
     if (other := _living(Path(os.path.abspath(folder)) / NAME)) is not None:
-        log.warning("! clients of this user find the server at %s; for this one they need --url %s", other, url)
+        log.warning(
+            "! clients of this user find the server at %s; for this one they need --url %s and BANKSMAN_TOKEN",
+            other,
+            url,
+        )
         return
     said = {"url": url, "pid": os.getpid(), "started": time.time()}
     text = json.dumps(said if socket_path is None else {**said, "socket": str(socket_path)}) + "\n"

@@ -68,4 +68,6 @@ def made(form: Form, kind: str, **more: object) -> bytes:
 
 
 def preamble(form: Form) -> bytes:
-    return b"retry: %d\n\n" % RETRY_MILLISECONDS if form is Form.SSE else b""
+    """The first bytes of a stream. `retry:` is a line of the first event and no block of its own: some clients deliver
+    a block without `data:` as an event, and fail to decode it."""
+    return b"retry: %d\n" % RETRY_MILLISECONDS if form is Form.SSE else b""

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from banksman.errors import StoreError
 from banksman.serve.api.sending import send_slices
+from banksman.serve.entrance.door import bearer
 from banksman.serve.entrance.wire import Connection
 from banksman.serve.problems import Problem
 from banksman.serve.streams.counts import Counts
@@ -47,6 +49,8 @@ class Streams:
     heartbeat_seconds: float
     streams_max: int
     by_client: dict[str, int] = field(default_factory=dict[str, int])
+    is_revoked: Callable[[str], bool] = lambda _: False
+    by_token: dict[str, set[Connection]] = field(default_factory=dict[str, set[Connection]])
     is_ending: bool = False
 
     @contextmanager
@@ -62,6 +66,26 @@ class Streams:
             self.by_client[client] -= 1
             if not self.by_client[client]:
                 del self.by_client[client]
+
+    @contextmanager
+    def opened_with(self, token: str, connection: Connection) -> Generator[None]:
+        """A stream that ends when its token is revoked. It may have been since the request was let in: what was to be
+        streamed was looked for meanwhile."""
+        if self.is_revoked(token):
+            raise Problem(401, "NotLetIn", "this token was logged out", hint="log in again")
+        mine = self.by_token.setdefault(token, set())
+        mine.add(connection)
+        try:
+            yield
+        finally:
+            mine.discard(connection)
+            if not mine and self.by_token.get(token) is mine:
+                del self.by_token[token]
+
+    def revoke(self, token: str) -> None:
+        """Cut off what was opened with this token, with what is not sent yet."""
+        for connection in self.by_token.pop(token, set()):
+            connection.transport.abort()
 
 
 class Follower(Generic[Place]):
@@ -84,7 +108,11 @@ class Follower(Generic[Place]):
         state: dict[str, Any] = scope["state"]
         connection: Connection = state["connection"]
         try:
-            with self._streams.place_for(state["client"]), self._streams.counts.following(self._kind):
+            with (
+                self._streams.place_for(state["client"]),
+                self._streams.opened_with(bearer(Headers(scope=scope)), connection),
+                self._streams.counts.following(self._kind),
+            ):
                 await self._answer(connection, send, has_body=scope["method"] != "HEAD")
         except Problem as problem:
             await problem.response()(scope, receive, send)

@@ -13,8 +13,9 @@ import asyncio
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
 
 # Kept for who comes a moment later: by age, for what retention takes must not be shown for long; and by size.
 PAGE_SECONDS_MAX = 2.0
@@ -25,8 +26,7 @@ PAGE_BYTES = 1024
 Place = TypeVar("Place", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class Page(Generic[Place]):
+class Page(Struct, Generic[Place], frozen=True):
     """What is to be sent, which may be nothing, and the place after it. `gaps`: what is no longer there, by session:
     the first and the last seq."""
 

@@ -162,7 +162,7 @@ class ManySessions:
 
     async def is_at_end(self, place: str | None) -> bool:
         page = await self._host.read_many(place, limit=1, sessions=self._sessions)
-        return not page.events
+        return not page.events and not page.gaps
 
     async def next(self, place: str | None, form: Form) -> Page[str | None]:
         page = await self._host.read_many(place, limit=self._page_events_max, sessions=self._sessions)

@@ -6,10 +6,23 @@ from msgspec import Struct
 
 
 class Host(Struct, kw_only=True):
-    """One that shares the store, as it said last. `room`: how many sessions it takes, 0: none, it asks the others;
-    `used`: how many it has. `front`: callers come in there; one that has neither room nor this is a program with
-    sessions of its own. `here`: it is the one that answers this. `silent`: it was not heard of for a lease, and its end
-    was not heard of either: it is this server that is cut off."""
+    """A host that shares the store, as it last announced itself.
+
+    Attributes:
+        id: Id of the host.
+        name: Name of the host.
+        pid: Process id.
+        labels: Its labels.
+        agents: Agents that it has.
+        room: How many sessions it takes; 0 if it runs none.
+        used: How many sessions it has.
+        version: Version of Banksman.
+        draining: Whether it is shutting down.
+        since: When it started, in seconds since 1970.
+        here: Whether it is the host that answers this request.
+        silent: Whether it has missed its lease, and its end was not announced.
+        front: Whether it serves HTTP.
+    """
 
     id: str
     name: str
@@ -27,12 +40,24 @@ class Host(Struct, kw_only=True):
 
 
 class Hosts(Struct):
+    """The hosts that share the store.
+
+    Attributes:
+        hosts: The hosts; none if the store belongs to this machine alone.
+    """
+
     hosts: list[Host]
 
 
 class HostDraining(Struct):
-    """`sessions`: how many it has. `hosts`: the names of those that have room for them, and what they need, as it looks
-    now. `waiting`: for how many of them there is none; they wait, with all that was accepted in them, until one can."""
+    """What happens to the sessions of a host that shuts down, as far as it can be told now.
+
+    Attributes:
+        draining: Whether it is shutting down.
+        sessions: How many sessions it has.
+        hosts: Names of the hosts that have room for them, and what they need.
+        waiting: How many sessions no host can take. They wait, with all that was accepted in them.
+    """
 
     draining: bool
     sessions: int

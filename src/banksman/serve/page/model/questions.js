@@ -196,13 +196,21 @@ export function titleOf(question) {
   const { details = {}, tool, wants } = question;
   if (wants === "elicitation") return `${tool ? `${tool} asks` : "The agent asks"}`;
   if (isAskingTool(question)) return "The agent asks";
-  return `May it use ${textOf(details.display_name) || tool || "this tool"}?`;
+  const shown = textOf(details.display_name);
+  // A name for people is the tool's own choice: the real one stands beside it.
+  return `May it use ${shown && tool && shown !== tool ? `${shown} (${tool})` : shown || tool || "this tool"}?`;
+}
+
+/** Whether the input says in words what it does, beside what it does. */
+export function hasDescription(question) {
+  const { input = {} } = question;
+  return typeof input.description === "string" && Object.keys(input).length > 1;
 }
 
 /** What is said about it beside the input: a message, a reason, a title. */
 export function saidAbout(question) {
   const { details = {}, input = {} } = question;
-  const words = typeof input.command === "string" ? input.description : null;
+  const words = hasDescription(question) ? input.description : null;
   const said = [
     details.message,
     details.title,

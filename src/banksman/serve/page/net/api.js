@@ -8,6 +8,7 @@
 // says that it is going, the same is sent again with the same key, so it is done once however often it was sent. What
 // has no key is sent once: nobody knows what became of it, and the person decides.
 // @ts-check
+import { fetchWithToken, keepToken } from "./page_token.js";
 
 /** Milliseconds before each repetition of a request that has a key. Together longer than a server needs to restart. */
 const PAUSES = [200, 400, 800, 1600, 3200, 5000];
@@ -66,9 +67,13 @@ export async function problemOf(answer) {
 
 /** With `fetch` and `pause` given, for tests; the page uses the one below. */
 export class Api {
-  /** @param {{fetch?: typeof fetch, base?: string, pause?: (milliseconds: number) => Promise<void>}} [given] */
+  /**
+   * @param {{fetch?: typeof fetch, base?: string, pause?: (milliseconds: number) => Promise<void>,
+   *   keepToken?: (token: string) => void}} [given]
+   */
   constructor(given = {}) {
-    this._fetch = given.fetch ?? ((...words) => fetch(...words));
+    this._fetch = given.fetch ?? fetchWithToken;
+    this._keepToken = given.keepToken ?? keepToken;
     this._base = given.base ?? "";
     this._pause = given.pause ?? ((milliseconds) => new Promise((done) => setTimeout(done, milliseconds)));
   }
@@ -152,15 +157,16 @@ export class Api {
   }
 
   /**
-   * Gives the token for a cookie. Until somebody answers: the token is not in the address any more, so that it would be
-   * lost with us.
-   * @param {string} token
+   * Exchanges a one-time code, or the server's token, for the page's token. Until the server answers: the code is not in
+   * the address any more, so that it would be lost with us.
+   * @param {{code: string} | {token: string}} given
    * @returns {Promise<Problem | null>} why it was not taken
    */
-  async login(token) {
+  async login(given) {
     for (let tries = 0; ; tries += 1) {
       try {
-        await this._once("POST", "v1/login", { body: { token }, milliseconds: READ_MILLISECONDS_MAX });
+        const { token } = await this._once("POST", "v1/login", { body: given, milliseconds: READ_MILLISECONDS_MAX });
+        this._keepToken(token);
         return null;
       } catch (error) {
         if (!(error instanceof Unreachable)) return /** @type {Problem} */ (error);
@@ -176,17 +182,33 @@ export const post = api.post.bind(api);
 export const patch = api.patch.bind(api);
 export const remove = api.remove.bind(api);
 
+/** @param {string} token the server's, as a person has typed it */
+export function loginByToken(token) {
+  return api.login({ token });
+}
+
 /**
- * Takes `#token=` out of the address, which browsers send to nobody, and gives it to the server once.
+ * @param {string} hash of an address
+ * @returns {{code: string} | {token: string} | null} what it logs in with
+ */
+export function keyIn(hash) {
+  const [name] = /^#(code|token)=/u.exec(hash)?.slice(1) ?? [];
+  const value = name && new URLSearchParams(hash.slice(1)).get(name);
+  return !value ? null : name === "code" ? { code: value } : { token: value };
+}
+
+/**
+ * Takes the one-time code out of the address (`#code=`), which browsers send to nobody, and exchanges it. `#token=`
+ * works too, but the server hands out no such address: browsers write addresses to their history.
  * @param {string} [back] the address to show instead; else this one without its fragment
  * @returns {Promise<boolean>} whether there was one
  */
 export async function login(back = location.pathname + location.search) {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (!token) return false;
+  const key = keyIn(location.hash);
+  if (!key) return false;
   // First this: it must not stay in the history, whatever becomes of the rest.
   history.replaceState(null, "", back);
-  // A token that is not taken needs no word here: the stream is refused, and says what to do.
-  await api.login(token);
+  // A key that is not taken needs no word here: the stream is refused, and the page says what to do.
+  await api.login(key);
   return true;
 }

@@ -13,6 +13,7 @@
 import { signal } from "../model/signal.js";
 import { randomId, withQuery } from "./api.js";
 import { Election } from "./leader.js";
+import { fetchWithToken } from "./page_token.js";
 import { AWAY_MILLISECONDS_MAX, CONNECTING, Stream } from "./stream.js";
 import { Watching } from "./watching.js";
 
@@ -27,7 +28,7 @@ const LOOK_MILLISECONDS = 1_000;
 /** What the page runs in; tests give their own. */
 function surroundings() {
   return {
-    fetch: /** @type {typeof fetch} */ ((...words) => fetch(...words)),
+    fetch: fetchWithToken,
     base: "",
     // Two servers may be at one address, below two prefixes of a proxy.
     scope: new URL(".", document.baseURI).pathname,

@@ -202,7 +202,7 @@ export class Stream {
       return this._failed("connecting", "The server's history is another one; it is read again.", 1);
     }
     if (problem.status === 401 || problem.status === 403) {
-      const detail = "Not let in. Open the address that the server printed when it started: it has the key in it.";
+      const detail = "Not let in. Run banksman page in a terminal, and open the link that it prints.";
       return this._failed("refused", problem.status === 401 ? detail : problem.message, PAUSE_MILLISECONDS_MAX);
     }
     return this._lost(problem);

@@ -2,8 +2,8 @@
 //
 // A question has one answer, by whoever came first. So a card is only gone when the log says that the question is over;
 // and where it was answered elsewhere, in another tab or by a rule, the card says so for a while before it goes. A key
-// answers the first card, or the one that has the focus; but not in the moment after another has gone, for nobody shall
-// answer what took the place of what they meant.
+// answers the first card, or the one that has the focus. Neither a key nor a click answers a card that has just been
+// drawn, or that has just taken another's place: it was meant for what was there before.
 
 import { el, isComposing, keyed, set } from "../dom.js";
 import { answeredText, choiceFor, choicesOf, entered, fieldsOf, fold, keysOf, titleOf } from "../model/questions.js";
@@ -70,6 +70,25 @@ class Cards {
     this.changedAt = -Infinity;
   }
 
+  /** Whether this card has been in its place for long enough to be read. */
+  _isRead(card) {
+    return performance.now() - Math.max(this.changedAt, card.seenAt) >= READ_MILLISECONDS;
+  }
+
+  /** Draws again when what is there now may be answered. */
+  _drawWhenRead() {
+    const timer = setTimeout(() => {
+      this.timers.delete(timer);
+      this.draw();
+    }, READ_MILLISECONDS);
+    this.timers.add(timer);
+  }
+
+  _moved() {
+    this.changedAt = performance.now();
+    this._drawWhenRead();
+  }
+
   destroy() {
     for (const timer of this.timers) clearTimeout(timer);
     this.section.remove();
@@ -96,7 +115,7 @@ class Cards {
 
   _end(card, answered) {
     card.state = "over";
-    this.changedAt = performance.now();
+    this._moved();
     card.answered = answered;
     // Whose answer it was is not known before ours has come back: another's may have been first.
     if (card.isOnItsWay) card.words = "Sent…";
@@ -142,6 +161,12 @@ class Cards {
     const { question } = card;
     const choices = choicesOf(question);
     const fields = fieldsOf(question);
+    // A tab that nobody looks at draws no frame: the time begins when somebody does.
+    card.seenAt = Infinity;
+    requestAnimationFrame(() => {
+      card.seenAt = performance.now();
+      this._drawWhenRead();
+    });
     card.form = fields === null ? null : formOf(fields);
     card.choices = choices;
     card.message = el("input", {
@@ -192,7 +217,7 @@ class Cards {
         type: "button",
         class: `question-button${choice.allows ? " is-yes" : " is-no"}${choice.isLasting ? " is-lasting" : ""}`,
         "aria-keyshortcuts": keys.join(" "),
-        on: { click: () => this._answer(card, choice) },
+        on: { click: () => this._isRead(card) && this._answer(card, choice) },
       },
       choice.label,
       el("kbd", { "aria-hidden": "true" }, keys[0] ?? ""),
@@ -202,7 +227,11 @@ class Cards {
   _update(node, card, cards) {
     const isOver = card.state === "over";
     const isSent = card.state === "sent";
-    for (const button of card.buttons) button.disabled = isOver || isSent;
+    for (const button of card.buttons) {
+      button.disabled = isOver || isSent;
+      // Not `disabled`: the one that is to have the focus next would lose it.
+      set(button, { "aria-disabled": isOver || isSent || this._isRead(card) ? null : "true" });
+    }
     card.message.disabled = isOver || isSent;
     node.toggleAttribute("data-over", isOver);
     const words = isOver ? card.words : isSent ? "Sent…" : (card.problem ?? "");
@@ -217,9 +246,7 @@ class Cards {
     const card = open.find((each) => each.node?.contains(document.activeElement)) ?? open[0];
     const choice = card ? choiceFor(key, card.choices) : null;
     if (!card || choice === null) return false;
-    // One that took another's place has to be seen before a key is meant for it.
-    const isRead = performance.now() - this.changedAt >= READ_MILLISECONDS;
-    if (isRead) this._answer(card, choice);
+    if (this._isRead(card)) this._answer(card, choice);
     return true;
   }
 
@@ -237,7 +264,7 @@ class Cards {
     card.state = "sent";
     card.problem = null;
     card.isOurs = card.isOnItsWay = true;
-    this.changedAt = performance.now();
+    this._moved();
     this.draw();
     try {
       const answered = await this.context.actions.answer(this.context.id, card.question.id, choice.decision, more);

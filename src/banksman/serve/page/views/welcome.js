@@ -3,6 +3,7 @@
 
 import { el, replace } from "../dom.js";
 import { effect } from "../model/signal.js";
+import { loginByToken } from "../net/api.js";
 import { mark } from "./items/icons.js";
 import { copyButton } from "./items/parts.js";
 
@@ -30,17 +31,61 @@ export function mountWelcome(parent, context) {
     if (now === "first") place.dataset.empty = "";
     replace(
       place,
-      now === "nothing" ? null : now === "refused" ? refused() : now === "choose" ? choose(context) : first(context),
+      now === "nothing" ? null : now === "refused" ? refused(context) : now === "choose" ? choose(context) : first(context),
     );
   });
 }
 
-/** What the server itself says of it is in the header; here is what to do. */
-function refused() {
-  const words =
-    "Open the address that the server printed when it was started. It ends with #token=… and lets this browser in, " +
-    "once and for all. If it is lost, start the server again: it prints the same one.";
-  return el("div", { role: "alert" }, mark(), el("h1", null, "This browser is not let in"), el("p", null, words));
+/**
+ * What the server itself says of it is in the header; here is what to do.
+ * @param {any} context
+ */
+function refused(context) {
+  const kit = { open: new Map(), say: context.say, textOf: () => "" };
+  const token = el("input", {
+    type: "password",
+    name: "token",
+    autocomplete: "off",
+    "aria-label": "The server's token",
+    placeholder: "The server's token",
+  });
+  const problem = el("p", { role: "status" });
+  const submit = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    const refusal = await loginByToken(token.value.trim());
+    problem.textContent = refusal?.message ?? "";
+    token.value = "";
+    if (refusal === null) context.feed.nudge();
+  };
+  return el(
+    "div",
+    { role: "alert" },
+    mark(),
+    el("h1", null, "This browser is not let in"),
+    el("p", null, "Run this in a terminal, and open the link that it prints. A link lets one browser in, once."),
+    el("div", { class: "try" }, commandLine("banksman page", kit)),
+    el("p", null, "Or paste the token: it is in the file banksman/token of the state folder."),
+    el(
+      "form",
+      { class: "actions", on: { submit } },
+      token,
+      el("button", { class: "button primary", type: "submit" }, "Let this browser in"),
+    ),
+    problem,
+  );
+}
+
+/**
+ * @param {string} text
+ * @param {any} kit
+ */
+function commandLine(text, kit) {
+  return el(
+    "div",
+    null,
+    el("code", { tabIndex: 0 }, text),
+    copyButton("Copy the command", () => text, kit),
+  );
 }
 
 /** @param {any} context */
@@ -99,14 +144,7 @@ function first(context) {
     el(
       "div",
       { class: "try" },
-      COMMANDS.map((text) =>
-        el(
-          "div",
-          null,
-          el("code", { tabIndex: 0 }, text),
-          copyButton("Copy the command", () => text, kit),
-        ),
-      ),
+      COMMANDS.map((text) => commandLine(text, kit)),
     ),
   );
 }

@@ -1,23 +1,35 @@
 // What a question is about, in full: a command, a change to a file, or whatever else the tool is to be used with.
 //
-// Nothing is left out, because somebody decides by it: what is long can be scrolled. All of it is text.
+// What will run comes first, in full: a person decides by it, and what is long can be scrolled. What the agent says
+// about it comes after, and is marked as the agent's words: nobody has checked that they are true. All of it is text.
 
 import { el } from "../../dom.js";
 import { diffLines } from "../../model/diff.js";
-import { isAskingTool, saidAbout } from "../../model/questions.js";
+import { fieldsOf, hasDescription, isAskingTool, saidAbout } from "../../model/questions.js";
 import { objectOf, textOf } from "../../model/words.js";
 
 /** @returns {HTMLElement[]} */
 export function shownOf(question) {
   const { input, details } = question;
   const { nodes, names } = drawnOf(question);
-  const shown = saidAbout(question).map((words) => el("p", { class: "question-said" }, words));
-  shown.push(...nodes);
+  const said = saidAbout(question).map((words) => saidBy(question, words));
+  const shown = [...nodes];
   for (const each of Array.isArray(details.content) ? details.content : []) shown.push(...contentOf(objectOf(each)));
   // Which member a tool reads is for the agent to choose: whatever was not drawn is there as it came.
   const rest = Object.fromEntries(Object.entries(input).filter(([name]) => !names.has(name)));
   if (Object.keys(rest).length > 0) shown.push(code(JSON.stringify(rest, null, 2)));
-  return shown;
+  // What a person is to enter is asked by these words: they come before the form.
+  return fieldsOf(question) === null ? [...shown, ...said] : [...said, ...shown];
+}
+
+function saidBy(question, words) {
+  const isAsked = fieldsOf(question) !== null;
+  return el(
+    "p",
+    { class: isAsked ? "question-said" : "question-said is-agents" },
+    isAsked ? null : el("span", { class: "question-speaker" }, "The agent says: "),
+    words,
+  );
 }
 
 /**
@@ -36,8 +48,8 @@ function drawnOf(question) {
   const words = Array.isArray(input.command) ? input.command : [input.command];
   if (words.length > 0 && words.every((word) => typeof word === "string"))
     draw(code(`$ ${words.join(" ")}`, "question-command"), "command");
-  // What is said about it has it already.
-  if (isText("command") && isText("description")) names.add("description");
+  // It is among the agent's words.
+  if (hasDescription(question)) names.add("description");
   const path = ["file_path", "path"].find(isText);
   if (path) draw(el("p", { class: "question-path" }, input[path]), path);
   if (isText("new_string") && (isText("old_string") || !("old_string" in input)))
