@@ -168,6 +168,10 @@ class Editor:
     def reply(self, request: Message, result: Any) -> None:
         self.send(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode())
 
+    def refuse(self, request: Message, code: int, message: str) -> None:
+        error = {"code": code, "message": message}
+        self.send(json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode())
+
     def response(self, id: Any) -> Message:
         return self.wait(lambda message: "method" not in message and message.get("id") == id)
 

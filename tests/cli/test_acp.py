@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cli.acp_client import Editor, Message, is_update, selected
-from tests.serve.kit import Served
+from tests.serve.kit import Served, shared
 from tests.serve.test_talking import wait_for
 
 ASKS = '@@ask Bash {"command": "make"}'
@@ -18,13 +17,8 @@ ASKS = '@@ask Bash {"command": "make"}'
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("served")) as served:
+    with shared(tmp_path_factory.mktemp("served")) as served:
         yield served
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """Instead of the one of all tests: this server lives as long as the module, and its sessions with it."""
 
 
 @pytest.fixture
@@ -39,15 +33,17 @@ def fifo(path: Path) -> Path:
 
 
 # -- the connection --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("version", [0, 1, 2, 65535])
-def test_whatever_version_is_asked_for_the_answer_is_1(editor: Editor, version: int) -> None:
-    told = editor.call("initialize", protocolVersion=version)
-    assert (told["protocolVersion"], told["authMethods"], told["agentInfo"]["name"]) == (1, [], "banksman")
-    can = told["agentCapabilities"]
-    assert (can["loadSession"], can["promptCapabilities"]["image"]) == (True, True)
-    assert editor.call("authenticate", methodId="none") == {}
+def test_whatever_version_is_asked_for_the_answer_is_1(editor: Editor) -> None:
+    for version in (0, 1, 2, 65535):
+        told = editor.call("initialize", protocolVersion=version)
+        shown = (told["protocolVersion"], told["authMethods"], told["agentInfo"]["name"])
+        assert shown == (1, [], "banksman"), version
+        can = told["agentCapabilities"]
+        assert (can["loadSession"], can["promptCapabilities"]["image"]) == (True, True), version
+        assert editor.call("authenticate", methodId="none") == {}, version
 
 
+@pytest.mark.thorough
 def test_an_agent_that_nobody_knows_is_told(served: Served, tmp_path: Path) -> None:
     with Editor(tmp_path / "editor", served=served, words=["--agent", "nobody"]) as editor:
         error = editor.fail("initialize", protocolVersion=1)
@@ -131,13 +127,14 @@ def test_thoughts_tools_and_their_ends_are_told(editor: Editor) -> None:
     editor.prompt(session, '@@think hm\n@@tool_use Read {"file_path": "x"}\n@@tool_result found\n@@say done')
     kinds = [update["sessionUpdate"] for update in editor.updates(session)]
     assert kinds == [
+        "config_option_update",
         "agent_thought_chunk",
         "tool_call",
         "tool_call_update",
         "agent_message_chunk",
         "usage_update",
     ]
-    began, ended = editor.updates(session)[1:3]
+    began, ended = editor.updates(session)[2:4]
     assert (began["title"], ended["status"], ended["toolCallId"]) == ("Read: x", "completed", began["toolCallId"])
 
 
@@ -157,6 +154,7 @@ def test_a_prompt_of_8_megabytes_goes_through(editor: Editor, served: Served) ->
     assert editor.said(session) == "heard"
 
 
+@pytest.mark.thorough
 def test_a_line_that_no_server_takes_is_an_error_and_no_end(editor: Editor) -> None:
     session = editor.new()
     response = editor.response(editor.begin_prompt(session, "x" * (33 << 20)))
@@ -228,21 +226,41 @@ def test_cancel_stops_only_what_this_editor_asked_for(editor: Editor, served: Se
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("option", "status"), [("allow_once", "completed"), ("reject_once", "failed")])
-def test_a_question_is_put_to_the_editor_and_its_answer_counts(editor: Editor, option: str, status: str) -> None:
+def test_a_question_is_put_to_the_editor_and_its_answer_counts(editor: Editor) -> None:
+    for option, status in (("allow_once", "completed"), ("reject_once", "failed")):
+        session = editor.new()
+        before = len(editor.messages)
+        request = editor.begin_prompt(session, ASKS)
+        asked = editor.wait_asked(before)
+        call = asked["params"]["toolCall"]
+        shown = (asked["params"]["sessionId"], call["title"], call["rawInput"])
+        assert shown == (session, "Bash: make", {"command": "make"}), option
+        editor.reply(asked, selected(option))
+        assert editor.response(request)["result"]["stopReason"] == "end_turn", option
+        ends = [each for each in editor.updates(session) if each["sessionUpdate"] == "tool_call_update"]
+        assert [(end["toolCallId"], end["status"]) for end in ends] == [(call["toolCallId"], status)], option
+
+
+def test_option_that_was_not_offered_denies_and_the_turn_ends(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
-    asked = editor.wait_asked()
-    call = asked["params"]["toolCall"]
-    assert (asked["params"]["sessionId"], call["title"], call["rawInput"]) == (
-        session,
-        "Bash: make",
-        {"command": "make"},
-    )
-    editor.reply(asked, selected(option))
+    editor.reply(editor.wait_asked(), selected("proceed_always"))
     assert editor.response(request)["result"]["stopReason"] == "end_turn"
     ends = [each for each in editor.updates(session) if each["sessionUpdate"] == "tool_call_update"]
-    assert [(end["toolCallId"], end["status"]) for end in ends] == [(call["toolCallId"], status)]
+    assert [end["status"] for end in ends] == ["failed"]
+    assert "'proceed_always', which was not offered" in editor.stderr.read_text()
+
+
+def test_error_in_place_of_an_answer_denies_and_the_turn_ends(editor: Editor) -> None:
+    session = editor.new()
+    request = editor.begin_prompt(session, ASKS)
+    editor.refuse(editor.wait_asked(), -32601, "no\x1b such method")
+    assert editor.response(request)["result"]["stopReason"] == "end_turn"
+    ends = [each for each in editor.updates(session) if each["sessionUpdate"] == "tool_call_update"]
+    assert [end["status"] for end in ends] == ["failed"]
+    said = editor.stderr.read_text()
+    assert "denied: the editor answered by the error -32601" in said
+    assert "\x1b" not in said
 
 
 def test_what_is_allowed_for_the_session_is_remembered(editor: Editor, served: Served) -> None:
@@ -270,11 +288,10 @@ def test_a_question_that_a_rule_answers_is_not_put_to_the_editor(editor: Editor)
     assert not [message for message in editor.messages if message.get("method") == "session/request_permission"]
 
 
-def test_an_editor_that_cannot_answer_leaves_the_question_to_others(editor: Editor, served: Served) -> None:
+def test_an_editor_that_gives_no_answer_leaves_the_question_to_others(editor: Editor, served: Served) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
     asked = editor.wait_asked()
-    editor.send(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no"}}).encode())
     editor.reply({"id": 4711}, selected("allow_once"))
     editor.reply(asked, {"outcome": {"outcome": "cancelled"}})
     [question] = served.get(f"/v1/sessions/{session}/questions")["questions"]
@@ -289,7 +306,7 @@ def test_load_tells_everything_again_and_then_answers(editor: Editor, served: Se
     editor.prompt(session, '@@tool_use Read {"file_path": "x"}\n@@tool_result found\n@@say done')
     with Editor(tmp_path / "other", served=served) as other:
         other.load(session)
-        assert other.messages[-1]["result"] == {}
+        assert set(other.messages[-1]["result"]) == {"modes", "models", "configOptions"}
         assert other.texts(session, "user_message_chunk")[0] == "@@stream 3 0 word"
         # In one piece, however it came.
         assert other.texts(session) == ["word0 word1 word2 ", "done"]
@@ -308,7 +325,7 @@ def test_resume_tells_nothing_of_before(editor: Editor, served: Served, tmp_path
     session = editor.new()
     editor.prompt(session, "@@say before")
     with Editor(tmp_path / "other", served=served) as other:
-        assert other.call("session/resume", sessionId=session, cwd=str(tmp_path)) == {}
+        assert other.call("session/resume", sessionId=session, cwd=str(tmp_path))["configOptions"]
         other.prompt(session, "@@say after")
         assert other.said(session) == "after"
 
@@ -350,6 +367,28 @@ def test_modes_and_models_are_changed(editor: Editor, served: Served) -> None:
     events = served.get(f"/v1/sessions/{session}/events?limit=100")["events"]
     found = {each["body"]["name"]: each["body"]["value"] for each in events if each["kind"] == "session.setting"}
     assert found == {"permission_mode": "plan", "model": "opus"}
+
+
+def test_modes_and_options_are_advertised_and_set(editor: Editor, tmp_path: Path) -> None:
+    told = editor.call("session/new", cwd=str(tmp_path), mcpServers=[], _meta={"banksman": {"model": "opus"}})
+    assert told["modes"]["currentModeId"] == "default"
+    assert "plan" in [mode["id"] for mode in told["modes"]["availableModes"]]
+    assert [(each["id"], each["category"], each["currentValue"]) for each in told["configOptions"]] == [
+        ("model", "model", "opus"),
+        ("mode", "mode", "default"),
+    ]
+    session = told["sessionId"]
+    answer = editor.call("session/set_config_option", sessionId=session, configId="model", value="sonnet")
+    assert [each["currentValue"] for each in answer["configOptions"]] == ["sonnet", "default"]
+    editor.call("session/set_mode", sessionId=session, modeId="plan")
+    editor.wait(lambda message: message.get("params", {}).get("update", {}).get("currentModeId") == "plan")
+    resumed = editor.call("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
+    assert [each["currentValue"] for each in resumed["configOptions"]] == ["sonnet", "plan"]
+    loaded = editor.call("session/load", sessionId=session, cwd=str(tmp_path), mcpServers=[])
+    assert loaded["configOptions"] == resumed["configOptions"]
+    assert (
+        "mode" in editor.fail("session/set_config_option", sessionId=session, configId="x", value="y")["data"]["hint"]
+    )
 
 
 def test_close_stops_what_this_editor_has_going(editor: Editor, served: Served) -> None:

@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 from tests.cli.acp_client import Editor, selected
-from tests.serve.kit import Served
+from tests.serve.kit import Served, shared
 from tests.serve.test_talking import wait_for
+from tests.thorough import thorough
+
+pytestmark = thorough
 
 ASKS = '@@ask Bash {"command": "make"}\n@@say done'
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("served")) as served:
+    with shared(tmp_path_factory.mktemp("served")) as served:
         yield served
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """Instead of the one of all tests: this server lives as long as the module, and its sessions with it."""
 
 
 @pytest.fixture

@@ -28,8 +28,11 @@ from acp.schema import (
     UserMessageChunk,
 )
 from tests.cli.acp_client import SECONDS_MAX, environment
+from tests.thorough import one_in, thorough
 
 from banksman.testing import fake_agent
+
+pytestmark = thorough
 
 ASKS = '@@ask Bash {"command": "make"}\n@@say done'
 
@@ -197,7 +200,7 @@ async def test_a_session_is_resumed_and_changed_and_closed(tmp_path: Path) -> No
             await connection.prompt(session_id=session, prompt=[text_block("closed")])
 
 
-@pytest.mark.parametrize(("choice", "said"), [("allow_once", "make: yes"), ("reject_once", "make: no")])
+@pytest.mark.parametrize(("choice", "said"), one_in(2, [("allow_once", "make: yes"), ("reject_once", "make: no")]))
 async def test_their_client_drives_their_agent_through_us(tmp_path: Path, choice: str, said: str) -> None:
     """What goes in at one end comes out at the other, and what the agent offers is what the user may choose."""
     watcher = Watcher()

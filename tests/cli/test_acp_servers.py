@@ -11,16 +11,24 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 from tests.cli.acp_client import SECONDS_MAX, Editor, environment
-from tests.serve.kit import Served
+from tests.serve.kit import Served, shared
 from tests.serve.test_talking import wait_for
 
 pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server elsewhere, for tests that do not end it."""
+    with shared(tmp_path_factory.mktemp("server")) as served:
+        yield served
 
 
 class Announced(NamedTuple):
@@ -166,8 +174,8 @@ def test_signals_end_it_in_order_with_a_server_inside(tmp_path: Path, number: in
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals_end_it_at_once_with_a_server_elsewhere(tmp_path: Path, number: int, code: int) -> None:
-    with Served(tmp_path / "server") as served, Editor(tmp_path / "editor", served=served) as editor:
+def test_signals_end_it_at_once_with_a_server_elsewhere(served: Served, tmp_path: Path, number: int, code: int) -> None:
+    with Editor(tmp_path / "editor", served=served) as editor:
         editor.initialize()
         assert editor.signal(number) == code
 
@@ -199,23 +207,22 @@ def test_an_editor_that_closes_its_ears_is_gone(tmp_path: Path) -> None:
         assert process.wait(SECONDS_MAX) == 0
 
 
-def test_a_turn_goes_on_in_a_server_elsewhere_when_the_editor_goes(tmp_path: Path) -> None:
+def test_a_turn_goes_on_in_a_server_elsewhere_when_the_editor_goes(served: Served, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
-    with Served(tmp_path / "server") as served:
-        with Editor(tmp_path / "editor", served=served) as editor:
-            session = editor.new()
-            editor.begin_prompt(session, f"@@say begun\n@@wait {go}\n@@say ended")
-            editor.wait_said(session, "begun")
-            assert editor.leave() == 0
-        turn = served.get(f"/v1/sessions/{session}")["holder"]
-        assert turn is not None
-        with Editor(tmp_path / "editor", served=served) as again:
-            again.load(session)
-            assert again.said(session) == "begun"
-            go.write_text("now")
-            again.wait_said(session, "ended")
-        assert served.outcome(session, turn)["kind"] == "done"
+    with Editor(tmp_path / "editor", served=served) as editor:
+        session = editor.new()
+        editor.begin_prompt(session, f"@@say begun\n@@wait {go}\n@@say ended")
+        editor.wait_said(session, "begun")
+        assert editor.leave() == 0
+    turn = served.get(f"/v1/sessions/{session}")["holder"]
+    assert turn is not None
+    with Editor(tmp_path / "editor", served=served) as again:
+        again.load(session)
+        assert again.said(session) == "begun"
+        go.write_text("now")
+        again.wait_said(session, "ended")
+    assert served.outcome(session, turn)["kind"] == "done"
 
 
 # -- a server that is named ------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import TOKEN, Served, shared
+from tests.thorough import thorough
 
 from banksman.cli.acp import talk as talk_module
 from banksman.cli.acp import talks as talks_module
@@ -20,11 +21,13 @@ from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor import Editor
 from banksman.cli.acp.methods import Usual
 from banksman.cli.acp.outcomes import Refusal
-from banksman.cli.acp.own_server import OwnServer
+from banksman.cli.acp.own_server import OwnServer, Wishes
 from banksman.cli.acp.talk import Talk
 from banksman.cli.acp.talks import Talks
 from banksman.cli.acp.wire import Outbox
 from banksman.core.jsonrpc import JSONRPC, Id
+
+pytestmark = thorough
 
 SECONDS_MAX = 60.0
 
@@ -59,16 +62,18 @@ class Ear:
         ]
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "server", heartbeat_seconds=0.05) as served:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with shared(tmp_path_factory.mktemp("server"), heartbeat_seconds=0.05) as served:
         yield served
 
 
 @pytest.fixture
-def backend(served: Served, monkeypatch: pytest.MonkeyPatch) -> Backend:
+def backend(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     monkeypatch.setenv("BANKSMAN_TOKEN", TOKEN)
-    return Backend(served.url, OwnServer(queue.SimpleQueue(), install=lambda _: None))
+    wishes = Wishes()
+    yield Backend(served.url, OwnServer(wishes, install=lambda _: None))
+    wishes.close()
 
 
 def opened(served: Served, backend: Backend, ear: Ear) -> Talk:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from banksman.cli.acp import permissions
+from banksman.cli.acp import permissions, settings
 from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
 from banksman.cli.acp.updates import JOINED_CHARACTERS_MAX, Joined, Telling, Update, projector_of
 from banksman.cli.reaching.client import NoServer, Problem
@@ -161,12 +161,49 @@ def test_the_agents_own_options_are_passed_on() -> None:
     assert put["options"] == OFFERED
     assert put["toolCall"]["title"] == "title of toolu"
     assert permissions.answer(asked, chosen("no")) == {"decision": "no"}
-    assert permissions.answer(asked, chosen("allow_once")) is None
 
 
-@pytest.mark.parametrize("result", [None, {}, {"outcome": {"outcome": "cancelled"}}, {"outcome": 1}, chosen("what?")])
-def test_what_is_no_choice_answers_nothing(result: Any) -> None:
-    assert permissions.answer(ASKED, result) is None
+@pytest.mark.parametrize("result", [None, {}, {"outcome": 1}, {"outcome": {"outcome": "selected"}}, chosen("what?")])
+def test_option_that_was_not_offered_is_a_denial(result: Any) -> None:
+    answer = permissions.answer(ASKED, result)
+    assert answer is not None
+    assert answer["decision"] == "deny"
+    assert "not offered" in answer["message"]
+
+
+def test_cancelled_question_is_left_to_others() -> None:
+    assert permissions.answer(ASKED, {"outcome": {"outcome": "cancelled"}}) is None
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+def test_offers_of_an_acp_agent_are_told_under_our_ids() -> None:
+    option = {"id": "m-1", "name": "M", "category": "model", "type": "select", "currentValue": "a"}
+    options = [{**option, "options": [{"value": "a", "name": "A"}, {"value": "b", "name": "B"}]}]
+    modes = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
+    frame = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"modes": modes, "configOptions": options}})
+    found = settings.after(settings.known("acp"), {"kind": "update", "body": {}, "frame": frame})
+    assert [(each["id"], each["currentValue"]) for each in settings.config_options(found)] == [
+        ("model", "a"),
+        ("mode", "ask"),
+    ]
+    assert settings.told(found)["modes"] == modes
+    setting = {"kind": "session.setting", "body": {"name": "model", "value": "c"}}
+    model, _ = settings.config_options(settings.after(found, setting))
+    assert (model["currentValue"], [each["value"] for each in model["options"]]) == ("c", ["c", "a", "b"])
+
+
+def test_agent_without_known_settings_offers_none() -> None:
+    assert settings.told(settings.known("acp")) == {}
+    assert settings.told(settings.after(settings.known(None), {"kind": "update", "frame": '"modes" {'})) == {}
+
+
+def test_models_of_claudes_greeting_are_offered() -> None:
+    models = [{"value": "default", "displayName": "Default"}, {"value": "opus[1m]", "displayName": "Opus 1M"}]
+    frame = json.dumps({"type": "control_response", "response": {"response": {"models": models}}})
+    found = settings.after(settings.known("claude"), {"kind": "update", "body": {}, "frame": frame})
+    model, mode = settings.config_options(found)
+    assert [each["name"] for each in model["options"]] == ["Default", "Opus 1M"]
+    assert mode["currentValue"] == "default"
 
 
 # -- endings ---------------------------------------------------------------------------------------------------------

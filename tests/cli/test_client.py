@@ -45,7 +45,7 @@ def found(url: str | None = None) -> Place:
 
 def announce(url: str) -> None:
     """Of the addresses that a store may have, only this one is ours."""
-    leave(server_json=json.dumps({"url": url}))
+    leave(server_json=json.dumps({"url": url, "pid": os.getpid()}))
 
 
 def client(player: Player) -> Client:
@@ -54,7 +54,8 @@ def client(player: Player) -> Client:
 
 def test_the_places_to_look_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find() is None
-    leave(server_json='{"url": "http://127.0.0.1:5000", "pid": 1, "started": 0}', token=f"{SECRET}\n")
+    said = {"url": "http://127.0.0.1:5000", "pid": os.getpid(), "started": 0}
+    leave(server_json=json.dumps(said), token=f"{SECRET}\n")
     assert (found().url, found().token) == ("http://127.0.0.1:5000", SECRET)
     monkeypatch.setenv("BANKSMAN_URL", "http://localhost:6000")
     assert found().url == "http://localhost:6000"
@@ -86,13 +87,37 @@ def test_a_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     assert state_folder() == Path.home() / ".local/state/banksman"
 
 
-def test_the_token_of_this_machine_is_not_told_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave(server_json='{"url": "http://10.0.0.1:5000"}', token=SECRET)
-    assert found("http://10.0.0.2:5000").token is None
-    # But the one that our own server names is ours; and what was set for it is meant for it.
-    assert found().token == SECRET
+def test_token_file_is_sent_only_to_the_announced_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "pid": os.getpid()}), token=SECRET)
+    assert found().token == found("http://127.0.0.1:5000").token == found("http://127.0.0.1:5000/").token == SECRET
+    for other in (
+        *("http://127.0.0.1:5001", "http://localhost:5001", "http://[::1]:5000", "https://127.0.0.1:5000"),
+        *("http://127.0.0.2:5000", "http://10.0.0.2:5000", "http://127.0.0.1"),
+    ):
+        assert found(other).token is None, other
+    # localhost may resolve to ::1, where the same port may be another user's: it is asked where the server listens.
+    assert (found("http://localhost:5000").host, found("http://localhost:5000").token) == ("127.0.0.1", SECRET)
+    # What was set by hand is meant for the server that was named.
+    assert found("http://10.0.0.2:5000/#token=theirs").token == "theirs"
     monkeypatch.setenv("BANKSMAN_TOKEN", "theirs")
     assert found("http://10.0.0.2:5000").token == "theirs"
+
+
+@pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("[::]", "::1")])
+def test_token_file_is_sent_to_the_loopback_of_a_server_at_all_addresses(bound: str, asked: str) -> None:
+    leave(server_json=json.dumps({"url": f"http://{bound}:5000", "pid": os.getpid()}), token=SECRET)
+    assert (found("http://localhost:5000").host, found("http://localhost:5000").token) == (asked, SECRET)
+
+
+def test_token_file_is_not_sent_when_the_announced_server_is_dead(tmp_path: Path) -> None:
+    """Another user may have taken its port since."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "pid": gone.pid}), token=SECRET)
+    assert found("http://127.0.0.1:5000").token is found().token is None
+    said = {"url": "http://127.0.0.1:5000", "pid": os.getpid(), "socket": str(tmp_path / "gone.sock")}
+    (state_folder() / "server.json").write_text(json.dumps(said))
+    assert found("http://127.0.0.1:5000").token is None
 
 
 @pytest.mark.parametrize(
@@ -126,13 +151,15 @@ def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
         assert "pass" not in str(caught.value).replace("password", "")
 
 
-def test_the_url_that_a_server_prints_is_taken_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave(token="of-the-file")
-    printed = f"http://127.0.0.1:5000/#token={SECRET}"
-    assert (found(printed).url, found(printed).prefix, found(printed).token) == ("http://127.0.0.1:5000", "", SECRET)
+def test_url_may_end_with_a_token_or_with_an_unused_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "pid": os.getpid()}), token="of-the-file")
+    given = f"http://127.0.0.1:5000/#token={SECRET}"
+    assert (found(given).url, found(given).prefix, found(given).token) == ("http://127.0.0.1:5000", "", SECRET)
     assert found("http://127.0.0.1:5000/#token=").token == "of-the-file"
+    printed = "http://127.0.0.1:5000/#code=once"
+    assert (found(printed).url, found(printed).token) == ("http://127.0.0.1:5000", "of-the-file")
     monkeypatch.setenv("BANKSMAN_TOKEN", "of-the-variable")
-    assert found(printed).token == "of-the-variable"
+    assert found(given).token == "of-the-variable"
 
 
 def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +216,11 @@ def test_a_refusal_of_somebody_else_is_one_too(body: bytes) -> None:
 
 def test_who_is_not_let_in_is_told_what_to_do_and_no_token() -> None:
     leave(token=SECRET)
-    with (
-        Player(lambda request: answer(401, {"title": "X", "detail": "no"})) as player,
-        pytest.raises(NotLetIn) as caught,
-    ):
-        client(player).get("/v1/x")
+    with Player(lambda request: answer(401, {"title": "X", "detail": "no"})) as player:
+        said = {"url": player.url, "pid": os.getpid()}
+        (state_folder() / "server.json").write_text(json.dumps(said))
+        with pytest.raises(NotLetIn) as caught:
+            client(player).get("/v1/x")
     assert f"Authorization: Bearer {SECRET}" in player.requests[0]
     assert "BANKSMAN_TOKEN" in str(caught.value)
     assert SECRET not in str(caught.value)

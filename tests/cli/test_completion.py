@@ -17,10 +17,13 @@ from pathlib import Path
 
 import pytest
 from tests.serve.kit import SECONDS_MAX, Served
+from tests.thorough import one_in, thorough
 
 from banksman.cli import VERBS
 from banksman.cli.completing.describing import Kind, verbs
 from banksman.cli.verbs.completion import SHELLS, script
+
+pytestmark = thorough
 
 # What is typed, and what is offered. The last word is the one that is completed.
 CASES: list[tuple[list[str], list[str]]] = [
@@ -117,7 +120,7 @@ def test_a_script_is_one_that_the_shell_understands(shell: str, scripts: Path, t
     run(shell, f"{shell} -n {scripts / shell}", scripts, tmp_path)
 
 
-@pytest.mark.parametrize(("words", "offered"), CASES, ids=[" ".join(words) for words, _ in CASES])
+@pytest.mark.parametrize(("words", "offered"), one_in(3, CASES), ids=[" ".join(words) for words, _ in CASES])
 def test_bash_offers(words: list[str], offered: list[str], scripts: Path, tmp_path: Path) -> None:
     needs("bash")
     assert bash(words, scripts, tmp_path) == offered

@@ -234,6 +234,31 @@ def with_history(machine: Machine) -> Path:
     return machine.state / "store.db"
 
 
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        ("DELETE FROM chunks WHERE id = (SELECT max(id) FROM chunks)", "are missing"),
+        ("UPDATE chunks SET crc = crc + 1 WHERE first = 1", "checksum is wrong"),
+        ("INSERT OR REPLACE INTO snapshots SELECT id, seq, 0, x'00' FROM sessions", "snapshot"),
+        ("UPDATE sessions SET seq = seq - 3", "the session's row ends at"),
+    ],
+)
+def test_damaged_session_is_told_and_the_store_left_as_it_is(machine: Machine, harm: str, told: str) -> None:
+    with serving(machine) as served:
+        session = served.open()
+        served.outcome(session, served.ask(session, "hello"))
+    with contextlib.closing(sqlite3.connect(machine.state / "store.db")) as connection:
+        connection.execute(harm)
+        connection.commit()
+    before = machine.files()
+    [(verdict, seen, fix)] = machine.of("session")
+    assert verdict == "wrong"
+    assert session in seen
+    assert told in seen
+    assert "restore a backup" in (fix or "")
+    assert machine.files() == before
+
+
 @pytest.mark.parametrize("is_all", [True, False], ids=["every page", "one page"])
 def test_a_damaged_store_is_told_and_left_as_it_is(machine: Machine, is_all: bool) -> None:
     path = with_history(machine)
@@ -382,6 +407,32 @@ def test_files_with_output_are_removed_when_they_are_certainly_nobodys(machine: 
     assert all(path.exists() for path in (*kept, link))
 
 
+SPILLS = """
+import asyncio, os, signal, banksman
+async def main():
+    done = await banksman.execute(["printf", "%01000d", "0"], output_bytes_max=10)
+    print(done.stdout.file, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_spill_file_of_a_killed_process_is_named_and_swept(machine: Machine) -> None:
+    env = {**os.environ, "TMPDIR": str(machine.temporary)}
+    killed = subprocess.run([sys.executable, "-c", SPILLS], env=env, capture_output=True, text=True, check=False)
+    left = Path(killed.stdout.strip())
+    assert (killed.returncode, left.exists()) == (-signal.SIGKILL, True), killed.stderr
+    ((verdict, seen, fix),) = machine.of("leftovers")
+    assert (verdict, seen.startswith("1 files with output of commands"), "killed" in seen) == ("note", True, True)
+    assert fix is not None
+    assert left.exists(), "looking removes nothing"
+    owner = left.with_name(left.name.rpartition("-")[0] + ".owner")
+    swept = [{"done": True, "what": f"removed {path}"} for path in (left, owner)]
+    assert machine.look("--sweep")["swept"] == swept
+    assert machine.of("leftovers") == [("ok", "none", None)]
+    assert (left.exists(), owner.exists()) == (False, False)
+
+
 def dead_pid() -> int:
     """Of a process that has been."""
     with subprocess.Popen(["true"]) as process:
@@ -469,5 +520,7 @@ def test_keepers_of_other_hosts_are_seen_by_the_doctor_and_not_by_these_tests(ma
             assert {fix for _, _, fix in found} <= {f"kill -CONT {pid}" for pid in keepers}
         finally:
             for pid in keepers:
-                os.kill(pid, signal.SIGCONT)
+                # The zygote, once it is continued, ends the others.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
             wait_gone(*keepers)

@@ -169,7 +169,7 @@ def test_a_name_that_nobody_knows_is_refused_as_by_a_server(terminal: Terminal) 
     assert terminal.sockets() == []
 
 
-@pytest.mark.parametrize("words", [("drain",), ("ask", "one", "hi", "--no-wait")])
+@pytest.mark.parametrize("words", [("drain",), ("page",), ("ask", "one", "hi", "--no-wait")])
 def test_what_only_a_server_can_do_is_refused(terminal: Terminal, words: Sequence[str]) -> None:
     terminal.open()
     refused = terminal.run(*words, code=3)

@@ -243,6 +243,15 @@ def test_closed_stdin_is_no_stdin() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-", ">&-"])
+def test_output_goes_nowhere_when_the_standard_fds_are_closed(closed: str) -> None:
+    """Else the loop has their numbers, and takes the bytes (15 is TERM) for signals that have come."""
+    # Each of its writes has been taken from the pipe before the next one fits.
+    script = "i=0; while [ $i -lt 40 ]; do printf '%8192s\\017'; printf '%8192s\\017' >&2; i=$((i+1)); done; exit 7"
+    argv = ["sh", "-c", f'exec "$@" {closed}', "sh", *BANKSMAN, "exec", "--", "sh", "-c", script]
+    assert subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 7
+
+
 def test_output_that_cannot_be_written_is_our_failure_and_not_success() -> None:
     with open("/dev/full", "wb") as full:
         for words in (["--", "echo", "hi"], ["--json", "--", "echo", "hi"]):

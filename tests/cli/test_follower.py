@@ -54,6 +54,7 @@ def seqs(follower: Follower, count: int) -> list[int]:
         return [each["seq"] for each in itertools.islice(events, count)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
 def test_a_stream_that_is_cut_at_every_byte_joins_exactly(is_reset: bool) -> None:
     last = 4

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.thorough import thorough
 
 from banksman.cli.saying.wording import hint_of
+
+pytestmark = thorough
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "banksman"
 FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency|Content-Type|\w\(\)")

@@ -10,20 +10,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import TOKEN, Served, shared
 from tests.terminal.kit import Terminal
+from tests.thorough import one_in
 
 CTRL_C_CODE = 130
 
 
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """The server of the whole module is there before and after each test; what it leaves is looked at elsewhere."""
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    with Served(tmp_path_factory.mktemp("looking")) as served:
+    with shared(tmp_path_factory.mktemp("looking")) as served:
         for number in range(14):
             closed = served.open(name=f"over-{number:02}")
             served.request("DELETE", f"/v1/sessions/{closed}")
@@ -77,7 +73,7 @@ def test_ps_shows_who_needs_somebody_first_and_not_all_that_is_over(served: Serv
     assert sum(line.startswith("gone") for line in seen(served, "ps", "--all", columns=140).lines) == 14
 
 
-@pytest.mark.parametrize("columns", [20, 30, 40, 60, 80, 100])
+@pytest.mark.parametrize("columns", one_in(3, [20, 30, 40, 60, 80, 100]))
 def test_ps_fits(served: Served, columns: int) -> None:
     lines = seen(served, "ps", columns=columns).lines
     # A line that did not fit would have gone on in the next.

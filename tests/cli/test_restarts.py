@@ -13,6 +13,9 @@ from typing import IO, Any
 
 import pytest
 from tests.serve.kit import Served
+from tests.thorough import thorough
+
+pytestmark = thorough
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
 SECONDS_MAX = 60.0

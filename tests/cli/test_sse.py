@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.thorough import sample
 
 from banksman.cli.reaching.sse import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
 
@@ -117,7 +118,7 @@ def test_comments_between_messages_do_not_add_up() -> None:
 PIECES = [b"data: a", b"data", b"id: 1", b"id: \x00", b"event: e", b":", b"retry: 5", b"\r", b"\n", b"\r\n", b"\n\n"]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=sample(400), deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=4)), max_size=30), st.data())
 def test_any_bytes_in_any_split_are_heard_as_in_one(pieces: list[bytes], data: st.DataObject) -> None:
     sent = b"".join(pieces)
@@ -133,7 +134,7 @@ def test_any_bytes_in_any_split_are_heard_as_in_one(pieces: list[bytes], data: s
 TEXT = st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sample(200), deadline=None)
 @given(st.lists(st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=4), TEXT)), st.sampled_from(["\n", "\r", "\r\n"]))
 def test_what_is_written_by_the_rules_is_heard_as_it_was_meant(
     said: list[tuple[str, list[str], str]], end: str

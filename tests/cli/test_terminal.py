@@ -35,6 +35,31 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     as_text(text).encode()
 
 
+# Default-ignorable code points: a terminal shows nothing for them, and a program still reads them.
+SHAPELESS = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u180e\u200b\u200c\u200d\u200e\u202e\u2060\u2064\u206f\u3164\ufe00\ufe0f\ufeff"
+    "\uffa0\ufff9\U0001bca0\U0001d173\U000e0001\U000e0041\U000e007f\U000e0100\U000e01ef"
+)
+
+
+@pytest.mark.parametrize("character", SHAPELESS, ids=[f"{ord(each):x}" for each in SHAPELESS])
+def test_shapeless_characters_are_shown_as_escapes(character: str) -> None:
+    assert character not in as_text(f"rm{character} -rf")
+    assert f"{ord(character):x}" in as_line(f"rm{character} -rf")
+
+
+@pytest.mark.parametrize(
+    "text", ["👨\u200d👩\u200d👧", "❤\ufe0f", "👩🏽\u200d💻", "🏳\ufe0f\u200d🌈", "1\ufe0f\u20e3", "می\u200cکنم"]
+)
+def test_joiners_and_selectors_that_spell_a_word_or_an_emoji_are_kept(text: str) -> None:
+    assert as_line(text) == text
+
+
+def test_joiners_and_selectors_in_a_row_are_escaped() -> None:
+    assert as_line("❤\ufe0f\ufe0f\ufe0e") == "❤\ufe0f\\ufe0f\\ufe0e"
+    assert as_line("👨\u200d\u200d👩") == "👨\\u200d\\u200d👩"
+
+
 def test_what_is_harmless_is_as_it_was() -> None:
     text = "ñ … 🙂 \\x1b é\n\tindented"
     assert as_text(text) == text

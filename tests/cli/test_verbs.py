@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import TOKEN, Served, shared
+from tests.thorough import one_in
 
 from banksman.testing import fake_agent
 
@@ -24,13 +25,8 @@ AGENT = fake_agent.command()
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("served")) as served:
+    with shared(tmp_path_factory.mktemp("served")) as served:
         yield served
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """Instead of the one of all tests: this server lives as long as the module, and its sessions with it."""
 
 
 def environment(served: Served, **more: str) -> dict[str, str]:
@@ -69,19 +65,14 @@ def wait_line(stream: IO[str] | None, word: str) -> str:
     raise AssertionError(f"{word!r} never came")
 
 
-def opened(served: Served, name: str) -> str:
-    """A session's id."""
-    done = run(served, "open", "claude", "--name", name, "--", *AGENT)
-    assert done.returncode == 0, done
-    return done.stdout.strip()
-
-
 def objects(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
 def test_open_ask_and_close(served: Served) -> None:
-    session = opened(served, "whole")
+    done = run(served, "open", "claude", "--name", "whole", "--", *AGENT)
+    assert done.returncode == 0, done
+    session = done.stdout.strip()
     asked = run(served, "ask", "whole", "@@say hello\n@@say there")
     assert (asked.returncode, asked.stdout) == (0, "hello\nthere\n")
     assert asked.stderr.startswith("done, $")
@@ -112,12 +103,12 @@ def test_ask_takes_the_prompt_from_stdin_and_opens_a_session_once(served: Served
 
 
 def test_a_prompt_may_begin_with_a_dash(served: Served) -> None:
-    opened(served, "dash")
+    served.open(name="dash")
     assert run(served, "ask", "dash", "--", "-n is a flag").stdout == "-n is a flag\n"
 
 
 def test_ask_in_json_is_the_events_of_the_turn_and_then_its_outcome(served: Served) -> None:
-    opened(served, "json")
+    served.open(name="json")
     run(served, "ask", "json", "before")
     done = run(served, "ask", "json", "@@say hello", "--json")
     *events, last = objects(done.stdout)
@@ -128,14 +119,14 @@ def test_ask_in_json_is_the_events_of_the_turn_and_then_its_outcome(served: Serv
 
 
 def test_a_turn_that_fails_is_1(served: Served) -> None:
-    opened(served, "fails")
+    served.open(name="fails")
     done = run(served, "ask", "fails", "@@exit 3")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("failed")
 
 
 def test_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> None:
-    session = opened(served, "key")
+    session = served.open(name="key")
     first = run(served, "ask", "key", "@@say hello", "--key", "k", "--no-wait")
     turn = first.stdout.strip()
     assert served.outcome(session, turn)["kind"] == "done"
@@ -148,7 +139,7 @@ def test_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> No
 
 
 def test_ctrl_c_stops_the_turn(served: Served) -> None:
-    session = opened(served, "stop")
+    session = served.open(name="stop")
     with begin(served, "ask", "stop", "@@say begun\n@@hang", "--json") as asking:
         wait_line(asking.stdout, '"text":"begun"')
         asking.send_signal(signal.SIGINT)
@@ -162,7 +153,7 @@ def test_ctrl_c_stops_the_turn(served: Served) -> None:
 
 
 def test_ctrl_c_twice_leaves_at_once(served: Served) -> None:
-    opened(served, "leave")
+    served.open(name="leave")
     with begin(served, "ask", "leave", "@@on_interrupt ignored\n@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
         asking.send_signal(signal.SIGINT)
@@ -174,7 +165,7 @@ def test_ctrl_c_twice_leaves_at_once(served: Served) -> None:
 
 
 def test_interrupt_stops_what_runs_and_withdraws_what_waits(served: Served) -> None:
-    session = opened(served, "interrupts")
+    session = served.open(name="interrupts")
     run(served, "ask", "interrupts", "@@hang", "--no-wait")
     waiting = run(served, "ask", "interrupts", "later", "--no-wait").stdout.strip()
     assert run(served, "interrupt", session, waiting).stdout == "stopped, by withdrawn\n"
@@ -185,12 +176,12 @@ def test_interrupt_stops_what_runs_and_withdraws_what_waits(served: Served) -> N
 
 
 def test_a_question_is_shown_and_answered(served: Served) -> None:
-    opened(served, "asks")
+    served.open(name="asks")
     with begin(served, "ask", "asks", '@@ask Bash {"command": "ls"}\n@@say over') as asking:
-        assert 'Bash {"command": "ls"}' in wait_line(asking.stderr, "question:")
+        assert "Bash: ls" in wait_line(asking.stderr, "question:")
         question = wait_line(asking.stderr, "banksman answer").split()[3]
         told = run(served, "why", "asks").stdout
-        assert f'{question}: Bash {{"command": "ls"}}\n' in told
+        assert f"{question}: Bash: ls\n" in told
         assert f"  banksman answer asks {question} allow|deny\n" in told
         done = run(served, "answer", "asks", "--message", "not here", "deny")
         assert (done.returncode, done.stdout) == (0, f"{question}: deny\n")
@@ -204,8 +195,30 @@ def test_a_question_is_shown_and_answered(served: Served) -> None:
     assert (nothing.returncode, "no question is open" in nothing.stderr) == (2, True)
 
 
+def test_question_is_shown_in_full_by_ask_why_and_answer(served: Served) -> None:
+    served.open(name="asks-code")
+    given = {"description": "print the date", "code": "import shutil\nshutil.rmtree('/home')"}
+    shown = ["│ code:", "│   import shutil", "│   shutil.rmtree('/home')", "│ the agent says: print the date"]
+
+    def blocks(text: str) -> list[str]:
+        return [line for line in map(str.strip, text.splitlines()) if "│" in line]
+
+    with begin(served, "ask", "asks-code", f"@@ask mcp__py__run {json.dumps(given)}\n@@say over") as asking:
+        told: list[str] = []
+        while not told or "banksman answer" not in told[-1]:
+            assert asking.stderr is not None
+            told.append(asking.stderr.readline())
+            assert told[-1], told
+        assert blocks("".join(told)) == shown
+        # `why` has its own labels in front of the first line.
+        assert [line[line.index("│") :] for line in blocks(run(served, "why", "asks-code").stdout)] == shown
+        # It is what is answered, so whoever names no question sees it too.
+        assert blocks(run(served, "answer", "asks-code", "deny").stderr) == shown
+        assert asking.wait(SECONDS_MAX) == 0
+
+
 def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
-    session = opened(served, "busy")
+    session = served.open(name="busy")
     holder = run(served, "ask", "busy", "@@hang", "--no-wait").stdout.strip()
     waiting = run(served, "ask", "busy", "later", "--no-wait", "--priority", "background").stdout.strip()
     command = served.post("/v1/commands", {"argv": ["sleep", "61"]})
@@ -230,7 +243,7 @@ def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
 
 
 def test_stacks_say_where_the_server_stands(served: Served) -> None:
-    opened(served, "stacks")
+    served.open(name="stacks")
     assert "task " in run(served, "why", "--stacks").stdout
     both = run(served, "why", "stacks", "--stacks", "--json")
     assert objects(both.stdout)[0]["name"] == "stacks"
@@ -240,7 +253,7 @@ def test_stacks_say_where_the_server_stands(served: Served) -> None:
 
 @pytest.mark.thorough
 def test_log_pages_and_limits(served: Served) -> None:
-    opened(served, "logged")
+    served.open(name="logged")
     run(served, "ask", "logged", "@@stream 3 0\n@@say hello")
     events = objects(run(served, "log", "logged", "--json").stdout)
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
@@ -261,7 +274,7 @@ def test_log_pages_and_limits(served: Served) -> None:
 
 
 def test_a_followed_log_goes_on_until_ctrl_c(served: Served) -> None:
-    opened(served, "followed")
+    served.open(name="followed")
     with begin(served, "log", "followed", "--follow", "--json") as following:
         wait_line(following.stdout, "session.opened")
         for _ in range(2):
@@ -276,7 +289,7 @@ def test_a_followed_log_goes_on_until_ctrl_c(served: Served) -> None:
 
 @pytest.mark.thorough
 def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None:
-    opened(served, "deleted")
+    served.open(name="deleted")
     with begin(served, "log", "deleted", "--follow") as following:
         wait_line(following.stdout, "session.opened")
         run(served, "close", "deleted", "--forget")
@@ -289,7 +302,7 @@ def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None
 @pytest.mark.thorough
 def test_what_an_agent_says_does_not_reach_the_terminal_as_a_command(served: Served) -> None:
     evil = "\x1b]0;title\x07\x1b[2Jred\x9b31m\u202edlrow\x7f\r.\ttab"
-    opened(served, "evil")
+    served.open(name="evil")
     done = run(served, "ask", "evil", f"@@say {evil}")
     assert done.stdout == "\\x1b]0;title\\x07\\x1b[2Jred\\x9b31m\\u202edlrow\\x7f\\r.\ttab\n"
     for words in (("log", "evil"), ("log", "evil", "--raw"), ("log", "evil", "--json"), ("why", "evil"), ("ps",)):
@@ -301,7 +314,7 @@ def test_what_an_agent_says_does_not_reach_the_terminal_as_a_command(served: Ser
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(served: Served) -> None:
-    opened(served, "pipe")
+    served.open(name="pipe")
     run(served, "ask", "pipe", "@@stream 3000 0")
     for words in (["log", "pipe", "--json"], ["log", "pipe", "--json", "--follow"]):
         line = " ".join([*BANKSMAN, *words])
@@ -317,9 +330,11 @@ def test_a_reader_that_has_enough_ends_it_quietly(served: Served) -> None:
         assert objects(done.stdout)[0]["kind"] == "session.opened"
 
 
-@pytest.mark.parametrize("words", [("log", "full"), ("log", "full", "--json"), ("ps",), ("why", "nobody", "--json")])
+@pytest.mark.parametrize(
+    "words", one_in(4, [(("log", "full"),), (("log", "full", "--json"),), (("ps",),), (("why", "nobody", "--json"),)])
+)
 def test_a_stdout_that_takes_nothing_is_one_line_and_a_code(served: Served, words: tuple[str, ...]) -> None:
-    opened(served, "full")
+    served.open(name="full")
     line = " ".join([*BANKSMAN, *words])
     is_refused = "nobody" in words
     for redirection, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
@@ -338,7 +353,7 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_a_code(served: Served, word
 
 
 def test_a_locale_without_the_letters_is_no_failure(served: Served) -> None:
-    opened(served, "ascii")
+    served.open(name="ascii")
     done = run(served, "ask", "ascii", "@@say h\u00e9 \u2026", env=environment(served, PYTHONIOENCODING="ascii"))
     assert (done.returncode, done.stdout) == (0, "h\\xe9 \\u2026\n")
 
@@ -356,6 +371,15 @@ def test_refusals_and_strangers(served: Served) -> None:
     assert TOKEN not in out.stderr
 
 
+def test_page_prints_a_link_that_logs_a_browser_in(served: Served) -> None:
+    by_socket = run(served, "page").stdout.strip()
+    by_url = objects(run(served, "page", "--json", "--url", served.url).stdout)[0]["link"]
+    for link in (by_socket, by_url):
+        url, _, code = link.partition("/#code=")
+        assert url == served.url
+        assert served.post("/v1/login", {"code": code}, token=False)["token"].startswith("bmp_")
+
+
 def test_the_url_that_the_server_prints_can_be_pasted(served: Served) -> None:
     variables = environment(served, BANKSMAN_TOKEN="", XDG_STATE_HOME="/nowhere/at/all")
     done = run(served, "ps", "--json", "--url", f"{served.url}/#token={TOKEN}", env=variables)
@@ -369,11 +393,8 @@ def test_every_way_of_being_busy_is_named(served: Served) -> None:
     assert "enqueue, reject, interrupt, steer or collect" in told
 
 
-@pytest.mark.parametrize("verb", ["serve", "open", "ask", "interrupt", "answer", "close", "ps", "why", "log", "drain"])
-def test_each_verb_says_how_it_is_used_and_ends_with_an_example(served: Served, verb: str) -> None:
-    done = run(served, verb, "--help")
+def test_help_and_a_wrong_flag_have_their_exit_codes(served: Served) -> None:
+    done = run(served, "ask", "--help")
     assert done.returncode == 0
-    *_, example, last = done.stdout.rstrip().splitlines()
-    assert example == "example:"
-    assert last.startswith(f"  banksman {verb}")
-    assert run(served, verb, "--no-such-flag").returncode == 2
+    assert done.stdout.rstrip().splitlines()[-1].startswith("  banksman ask")
+    assert run(served, "ask", "--no-such-flag").returncode == 2

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from tests.serve.kit import TOKEN, Served
+from tests.serve.kit import TOKEN, Served, shared
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("served")) as served:
+    with shared(tmp_path_factory.mktemp("served")) as served:
         yield served
 
 

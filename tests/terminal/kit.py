@@ -26,7 +26,7 @@ from typing import Any, Self
 import pyte
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
-SECONDS_MAX = 30.0
+SECONDS_MAX = 60.0
 CTRL_C, CTRL_D, CTRL_Z, ENTER, ESCAPE = "\x03", "\x04", "\x1a", "\r", "\x1b"
 UP, LEFT, BACKSPACE, CTRL_U, CTRL_W, CTRL_A = "\x1b[A", "\x1b[D", "\x7f", "\x15", "\x17", "\x01"
 _ALTERNATE = 1049

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import subprocess
@@ -28,15 +29,13 @@ from tests.terminal.kit import (
     UP,
     Terminal,
 )
+from tests.thorough import thorough
 
 from banksman.testing import fake_agent
 
+pytestmark = thorough
+
 HOSTILE = "\x1b[2J\x1b[H\x1b]0;mine\x07\x9b31m\u202erts\x07 after"
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """Instead of the one of all tests: this server lives as long as the module."""
 
 
 def wait_until(is_so: Callable[[], Any], what: str) -> Any:
@@ -153,6 +152,42 @@ def test_a_question_is_answered_by_a_key_and_only_when_the_line_is_empty(served:
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
+def test_question_shows_code_that_will_run_and_marks_the_agents_words(served: Served, env: dict[str, str]) -> None:
+    session = served.open()
+    given = {"description": "print the date", "code": "import shutil\nshutil.rmtree('/home')"}
+    with Terminal("attach", session, env=env) as terminal:
+        ready(terminal)
+        served.ask(session, f"@@ask mcp__py__run {json.dumps(given)}\n@@say over")
+        terminal.wait_text("mcp__py__run (4 lines above) — allow? [a]llow")
+        shown = ["│ code:", "│   import shutil", "│   shutil.rmtree('/home')", "│ the agent says: print the date"]
+        assert [line for line in terminal.lines if line.startswith(("│", "┊"))] == shown
+        terminal.type("d")
+        terminal.wait_text("— allow? deny, by answer")
+        # What was decided stays to be read.
+        assert [line for line in terminal.lines if line.startswith(("│", "┊"))] == shown
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+@pytest.mark.thorough
+def test_question_longer_than_the_screen_is_written_in_full_above(served: Served, env: dict[str, str]) -> None:
+    session = served.open()
+    given = {"file_path": "notes.txt", "content": "".join(f"line {number} of it\n" for number in range(60))}
+    with Terminal("attach", session, env=env, rows=20) as terminal:
+        ready(terminal)
+        served.ask(session, f"@@ask Write {json.dumps(given)}\n@@say over")
+        terminal.wait_text("Write (62 lines above) — allow? [a]llow")
+        terminal.wait_text("│ file_path: notes.txt")
+        terminal.wait_text("all of it is written above")
+        for number in range(60):
+            assert f"│   line {number} of it" in terminal.words
+        terminal.type("a")
+        terminal.wait_text("over")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
 def test_a_question_from_before_is_there_and_one_that_another_answers_goes(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     served.ask(session, '@@ask Bash {"command": "ls"}\n@@say over')
@@ -224,6 +259,7 @@ def test_a_lost_connection_is_told_and_nothing_is_lost_or_said_twice(tmp_path: P
             assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_line_that_could_not_be_sent_is_given_back(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served:
         session = served.open()
@@ -238,6 +274,7 @@ def test_a_line_that_could_not_be_sent_is_given_back(tmp_path: Path) -> None:
             assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [40, 20])
 def test_a_narrow_terminal_stays_readable(served: Served, env: dict[str, str], columns: int) -> None:
     session = served.open()
@@ -253,6 +290,7 @@ def test_a_narrow_terminal_stays_readable(served: Served, env: dict[str, str], c
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env, columns=80) as terminal:
@@ -267,6 +305,7 @@ def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     shell = ["bash", "--norc", "--noprofile", "-i"]
@@ -288,6 +327,7 @@ def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, s
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str, str], number: int) -> None:
     session = served.open()
@@ -311,6 +351,7 @@ def test_sequences_of_the_agent_do_not_act(served: Served, env: dict[str, str]) 
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_not_at_a_terminal_it_is_only_watched(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with subprocess.Popen(

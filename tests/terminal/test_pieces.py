@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -187,7 +188,8 @@ def test_the_agents_own_options_are_offered() -> None:
     asked = question_of(
         {"id": "q", "tool": "edit", "input": {}, "details": {"options": options, "title": "Edit x"}}, None
     )
-    assert asked.line() == "Edit x — allow? [A]llow once / [2] Always / [d] Reject / [i]nterrupt"
+    assert asked.subject == ("the agent says: Edit x",)
+    assert asked.line() == "edit (1 line above) — allow? [A]llow once / [2] Always / [d] Reject / [i]nterrupt"
     assert [choice.body for key in "a2d" if (choice := asked.chosen(key))] == [
         {"decision": "once"},
         {"decision": "ever"},
@@ -249,6 +251,9 @@ class Noted:
 
     def line(self, text: str, look: Look = Look.DIM) -> None:
         self.lines.append(text)
+
+    def block(self, lines: Sequence[str]) -> None:
+        self.lines.extend(lines)
 
     def busy(self, what: str | None) -> None:
         pass

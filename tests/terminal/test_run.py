@@ -19,11 +19,6 @@ AGENT = ("--", *fake_agent.command())
 HOSTILE = "\x1b[2J\x1b[H\x1b]0;mine\x07\x9b31m\u202erts\x07 after"
 
 
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """Instead of the one of all tests: this server lives as long as the module."""
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
@@ -117,6 +112,7 @@ def test_ctrl_c_twice_ends_the_session_and_its_whole_tree(env: dict[str, str], f
     assert last_event(served) == "session.closed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [40, 20])
 def test_a_narrow_terminal_stays_readable(env: dict[str, str], folder: Path, columns: int) -> None:
     gate = folder / "gate"
@@ -144,6 +140,26 @@ def test_a_question_is_answered_by_a_key(env: dict[str, str], folder: Path, key:
         terminal.wait_said("over")
         assert terminal.end() == 0
         assert ("✗ Bash: make test" in terminal.words) == (key == "d")
+
+
+@pytest.mark.thorough
+def test_question_shows_the_end_of_a_command_that_is_padded_with_blanks(env: dict[str, str], folder: Path) -> None:
+    given = {"command": f"ls{' ' * 3000}; rm -rf /home", "description": "list files"}
+    prompt = f"@@ask Bash {json.dumps(given)}\n@@say over"
+    with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
+        terminal.wait_text("Bash (2 lines above) — allow? [a]llow")
+        assert "│ command: ls [3000 blanks] ; rm -rf /home" in terminal.lines
+        assert "│ the agent says: list files" in terminal.lines
+        terminal.type("d")
+        assert terminal.end() == 0
+
+
+def test_question_is_told_in_full_when_nobody_can_be_asked(env: dict[str, str], folder: Path) -> None:
+    given = {"file_path": "x", "old_string": "a\nb", "new_string": "evil " * 1000}
+    prompt = f"@@ask Edit {json.dumps(given)}\n@@say over"
+    done = piped(env, "run", "claude", prompt, "--on-question", "fail", *AGENT, cwd=folder)
+    assert ("evil " * 1000).strip() in done.stderr
+    assert "│   a\n│   b\n" in done.stderr
 
 
 def test_a_question_may_stop_the_turn(env: dict[str, str], folder: Path) -> None:
@@ -215,6 +231,7 @@ def test_json_is_the_events_and_then_the_outcome(env: dict[str, str], folder: Pa
     assert done.stderr == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("how", "code"), [("allow", 0), ("deny", 0), ("fail", 1)])
 def test_what_becomes_of_a_question_can_be_said_before(env: dict[str, str], folder: Path, how: str, code: int) -> None:
     prompt = '@@ask Bash {"command": "ls"}\n@@say over'
@@ -237,6 +254,7 @@ def test_a_turn_that_takes_too_long_is_stopped(env: dict[str, str], folder: Path
     assert processes_in(folder) == []
 
 
+@pytest.mark.thorough
 def test_usage(env: dict[str, str], folder: Path) -> None:
     assert piped(env, "run", "claude", "x", "--timeout", "0", *AGENT).returncode == 2
     assert piped(env, "run", "claude", "x", "--").returncode == 2

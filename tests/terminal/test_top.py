@@ -14,13 +14,11 @@ import pytest
 from tests.serve.kit import Served
 from tests.terminal.conftest import variables
 from tests.terminal.kit import BANKSMAN, CTRL_C, CTRL_D, CTRL_Z, ENTER, SECONDS_MAX, UP, Terminal
+from tests.thorough import thorough
 
 from banksman.cli.saying.widths import width
 
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> None:
-    """Instead of the one of all tests: this server lives as long as the module."""
+pytestmark = thorough
 
 
 @pytest.fixture
@@ -89,7 +87,8 @@ def test_a_turn_is_stopped_after_a_yes(served: Served, env: dict[str, str]) -> N
     session = served.open(name="stopme")
     turn = served.ask(session, "@@hang")
     with Terminal("top", env=env, columns=120) as terminal:
-        terminal.wait_text("running")
+        # While its process starts it has no turn yet.
+        terminal.wait_text("@@hang")
         terminal.type("i")
         terminal.wait_text("select a session first")
         terminal.type("ji")
@@ -126,6 +125,7 @@ def test_enter_attaches_and_comes_back(served: Served, env: dict[str, str]) -> N
     assert served.get(f"/v1/sessions/{session}")["phase"] == "idle"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [40, 20])
 def test_a_narrow_terminal_drops_columns_in_order(served: Served, env: dict[str, str], columns: int) -> None:
     served.open(name="narrow-one")
@@ -139,6 +139,7 @@ def test_a_narrow_terminal_drops_columns_in_order(served: Served, env: dict[str,
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]) -> None:
     served.open(name="sized")
     with Terminal("top", env=env, columns=140, rows=30) as terminal:
@@ -154,6 +155,7 @@ def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]
         assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str, str], number: int) -> None:
     with Terminal("top", env=env) as terminal:
@@ -163,6 +165,7 @@ def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str
         assert "banksman top" not in terminal.text
 
 
+@pytest.mark.thorough
 def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, str]) -> None:
     shell = ["bash", "--norc", "--noprofile", "-i"]
     with Terminal(command=shell, env={**env, "PS1": "shell: ", "HISTFILE": ""}, columns=100) as terminal:
@@ -234,6 +237,7 @@ def test_piped_or_once_it_is_one_plain_table(fresh: Served) -> None:
         assert b"\x1b" not in terminal.said
 
 
+@pytest.mark.thorough
 def test_any_table_fits_the_terminal_and_a_pipe_gets_all_of_it(served: Served, env: dict[str, str]) -> None:
     name = "日本語の長い名前" * 3
     served.open(name=name)

@@ -32,6 +32,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "serve": {
         "serve": "serve sessions and commands over HTTP, with a page",
+        "page": "print a link that opens the page in a browser",
         "host": "take sessions of a store that many machines share",
         "acp": "be an ACP agent for an editor, with supervised sessions behind it",
         "drain": "let the server, or a host, finish what runs, and exit",
@@ -139,8 +140,8 @@ def _fill_standard_fds() -> None:
 def _call(verb: str, words: list[str]) -> int:
     from importlib import import_module  # noqa: PLC0415
 
-    # These two give their own away, to a command and to an editor, and look themselves at what there is.
-    if verb not in ("exec", "acp"):
+    # It gives its own away, to an editor, and looks itself at what there is.
+    if verb != "acp":
         _fill_standard_fds()
     return int(import_module(f"banksman.cli.verbs.{verb}").main(words))
 

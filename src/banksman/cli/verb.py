@@ -19,7 +19,7 @@ _NOTES = """\
 The server: --url, BANKSMAN_URL or url of the settings; else the one that this user has running, by its socket in the
 state folder; else a host inside of this verb, which ends with it: sessions stay in the store, asleep. The store:
 --store, BANKSMAN_STORE or the settings; else the state folder's. The token, where a URL needs one: BANKSMAN_TOKEN, the
-end of a URL such as the server prints (#token=…), or the file that the server keeps it in.
+end of the URL (#token=…), or, for the address that this user's own server announces, the file that it keeps it in.
 
 exit codes: 0 it went well, 1 the turn or command did not, 2 wrong usage, 3 no server or not let in, 4 the server
 refused, 5 stdout could not be written (what was asked for may be done), 130 Ctrl-C.

@@ -95,8 +95,8 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
 
 
 def _without_secrets(url: str) -> str:
-    """Neither a user and a password nor what follows ? or #. As a server prints it, it ends with the token."""
-    begin, mark, rest = url.partition("#token=")[0].rpartition("://")
+    """Neither a user and a password nor what follows ? or #. It may end with a token or a one-time code."""
+    begin, mark, rest = re.split("#(?:token|code)=", url, maxsplit=1)[0].rpartition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     after = rest.removeprefix(authority)
     if "@" in after:

@@ -19,6 +19,7 @@ from banksman import config
 from banksman.cli.acp.own_server import START_SECONDS_MAX, OwnServer
 from banksman.cli.reaching.client import Client, ClientError, Lost, NoServer, segment
 from banksman.cli.reaching.finding import Place, announced, named
+from banksman.cli.reaching.stream import seq_of
 from banksman.cli.saying.terminal import say_aside
 from banksman.errors import BanksmanError
 from banksman.folders import state_folder
@@ -26,6 +27,8 @@ from banksman.folders import state_folder
 # While there is no server, it is looked for this often; what waits for it fails after so long.
 AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
 LOCK = "acp.lock"
+# Of a session that is resumed, so many are looked at for what was set in it.
+OWN_EVENTS_MAX = 1000
 _LOCK_AGAIN_SECONDS = 0.05
 # The pauses before a request is repeated that does no harm when it is done twice.
 AGAIN_SECONDS = (0.0, 0.5, 2.0)
@@ -69,6 +72,12 @@ class Backend:
     def head(self, session: str) -> str | None:
         """Where its log ends, as far as it is committed. What a session says of itself (`seq`) may be ahead of that."""
         return self.client.get(f"/v1/sessions/{segment(session)}/events", {"limit": 1})["head"]
+
+    def own_events(self, session: str, head: str | None) -> list[dict[str, Any]]:
+        """The last events before its end that are not the agent's frames."""
+        before = 0 if head is None else seq_of(head) or 0
+        query = {"before": before + 1, "limit": OWN_EVENTS_MAX, "frames": 0}
+        return self.client.get(f"/v1/sessions/{segment(session)}/events", query)["events"]
 
     def dialect_of(self, agent: str) -> str | None:
         """How the server says that this agent speaks: a profile of the same name may be another here, or none."""

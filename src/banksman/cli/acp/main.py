@@ -1,6 +1,6 @@
 """`banksman acp`: its flags, its beginning and its end.
 
-The main thread does what only it can: it hears signals, and runs our own server if one is needed. It waits on one queue
+The main thread does what only it can: it hears signals, and runs our own server if one is needed. It waits on one pipe
 for either; everything else happens in other threads. The editor's end of stdin, or a signal, ends it: a server inside
 lets what runs finish for a moment and stops it then; one elsewhere goes on, and so do the turns in it.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import signal
 import threading
 from types import FrameType
@@ -18,7 +17,7 @@ from banksman.cli import INTERRUPTED, OK, USAGE
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor import Editor
 from banksman.cli.acp.methods import Usual
-from banksman.cli.acp.own_server import OwnServer, Wish
+from banksman.cli.acp.own_server import OwnServer, Wish, Wishes
 from banksman.cli.acp.wire import Outbox, lines, take_stdio
 from banksman.cli.parsing import Parser, split_command
 from banksman.cli.saying.terminal import as_line, say_aside
@@ -74,7 +73,7 @@ class _Stage:
     """The main thread's part."""
 
     def __init__(self, url: str | None, usual: Usual) -> None:
-        self._wishes: queue.SimpleQueue[Wish] = queue.SimpleQueue()
+        self._wishes = Wishes()
         self._own = OwnServer(self._wishes, self._hear_in_loop)
         self._backend = Backend(url, self._own)
         self._usual = usual
@@ -112,6 +111,7 @@ class _Stage:
     def _hear_signals(self) -> None:
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
+        self._wishes.wake_on_signals()
 
     def _hear_in_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in _SIGNALS:

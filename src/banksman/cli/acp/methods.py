@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from banksman import __version__
+from banksman.cli.acp import settings
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.listing import list_sessions
 from banksman.cli.acp.outcomes import bad_params
@@ -51,6 +52,7 @@ class Methods:
             "session/list": self._list,
             "session/set_mode": self._set_mode,
             "session/set_model": self._set_model,
+            "session/set_config_option": self._set_config_option,
             "session/close": self._close,
             "session/delete": self._delete,
         }
@@ -114,7 +116,7 @@ class Methods:
         talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]))
         self.talks.add(talk)
         # Before anything of it is told: the editor does not know it yet.
-        self._editor.answer(call.id, result)
+        self._editor.answer(call.id, result | settings.told(talk.settings))
         self.talks.follow(talk)
 
     def _load(self, call: Call) -> None:
@@ -128,15 +130,26 @@ class Methods:
         return list_sessions(self._backend.client, cursor=call.named.get("cursor"), cwd=call.named.get("cwd"))
 
     def _set_mode(self, call: Call) -> dict[str, Any]:
-        return self._change(call, "permission_mode", text_of(call, "modeId"))
+        self._change(call, "permission_mode", text_of(call, "modeId"))
+        return {}
 
     def _set_model(self, call: Call) -> dict[str, Any]:
-        return self._change(call, "model", text_of(call, "modelId"))
+        self._change(call, "model", text_of(call, "modelId"))
+        return {}
 
-    def _change(self, call: Call, name: str, value: str) -> dict[str, Any]:
+    def _set_config_option(self, call: Call) -> dict[str, Any]:
+        id = text_of(call, "configId")
+        if id not in settings.NAMES:
+            raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(settings.NAMES)}")
+        name, value = settings.NAMES[id], text_of(call, "value")
+        talk = self._change(call, name, value)
+        # The log says it too, in a moment: the answer does not wait for that.
+        return {"configOptions": settings.config_options(settings.chosen(talk.settings, name, value))}
+
+    def _change(self, call: Call, name: str, value: str) -> Talk:
         talk = self.talks.find(text_of(call, "sessionId"))
         self._backend.client.request("PATCH", f"/v1/sessions/{segment(talk.id)}", body={name: value})
-        return {}
+        return talk
 
     def _close(self, call: Call) -> dict[str, Any]:
         """What this editor has going there is stopped. The agent's process is let go too, unless somebody else is at

@@ -3,8 +3,8 @@
 It is the server of `banksman serve`, on a port of its own and on this machine only. It is announced in the state folder
 as any other, so that a second editor finds it; and it ends with us.
 
-Signals and the server's loop belong to the main thread. So whoever needs a server only asks for it, by a word in the
-queue that the main thread waits on, and waits until it is there.
+Signals and the server's loop belong to the main thread. So whoever needs a server only asks for it, by a `Wish`
+that the main thread waits for, and waits until it is there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-import queue
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,9 +30,41 @@ FINISH_SECONDS = 0.5
 
 
 class Wish(enum.Enum):
-    """What the main thread is asked for."""
+    """What the main thread is asked for. No value is the number of a signal."""
 
-    SERVE, LEAVE = range(2)
+    SERVE = ord("s")
+    LEAVE = ord("l")
+
+
+class Wishes:
+    """The wishes, in order, in a pipe.
+
+    A signal that arrives just before the main thread begins to wait in `queue.get` does not wake it: its handler would
+    run at the next wish, which may never come. Python writes the number of each signal to the pipe as well.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+
+    def wake_on_signals(self) -> None:
+        """Call it in the main thread, and again when a loop has ended there."""
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def put(self, wish: Wish) -> None:
+        """From any thread, also from the handler of a signal."""
+        os.write(self._write, bytes([wish.value]))
+
+    def get(self) -> Wish:
+        while True:
+            (byte,) = os.read(self._read, 1)
+            # Otherwise it is a signal, and its handler has run when this line is reached.
+            if byte in (wish.value for wish in Wish):
+                return Wish(byte)
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
 
 
 class _Phase(enum.Enum):
@@ -42,10 +74,10 @@ class _Phase(enum.Enum):
 class OwnServer:
     """`install` is called in the server's loop once it serves: the signals that it has taken are to be ours."""
 
-    def __init__(self, wishes: queue.SimpleQueue[Wish], install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    def __init__(self, wishes: Wishes, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
         self._wishes = wishes
         self._install = install
-        # For the three below. Nothing is called while it is held but the queue's put, which never waits.
+        # For the three below. Nothing is called while it is held but `Wishes.put`, which never waits.
         self._changed = threading.Condition()
         self._phase = _Phase.ABSENT
         self._place: Place | None = None

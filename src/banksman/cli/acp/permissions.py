@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from banksman.core.jsonrpc import Failure
+
 Option = dict[str, str]
 
 _CALLS = ("toolCallId", "tool_use_id", "itemId")
@@ -40,20 +42,32 @@ def offered(question: Mapping[str, Any]) -> list[Option]:
 
 def answer(question: Mapping[str, Any], result: Any) -> dict[str, Any] | None:
     """The body of an answer; None: the editor has none to give. It says `cancelled` when it stops the turn, which is
-    told on its own and closes the question for everybody; and nobody else's answer is taken away by one who left."""
+    told on its own and closes the question for everybody; and nobody else's answer is taken away by one who left.
+
+    An answer that was not offered is a denial, with a message that says so: the editor believes that it has answered,
+    and the turn would wait for ever."""
     outcome = _mapping(_mapping(result).get("outcome"))
     chosen = outcome.get("optionId")
-    if outcome.get("outcome") != "selected":
+    if outcome.get("outcome") == "cancelled":
         return None
     own = offered(question)
     option = next((option for option in own or _USUAL if option["optionId"] == chosen), None)
-    if option is None:
-        return None
+    if option is None or outcome.get("outcome") != "selected":
+        said = f"the option {chosen!r:.100}" if isinstance(chosen, str) else "no option"
+        return {"decision": "deny", "message": f"denied: the editor chose {said}, which was not offered"}
     if own:
         return {"decision": option["optionId"]}
     if not option["kind"].startswith("allow"):
         return {"decision": "deny"}
     return {"decision": "allow", "remember": True} if option["kind"] == "allow_always" else {"decision": "allow"}
+
+
+def refused(failure: Failure) -> dict[str, Any]:
+    """The body of an answer where the editor gave none, but an error: a denial, with a message that says so."""
+    return {
+        "decision": "deny",
+        "message": f"denied: the editor answered by the error {failure.code} {failure.message!r:.100}",
+    }
 
 
 def _tool_call(question: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from banksman.cli.acp import permissions
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
 from banksman.cli.reaching.client import ClientError, NoServer, segment
-from banksman.cli.saying.terminal import say_aside
+from banksman.cli.saying.terminal import as_line, say_aside
 from banksman.core.jsonrpc import Reply
 from banksman.errors import BanksmanError
 
@@ -114,9 +114,12 @@ class Questions:
 
     def _on_reply(self, asked: dict[str, Any], reply: Reply) -> None:
         """The editor's answer. It is the question's only if it is the first."""
-        body = permissions.answer(asked, reply.result) if reply.error is None else None
+        failure = reply.error
+        body = permissions.answer(asked, reply.result) if failure is None else permissions.refused(failure)
         if body is None:
             return
+        if "message" in body:
+            say_aside(f"banksman: question {asked['question']}: {as_line(body['message'])}")
         try:
             self._backend.insist(f"{self._path}/{segment(asked['question'])}", body)
         except ClientError as exc:

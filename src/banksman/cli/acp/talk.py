@@ -19,6 +19,7 @@ import time
 import uuid
 from typing import Any, Protocol
 
+from banksman.cli.acp import settings
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
 from banksman.cli.acp.outcomes import Refusal, bug, ending, refusal_of
 from banksman.cli.acp.questions import Asker, Questions
@@ -73,6 +74,11 @@ class Talk:
         # Only the following thread uses these, and one is there at most.
         self._telling = Telling(projector_of(backend.dialect_of(session["agent"])))
         self._joined = Joined()
+        # What can be set in it. A value, which others may read.
+        self.settings = settings.known(backend.dialect_of(session["agent"]))
+        if load is None:
+            for event in backend.own_events(self.id, head):
+                self.settings = settings.after(self.settings, event)
         self._questions = Questions(editor, backend, self.id, self._telling.title_of)
         after = head if load is None else None
         self._follower = Follower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
@@ -251,7 +257,9 @@ class Talk:
         else:
             if event["kind"] == "turn.queued":
                 self._bind(event)
-            self._tell(self._telling.updates(event, own=self._own_turns()))
+            updates = self._telling.updates(event, own=self._own_turns())
+            self._tell([each for each in updates if each.get("sessionUpdate") not in settings.UPDATES])
+            self._note_settings(event)
             match event["kind"]:
                 case "question.asked":
                     self._questions.on_asked(event["body"]["question"], waits=self._load is not None)
@@ -264,6 +272,21 @@ class Talk:
             self._seq = event["seq"]
         if self._load is not None and self._seq >= self._head:
             self._loaded()
+
+    def _note_settings(self, event: Event) -> None:
+        """Tell the editor what can be set, and what is, when that has changed. One that loads is told at the end."""
+        before, self.settings = self.settings, settings.after(self.settings, event)
+        options = settings.config_options(self.settings)
+        if self._load is not None or options == settings.config_options(before):
+            return
+        mode, mode_before = self.settings.get("permission_mode"), before.get("permission_mode")
+        if (
+            mode is not None
+            and mode.current is not None
+            and (mode_before is None or mode.current != mode_before.current)
+        ):
+            self._tell([{"sessionUpdate": "current_mode_update", "currentModeId": mode.current}])
+        self._tell([{"sessionUpdate": "config_option_update", "configOptions": options}])
 
     def _tell(self, updates: list[Update]) -> None:
         if self._load is not None:
@@ -278,7 +301,7 @@ class Talk:
         with self._lock:
             load, self._load = self._load, None
         assert load is not None
-        self._editor.answer(load, {})
+        self._editor.answer(load, settings.told(self.settings))
         self._questions.put_all()
 
     def _bind(self, queued: Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from banksman.store import address as addresses
 from banksman.store.address import Address
 
 if TYPE_CHECKING:
+    from banksman.store.cluster.contents import Contents
     from banksman.store.cluster.fullness import Fullness
     from banksman.store.cluster.health import Health, Server
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 PAYLOAD_BYTES_MIN = 1 << 20
 # Where JetStream has no room, nothing is accepted any more: said in time, and when it is late.
 FULL_HIGH, FULL_MAX = 0.8, 0.95
+# As many are named of what deletions have left, of each kind.
+REMAINS_MAX = 5
 SEE = "docs/cluster.md has a configuration"
 ALWAYS = "jetstream { sync_interval: always } in the configuration of each server, and restart one after the other"
 
@@ -41,7 +45,7 @@ def checks(which: Which) -> list[Check]:
 
 def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
     try:
-        from banksman.store.cluster import fullness, health  # noqa: PLC0415
+        from banksman.store.cluster import contents, fullness, health  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "nats":
             raise
@@ -56,6 +60,9 @@ def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
         yield from _streams(address, found)
         ids = {server.id for server in found.servers}
         yield from map(_room, asyncio.run(fullness.look(address, ids, monitors=monitors)))
+        yield from _access(address, found)
+        if _has(found, f"{address.prefix}-events") and _has(found, f"{address.prefix}-records"):
+            yield from _contents(address.prefix, asyncio.run(contents.look(address)))
     yield from _syncing(found)
 
 
@@ -109,6 +116,51 @@ def _streams(address: Address, found: Health) -> Iterator[Finding]:
         yield ok("cluster", f"{address} has no sessions yet: the first host that comes makes its streams")
     elif found.streams:
         yield from _gone(found)
+
+
+def _access(address: Address, found: Health) -> Iterator[Finding]:
+    """Who can come in, and who can listen. A client that publishes under our subjects runs programs on every host."""
+    if found.is_open:
+        seen = f"{address} lets clients in without credentials: each of them can run programs on every host"
+        yield wrong("access", seen, f"give it an account with a user and a password, or creds=; {SEE}")
+    else:
+        yield ok("access", f"{address} asks for credentials")
+    plain = [server.place for server in found.servers if not (server.fault or server.has_tls or _is_here(server.place))]
+    if plain and not address.tls:
+        seen = f"{', '.join(plain)}: without TLS, so the network reads credentials and all that agents say"
+        yield wrong("access", seen, f"turn TLS on and say tls://; {SEE}")
+
+
+def _is_here(place: str) -> bool:
+    """Whether it is reached without a network."""
+    host = place.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _has(found: Health, name: str) -> bool:
+    return any(stream.name == name and stream.leader for stream in found.streams)
+
+
+def _contents(prefix: str, found: Contents) -> Iterator[Finding]:
+    for seen, fix in found.faults:
+        yield wrong("session", seen, fix or SEE)
+    for part in found.remains[:REMAINS_MAX]:
+        subject = f"{prefix}.ev.{part}"
+        seen = f"events under {subject} belong to no session: a deletion was cut short, or is under way"
+        yield note("remains", seen, f"nats stream purge {prefix}-events --subject {subject}")
+    for name in found.blobs[:REMAINS_MAX]:
+        seen = f"the blob {name} belongs to no session: a deletion was cut short, or is under way"
+        yield note("remains", seen, f"nats object del {prefix}-blobs {name}")
+    left = max(0, len(found.remains) - REMAINS_MAX) + max(0, len(found.blobs) - REMAINS_MAX)
+    if left:
+        yield note("remains", f"{left} more like these", "remove these, and look again")
+    if not found.is_checked:
+        yield note("session", "not every event was read: there are too many of them for one look")
+    elif not found.faults:
+        yield ok("session", f"{found.sessions} sessions, whole")
 
 
 def _room(found: Fullness) -> Finding:

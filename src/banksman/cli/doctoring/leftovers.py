@@ -2,8 +2,9 @@
 
 Nothing is touched that might be somebody's. A process is known by its pid, its start and the boot, and is ended by a
 host that has claimed its session, as any host does at its start. A socket is dead if the kernel says that nobody
-listens. What a server said of where it is, is stale if it was of this boot and its process is gone. A file that held a
-command's output may have been kept for somebody, so it is left alone for a day, and for as long as a host lives that
+listens. What a server said of where it is, is stale if it was of this boot and its process is gone. Files with the
+output of commands are known by their owner file, of which the lock is free when its process is dead. Older versions had
+none: such a file may have been kept by its caller, so it is left alone for a day, and for as long as a host lives that
 could have made it.
 """
 
@@ -29,13 +30,14 @@ from banksman.errors import BanksmanError
 from banksman.folders import sockets_folder, state_folder
 from banksman.run.child import orphans
 from banksman.run.child.keeper.tree import name_of, read_stat
+from banksman.run.commands import spill
 from banksman.store.sqlite import health
 from banksman.store.sqlite.health import Left
 
 SPILL_SECONDS_MIN = 24 * 3600.0
 SPILLS_MAX = 10_000
 _FILE_BYTES_MAX = 64 << 10
-# As `tempfile` makes them, and nobody would by hand.
+# As older versions named them, by `tempfile`, and nobody would by hand.
 _SPILL = re.compile(r"banksman-[a-z0-9_]{8}\.out")
 _KEEPER = "/banksman/run/child/keeper/__main__.py"
 _SWEEP = "banksman doctor --sweep"
@@ -86,7 +88,7 @@ def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
 def _sessions(store: str | None) -> Iterator[Leftover]:
     for path in stores(store):
         try:
-            found = health.look(path)
+            found = health.look(path, reads_sessions=False)
         except BanksmanError:
             continue  # What is wrong with the store is told elsewhere.
         left = () if found is None else found.left
@@ -132,7 +134,7 @@ def _settle(path: Path, left: tuple[Left, ...]) -> list[str]:
             pass
 
     asyncio.run(enter())
-    after = health.look(path)
+    after = health.look(path, reads_sessions=False)
     still = {each.session for each in (after.left if after is not None else ())}
     told: list[str] = []
     for each in left:
@@ -256,6 +258,22 @@ def _remove(path: Path, content: bytes) -> list[str]:
 
 def _spills() -> Iterator[Leftover]:
     folder = tempfile.gettempdir()
+    dead = list(spill.find_dead(folder))
+    if dead:
+        count, size = sum(len(each.files) for each in dead), sum(each.size for each in dead)
+        seen = f"{count} files with output of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"
+        fix = f"the next process that needs such a file removes them; or {_SWEEP}"
+        yield Leftover(
+            note("leftovers", seen, fix), lambda: [f"removed {path}" for each in dead for path in each.remove()]
+        )
+    yield from _old_spills(folder)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _old_spills(folder: str) -> Iterator[Leftover]:
     old: list[os.DirEntry[str]] = []
     size = 0
     with os.scandir(folder) as entries:
@@ -265,7 +283,7 @@ def _spills() -> Iterator[Leftover]:
                 # As it was when it was looked at; an entry remembers that.
                 size += entry.stat(follow_symlinks=False).st_size
     if old:
-        seen = f"{len(old)} files with output of commands, {size / (1 << 20):.1f} MiB, in {folder}, older than a day"
+        seen = f"{len(old)} files with output of commands, {_mib(size)}, in {folder}, older than a day"
         yield Leftover(note("leftovers", seen, _SWEEP), lambda: unlinked([entry.path for entry in old]))
 
 

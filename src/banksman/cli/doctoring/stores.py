@@ -58,7 +58,12 @@ def _health(found: Health) -> Iterator[Finding]:
     if found.faults:
         fix = "with no program using it, copy it and those beside it (-wal, -shm) to a safe place; restore a backup"
         yield wrong("store", f"{found.path} is damaged: {'; '.join(found.faults)}", fix)
-    elif not found.is_checked:
+    for damaged in found.damaged:
+        fix = "restore a backup of the store; or delete the session (banksman close --forget): the others are whole"
+        yield wrong("session", f"{found.path}: {damaged}", fix)
+    if found.faults:
+        return
+    if not found.is_checked:
         seen += f"; not looked at to the end, since that takes longer than {health.CHECK_SECONDS_MAX:.0f} s"
         yield note("store", seen, "sqlite3 FILE 'PRAGMA integrity_check' does, if you have the time")
     elif size > LARGE_BYTES:

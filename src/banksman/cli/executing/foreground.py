@@ -53,15 +53,33 @@ class _Foreground:
                 self._through = Through(self._on_behind, self._on_broken)
                 options = dataclasses.replace(options, on_output=self._through.put)
             self._command = host.launch(self._launch, options)
-            finished = await self._command.wait()
-            if self._through is not None:
-                # After an exit of its own a slow reader is waited for, as any program would. Whoever has set a limit,
-                # or wants it stopped, does not want to wait for that either.
-                is_patient = finished.ended is Ended.EXITED and self._caught is None
-                await self._through.flush(None if is_patient else self._options.drain)
+            if options.terminal is None or self._is_quiet:
+                finished = await self._finish(self._command)
+            else:
+                finished = await self._finish_at_terminal(self._command)
         if self._error is not None:
             raise self._error
         return finished, self._caught
+
+    async def _finish(self, command: Command) -> Finished:
+        finished = await command.wait()
+        if self._through is not None:
+            # After an exit of its own a slow reader is waited for, as any program would. Whoever has set a limit, or
+            # wants it stopped, does not want to wait for that either.
+            is_patient = finished.ended is Ended.EXITED and self._caught is None
+            await self._through.flush(None if is_patient else self._options.drain)
+        return finished
+
+    async def _finish_at_terminal(self, command: Command) -> Finished:
+        # Only for who has a terminal: every import is a part of the start.
+        from banksman.cli.executing.terminal_bridge import TerminalBridge  # noqa: PLC0415
+
+        bridge = TerminalBridge(command, lambda: self._on_signal(signal.SIGINT))
+        try:
+            bridge.enter()
+            return await self._finish(command)
+        finally:
+            await bridge.leave()
 
     def _on_signal(self, number: int) -> None:
         is_second = self._caught is not None

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 from banksman import sockets
 from banksman.cli.reaching.finding import Place
 from banksman.cli.reaching.owners import Owners, Request, owner_of
+from banksman.cli.reaching.replies import checked, decode
 from banksman.cli.saying.progress import Telling
 from banksman.cli.saying.wording import hint_of
 from banksman.errors import BanksmanError
@@ -151,6 +152,9 @@ class Client:
                     ) as response,
                 ):
                     answer = _decoded(_read(response, place), place)
+                # What is deleted leaves nothing to say.
+                if answer is not None or request.method != "DELETE":
+                    answer = checked(answer, is_look=request.method == "GET")
                 self._owners.note_asked(request, place)
                 return answer
             except NoServer as exc:
@@ -344,7 +348,7 @@ def _decoded(content: bytes, place: Place) -> Any:
     if not content:
         return None
     try:
-        return json.loads(content)
+        return decode(content)
     except (ValueError, RecursionError) as exc:
         raise NoServer(f"what answers at {place.url} is not Banksman", hint="see --url and BANKSMAN_URL") from exc
 
@@ -363,7 +367,8 @@ def _problem(response: http.client.HTTPResponse, place: Place) -> Problem:
     kind = Problem
     if response.status == 401:
         kind = NotLetIn
-        hint = "set BANKSMAN_TOKEN" if place.token is None else "the token is not this server's; see BANKSMAN_TOKEN"
+        none = "set BANKSMAN_TOKEN: the token in the state folder is for the server that this user has announced there"
+        hint = none if place.token is None else "the token is not this server's; see BANKSMAN_TOKEN"
     problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
     after = response.headers.get("Retry-After", "")
     if after.isascii() and after.isdigit() and len(after) < 6:

@@ -3,10 +3,11 @@
 The place: `--url`, else `BANKSMAN_URL`, else `url` of the settings file, else what a running server has left in the
 state folder: its socket, by which its own user is let in as such, or its URL. Else there is none.
 
-The token: `BANKSMAN_TOKEN`, else what the URL ends with if it is the one that a server prints (`/#token=…`), else the
-file in the state folder. It has no flag, because everybody can read those, and it never gets into a message, because
-those are copied about. What is in the file is the key to the server of this machine: it is told to that one only, and
-not to whatever a URL names. A socket needs none.
+The token: `BANKSMAN_TOKEN`, else what the URL ends with (`/#token=…`), else the file in the state folder. It has no
+flag, because everybody can read those, and it never gets into a message, because those are copied about. The token in
+the file belongs to the server that this user has running. It is sent only to the address and port that this server has
+announced in `server.json`, and only while that server lives: another port of this machine, and the same port after the
+server's death, may be another user's. A socket needs no token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -25,6 +28,8 @@ from banksman.folders import state_folder
 # What begins the address of one that is asked by a socket.
 UNIX = "unix:"
 _LOCAL = ("127.0.0.1", "::1", "localhost")
+# Where a server can be asked that listens at all addresses of its family.
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # A token is a word; the file of one holds nothing that would take longer to read.
 _FILE_BYTES_MAX = 64 << 10
 # On this machine one that is there answers at once.
@@ -62,8 +67,8 @@ def named(url: str) -> Place:
     if address.startswith(UNIX):
         return at_socket(address.removeprefix(UNIX))
     place = _parsed(address)
-    said = _said_by_server()
-    return _with_token(place, token, is_ours=place.is_local or address == said.get("url"))
+    own = _announced_address(place)
+    return _with_token(place if own is None else replace(place, host=own), token, is_ours=own is not None)
 
 
 def announced() -> Place | None:
@@ -75,7 +80,7 @@ def announced() -> Place | None:
     if not isinstance(url, str) or not url:
         return None
     address, token = _without_token(url)
-    return _with_token(_parsed(address), token, is_ours=True)
+    return _with_token(_parsed(address), token, is_ours=_is_living(said))
 
 
 def announced_at(url: str) -> Place | None:
@@ -111,20 +116,48 @@ def _said_by_server() -> dict[str, Any]:
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
+def _announced_address(place: Place) -> str | None:
+    """The host to connect to, if this place is the server that this user has running; None: it is another.
+
+    `localhost` is replaced by the address that the server listens at. It may resolve to two addresses, and at the other
+    one the same port may be another user's.
+    """
+    said = _said_by_server()
+    try:
+        own = _parsed(str(said.get("url")))
+    except UsageError:
+        return None
+    host = _LOOPBACK_OF.get(own.host, own.host)
+    is_same_host = place.host in (own.host, host) or (place.host == "localhost" and host in _LOCAL)
+    is_same = is_same_host and (place.port, place.is_secure) == (own.port, own.is_secure)
+    if not is_same or not _is_living(said):
+        return None
+    return host if place.host == "localhost" else place.host
+
+
+def _is_living(said: Mapping[str, Any]) -> bool:
+    """Whether the server that announced itself still has its address. Its socket answers for it: a pid means nothing in
+    another container."""
+    path, pid = said.get("socket"), said.get("pid")
+    if isinstance(path, str) and os.path.isabs(path):
+        return sockets.is_alive(Path(path))
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False  # Gone; or another user's, with a number that was ours.
+    return True
+
+
 def _with_token(place: Place, token: str, *, is_ours: bool) -> Place:
-    return Place(
-        url=place.url,
-        is_secure=place.is_secure,
-        host=place.host,
-        port=place.port,
-        prefix=place.prefix,
-        token=_token(token, is_ours=is_ours),
-    )
+    return replace(place, token=_token(token, is_ours=is_ours))
 
 
 def _without_token(url: str) -> tuple[str, str]:
-    """What a server prints, taken apart. It is cut off before anything else looks at it, so that nothing repeats it."""
-    address, _, token = url.partition("#token=")
+    """The address, and the token that it ends with. Secrets are cut off before anything else looks at the address, so
+    that nothing repeats them. A one-time code (`#code=…`) is for a browser, and stays unused."""
+    address, _, token = url.partition("#code=")[0].partition("#token=")
     return address, token
 
 

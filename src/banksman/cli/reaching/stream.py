@@ -12,14 +12,14 @@ that answers and lets go before it has said anything new.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import re
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, cast
+from typing import Any
 
 from banksman.cli.reaching.client import Client, ClientError, Lost, NoServer, Problem, Query, segment
+from banksman.cli.reaching.replies import Reply, checked, decode
 from banksman.cli.reaching.sse import Oversize, Parser
 
 # A server says something every 15 seconds, if only that it is there. Where that was set to more, we come back for
@@ -209,9 +209,9 @@ def seq_of(cursor: str) -> int | None:
 def _parsed(parser: Parser, data: bytes) -> Iterator[Event]:
     try:
         for message in parser.feed(data):
-            event: Any = json.loads(message.data)
-            if isinstance(event, dict):
-                yield cast("Event", event)
+            event: Any = decode(message.data)
+            if isinstance(event, Reply):
+                yield checked(event)
     except (ValueError, RecursionError) as exc:  # Oversize is one, and says more than the others.
         why = f": {exc}" if isinstance(exc, Oversize) else ""
         raise StreamBroken(f"what answers there does not speak as our server does{why}") from exc

@@ -22,6 +22,7 @@ from banksman import config
 from banksman.cli.reaching.client import Client, ClientError, NoServer
 from banksman.cli.reaching.embedded import Embedded
 from banksman.cli.reaching.finding import Place, announced, is_there, named
+from banksman.cli.reaching.replies import UnexpectedReply
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 from banksman.store.address import is_address, parse
@@ -99,7 +100,7 @@ def _has_store(place: Place, wanted: str) -> bool:
     try:
         told: Any = Client(lambda: place).get("/v1/server")
         return _file_of(str(told["store"])) == _file_of(wanted)
-    except (ClientError, KeyError, TypeError):
+    except (ClientError, UnexpectedReply):
         return False
 
 

@@ -2,7 +2,8 @@
 
 What an agent says is not for the terminal to obey: a tool's output, a file's name or a model's words may hold sequences
 that clear the screen, rename the window, or type. In text mode every control character is shown as its escape, and so
-is what turns the direction of the text round. In JSON the encoding does that.
+is every character that has no shape: one that turns the direction of the text round, or hides words from the reader
+that a program still sees. In JSON the encoding does that.
 """
 
 from __future__ import annotations
@@ -10,35 +11,53 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
 from banksman.errors import MachineError
 
-# C0 but for tab and newline, DEL and C1; then what is invisible and moves the text about: marks and overrides of
-# direction, the separators of lines, and halves of a pair, which no terminal could be sent at all.
-_CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)]
-_INVISIBLE = [0x061C, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF]
-
+# C0 but for tab and newline, DEL and C1.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+# Characters without a shape: the soft hyphen, the combining joiner, fillers, marks and overrides of direction, zero
+# widths, separators of lines, annotations, variation selectors and tags. And halves of a pair, which no terminal could
+# be sent at all.
+_SHAPELESS = (
+    r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
+)
+# Two of them are spelling. Emoji are built with one joiner (a family) and one selector (a heart in colour); Arabic and
+# Indic scripts have joiners between their letters. A second one in a row is never spelling.
+_PICTURE = (
+    r"\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
+    r"\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
+_LETTER = r"\u0600-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u180a"
+_SPELLING = re.compile(
+    rf"(?<=[{_PICTURE}])[\ufe0e\ufe0f]|(?<=[#*0-9])\ufe0f(?=\u20e3)"
+    rf"|(?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_LETTER}])[\u200c\u200d](?=[{_LETTER}])"
+)
+_IN_TEXT = re.compile(rf"[{_CONTROLS}{_SHAPELESS}]")
+_IN_LINE = re.compile(rf"[\t\n{_CONTROLS}{_SHAPELESS}]")
+_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 # A column of a table that is cut to less is not read any more; the terminal may wrap the line then.
 COLUMN_WIDTH_MIN = 6
 
 
-def _escape(code: int) -> str:
-    if code == 0x0D:
-        return "\\r"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-_TEXT = {code: _escape(code) for code in (*_CONTROLS, *_INVISIBLE, *range(0xD800, 0xE000))}
-_LINE = {**_TEXT, 0x09: "\\t", 0x0A: "\\n"}
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if _SPELLING.match(found.string, found.start()):
+        return character
+    code = ord(character)
+    long = f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"
+    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x100 else long)
 
 
 def as_text(text: str) -> str:
     """Safe for a terminal, with its lines and tabs as they were."""
-    return text.translate(_TEXT)
+    return _IN_TEXT.sub(_escape, text)
 
 
 def as_line(value: object, *, characters_max: int | None = None) -> str:
@@ -46,7 +65,7 @@ def as_line(value: object, *, characters_max: int | None = None) -> str:
     text = str(value)
     if characters_max is not None and len(text) > characters_max:
         text = text[: characters_max - 1] + "…"
-    return text.translate(_LINE)
+    return _IN_LINE.sub(_escape, text)
 
 
 class CannotWrite(MachineError):

@@ -14,7 +14,6 @@ Event = dict[str, Any]
 
 # A line is to be read. Whoever wants all of it takes --json, or --raw.
 SUMMARY_CHARACTERS_MAX = 500
-QUESTION_CHARACTERS_MAX = 2000
 # Of our own kinds, what is not worth a line's room.
 _LONG = ("born", "ref", "usage", "details", "command", "args", "env", "options", "rules", "system_prompt", "schema")
 _ON_BUSY = re.compile(r'on_busy="(\w+)"')
@@ -74,11 +73,6 @@ def tokens_of(usage: Any) -> str:
     read = [count for name in (*beside, "inputTokens") if isinstance(count := used.get(name), int)]
     written = [count for name in ("output_tokens", "outputTokens") if isinstance(count := used.get(name), int)]
     return f"{sum(read)} tokens in, {sum(written)} out" if read and written else ""
-
-
-def question_of(asked: dict[str, Any]) -> str:
-    """What is asked, in the body of a `question.asked` or in a question that is open."""
-    return f"{asked.get('tool') or asked.get('wants')} {json.dumps(asked.get('input'), ensure_ascii=False)}"
 
 
 def how_to_answer(session: str, question: str) -> str:

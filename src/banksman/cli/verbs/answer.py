@@ -7,7 +7,8 @@ from typing import Any
 
 from banksman.cli import NOT_DONE, OK
 from banksman.cli.reaching.client import segment
-from banksman.cli.saying.terminal import as_line, say, say_json
+from banksman.cli.saying.approval import block_rows, subject_of, title_of
+from banksman.cli.saying.terminal import as_line, say, say_aside, say_json
 from banksman.cli.verb import ServerParser, client_of, perform
 from banksman.errors import UsageError
 
@@ -40,7 +41,13 @@ def main(words: list[str]) -> int:
 def _answer(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
     path = f"/v1/sessions/{segment(arguments.session)}/questions"
-    question: str = arguments.question or _only_one(client.get(path)["questions"])
+    question: str | None = arguments.question
+    if question is None:
+        asked = _only_one(client.get(path)["questions"])
+        question = str(asked["id"])
+        if arguments.format == "text":
+            for line in (*block_rows(subject_of(asked)), title_of(asked)):
+                say_aside(line)
     body = {"decision": arguments.decision}
     if arguments.message is not None:
         body["message"] = arguments.message
@@ -57,10 +64,10 @@ def _answer(arguments: argparse.Namespace) -> int:
     return OK if given["first"] or given["answer"] == arguments.decision else NOT_DONE
 
 
-def _only_one(questions: list[dict[str, Any]]) -> str:
+def _only_one(questions: list[dict[str, Any]]) -> dict[str, Any]:
     if len(questions) == 1:
-        return str(questions[0]["id"])
+        return questions[0]
     if not questions:
         raise UsageError("no question is open in this session")
     names = ", ".join(f"{each['id']} ({each['tool'] or each['wants']})" for each in questions)
-    raise UsageError(f"{len(questions)} questions are open: {names}", hint="say which")
+    raise UsageError(f"{len(questions)} questions are open: {names}", hint="say which; banksman why shows each in full")

@@ -28,6 +28,10 @@ _NOTES = """\
 exit codes: that of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if the command cannot be
 run, 127 if there is none, 128+n after signal n. Ctrl-C and TERM end the whole tree: TERM, then KILL after --grace; a
 second Ctrl-C kills at once.
+
+With a terminal of its own (--pty, and by default when stdin, stdout and stderr are one) the command gets the keys:
+Ctrl-C is for what it has in the foreground, and three within a second end the tree. Its stderr is on that terminal too.
+The file descriptors of make's jobserver, if MAKEFLAGS names some that are open, are passed on to the command.
 """
 
 
@@ -36,6 +40,8 @@ def main(words: list[str]) -> int:
     gc.disable()
     arguments = parser().parse_args(words)
     try:
+        # First: a number that is not open now may be one of ours in a moment.
+        arguments.fds = _fds(arguments.pass_fds)
         warm_up()  # Before the rest is even imported.
         launch, options = _order(arguments)
         with _without_ssl():
@@ -101,6 +107,9 @@ def parser() -> Parser:
     add("--drain", type=float, metavar="S", default=2.0, help="seconds to wait for the end of its output (2)")
     add("--cwd", metavar="D", help="the folder to start in")
     add("--env", metavar="K=V", action="append", default=[], help="add to its environment; may be repeated")
+    add("--pass-fds", metavar="N,N", help="open file descriptors that the command gets under the same numbers")
+    add("--pty", action="store_true", default=None, help="give it a terminal of its own (default: if we have one)")
+    add("--no-pty", dest="pty", action="store_false", help="pipes for its output, also at a terminal")
     add("--output-bytes-max", type=int, metavar="N", help="with --json: bytes kept of each stream, head and tail")
     add("--json", action="store_true", help="print one JSON object instead of passing the output through")
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
@@ -117,17 +126,81 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
         raise UsageError("no command was given", hint="banksman exec [options] -- COMMAND …")
     is_captured: bool = arguments.json
     kept: int = OUTPUT_BYTES_MAX if arguments.output_bytes_max is None else arguments.output_bytes_max
+    size = _terminal_size(arguments)
     options = Options(
         timeout=arguments.timeout,
         idle_timeout=arguments.idle_timeout,
         grace=arguments.grace,
         linger=arguments.linger,
         drain=arguments.drain,
-        stdin="inherit" if _has_stdin() else None,
+        stdin="inherit" if size is None else None,
+        pty=size or False,
+        # With --json nobody types anything.
+        ends_input=size is not None and is_captured,
         output_bytes_max=kept if is_captured else 0,
         spill_bytes_max=SPILL_BYTES_MAX if is_captured else 0,
     )
-    return prepare(command, cwd=arguments.cwd, env=_environment(arguments.env)), options
+    launch = prepare(
+        command,
+        cwd=arguments.cwd,
+        env=_environment(arguments.env),
+        pass_fds=arguments.fds,
+        # What ours is called is what it is.
+        has_terminal=size is not None and "TERM" not in os.environ,
+    )
+    return launch, options
+
+
+def _terminal_size(arguments: argparse.Namespace) -> tuple[int, int] | None:
+    """Rows and columns of the command's terminal; None: it gets none."""
+    wanted: bool | None = arguments.pty
+    if wanted is None:
+        # With stderr elsewhere the user wants it apart, and a terminal has one stream. In the background the terminal
+        # is another job's: to change its mode would stop us.
+        wanted = not arguments.json and all(map(os.isatty, (0, 1, 2))) and _is_foreground()
+    if not wanted:
+        return None
+    try:
+        found = os.get_terminal_size(1)
+    except OSError:
+        return 24, 80
+    return found.lines or 24, found.columns or 80
+
+
+def _is_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        # ENOTTY: this terminal is not the controlling terminal of our session (`setsid banksman exec …`). Its keys
+        # send no signals to us, so the command is run as without a terminal.
+        return False
+
+
+def _fds(given: str | None) -> tuple[int, ...]:
+    """The file descriptors to pass on: those given, and those of the jobserver that started us."""
+    try:
+        wanted = [int(number) for number in given.split(",")] if given else []
+    except ValueError as exc:
+        raise UsageError(f"--pass-fds {given!r} is not of the form 3,4") from exc
+    for fd in wanted:
+        if not _is_inherited(fd):
+            raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="redirect it: 3<FILE")
+    flags = os.environ.get("MAKEFLAGS", "")
+    if "--jobserver-" in flags:
+        import re  # noqa: PLC0415
+
+        named = re.findall(r"--jobserver-(?:auth|fds)=(\d+),(\d+)", flags)
+        # A rule without a + has them closed, and make says so itself where it matters.
+        wanted += [fd for number in (named[-1] if named else ()) if _is_inherited(fd := int(number)) and fd > 2]
+    return tuple(dict.fromkeys(wanted))
+
+
+def _is_inherited(fd: int) -> bool:
+    """It was open when we were started: whatever Python opens is closed in a child."""
+    try:
+        return os.get_inheritable(fd)
+    except (OSError, OverflowError):
+        return False
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
@@ -135,14 +208,6 @@ def _environment(pairs: list[str]) -> dict[str, str]:
         if "=" not in pair:
             raise UsageError(f"--env {pair!r} is not of the form K=V")
     return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _has_stdin() -> bool:
-    try:
-        os.fstat(0)
-    except OSError:
-        return False
-    return True
 
 
 def _close_stdout() -> None:

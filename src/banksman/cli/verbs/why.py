@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from banksman.cli import OK
 from banksman.cli.looking import Shown, colour_of, money
 from banksman.cli.reaching.client import segment
+from banksman.cli.saying.approval import block_rows, subject_of, title_of
 from banksman.cli.saying.style import stdout_style
 from banksman.cli.saying.terminal import as_line, as_text, say, say_json
-from banksman.cli.saying.wording import QUESTION_CHARACTERS_MAX, how_to_answer, question_of
+from banksman.cli.saying.wording import how_to_answer
 from banksman.cli.verb import ServerParser, client_of, perform
 
 COMMAND_CHARACTERS_MAX = 60
@@ -108,7 +109,8 @@ def _questions(found: Shown) -> list[str]:
     lines: list[str] = []
     for id in found["questions"]:
         if id in known:
-            lines.append(as_line(f"{id}: {question_of(known[id])}", characters_max=QUESTION_CHARACTERS_MAX))
+            lines += block_rows(subject_of(known[id]))
+            lines.append(f"{id}: {title_of(known[id])}")
             lines.append(f"  {how_to_answer(found['name'] or found['id'], id)}")
         else:
             lines.append(f"{id} waits for an answer")

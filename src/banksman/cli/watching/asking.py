@@ -1,18 +1,14 @@
-"""What the agent wants to know, as a line and a few keys. Pure."""
+"""A question of the agent's: its subject in full, a title, and the keys that answer it. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-Asked = Mapping[str, Any]
+from banksman.cli.saying.approval import TITLE_CHARACTERS_MAX, Asked, subject_of, title_of
 
-TITLE_CHARACTERS_MAX = 300
 OPTIONS_MAX = 9
-# What says most about a call, of what tools are given.
-_TELLING = ("command", "file_path", "path", "url", "query", "pattern", "description", "prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +27,13 @@ _INTERRUPT = Choice("interrupt", "i", None)
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """`subject`: what is to be approved, as lines to be shown above the title; empty: the title says all."""
+
     id: str
     turn: str | None
     title: str
     choices: tuple[Choice, ...]
+    subject: tuple[str, ...] = ()
 
     def line(self) -> str:
         return f"{self.title} {self.keys()}"
@@ -60,19 +59,7 @@ def question_of(asked: Asked, turn: str | None) -> Question:
         said = _mapping(asked.get("details")).get("message") or asked.get("tool") or "something is to be filled in"
         title = f"{_cut(said)} — fill it in on the page, or"
         return Question(id, turn, title, (Choice("decline", "d", {"decision": "deny"}), _INTERRUPT))
-    return Question(id, turn, f"{title_of(asked)} — allow?", (*_offered(asked), _INTERRUPT))
-
-
-def title_of(asked: Asked) -> str:
-    """The tool, and what it is to be used with."""
-    details, given = _mapping(asked.get("details")), _mapping(asked.get("input"))
-    tool = str(asked.get("tool") or asked.get("wants") or "")
-    said = next((given[name] for name in _TELLING if isinstance(given.get(name), str) and given[name]), None)
-    if said is None and isinstance(details.get("title"), str):
-        return _cut(details["title"])
-    if said is None and given:
-        said = json.dumps(dict(given), ensure_ascii=False)
-    return _cut(f"{tool}: {said}" if said else tool)
+    return Question(id, turn, f"{title_of(asked)} — allow?", (*_offered(asked), _INTERRUPT), subject_of(asked))
 
 
 def _offered(asked: Asked) -> tuple[Choice, ...]:

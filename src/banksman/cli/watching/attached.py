@@ -204,13 +204,15 @@ class Attached:
     def _ask_first(self) -> None:
         """What is shown is what holds: keys, when they count."""
         if not self._questions:
-            self._screen.asks = None
-        elif not self._takes_answers:
-            self._screen.asks = self._questions[0].title
+            self._screen.ask(None)
+            return
+        question = self._questions[0]
+        line = question.line()
+        if not self._takes_answers:
+            line = question.title
         elif self._editor.text:
-            self._screen.asks = f"{self._questions[0].title} (empty the line to answer by a key)"
-        else:
-            self._screen.asks = self._questions[0].line()
+            line = f"{question.title} (empty the line to answer by a key)"
+        self._screen.ask(question, line)
 
     def _choose(self, question: asking.Question, choice: asking.Choice) -> None:
         body = choice.body
@@ -228,4 +230,5 @@ class Attached:
         self._questions.remove(answered)
         self._asked_at = time.monotonic()
         self._screen.end_text()
+        self._screen.ask(None)
         self._screen.line(f"{answered.title} {body['answer']}, by {body['by']}")

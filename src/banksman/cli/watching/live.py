@@ -8,23 +8,26 @@ is. A line of the agent's is written whole when it has ended, for the terminal t
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Sequence
 
+from banksman.cli.saying.approval import block_rows
 from banksman.cli.saying.style import Style, size_of, stdout_style
 from banksman.cli.saying.terminal import CannotWrite, as_line, as_text
-from banksman.cli.saying.widths import rows, wrapped
+from banksman.cli.saying.widths import cut, rows, wrapped
+from banksman.cli.watching.asking import Question
 from banksman.cli.watching.editor import Editor
 from banksman.cli.watching.plain import LINE_CHARACTERS_MAX, ROOMY_COLUMNS
 from banksman.cli.watching.screen import Look, Status
 
 PROMPT = "> "
-ASKED_ROWS_MAX = 6
 _PASTE_ON, _PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 _WRAP_ON, _WRAP_OFF = "\x1b[?7h", "\x1b[?7l"
 
 
 class Live:
-    """`enter` before it is drawn, and `leave` always. `asks`: a question, and the keys that answer it."""
+    """`enter` before it is drawn, and `leave` always."""
 
     is_watched = True
 
@@ -32,7 +35,10 @@ class Live:
         self._editor = editor
         self._style: Style = stdout_style()
         self._status = Status("Ctrl-C interrupts")
-        self.asks: str | None = None
+        # A question, and the line with its keys. `_is_kept`: what it is about was written whole, above.
+        self._question: Question | None = None
+        self._asks = ""
+        self._is_kept = False
         self._complete: list[str] = []
         # The agent's line that has not ended.
         self._open = ""
@@ -67,6 +73,23 @@ class Live:
         for row in wrapped(safe, size_of(sys.stdout)[0], indent="  "):
             self._complete.append(f"{look.on(self._style, row)}\n")
 
+    def block(self, lines: Sequence[str]) -> None:
+        self._complete.extend(f"{row}\n" for row in block_rows(lines, size_of(sys.stdout)[0]))
+
+    def ask(self, question: Question | None, line: str = "") -> None:
+        """Show a question at the bottom, with its subject as far as there is room; None: there is none any more. What
+        it was about stays on the screen as a block."""
+        if question is not self._question:
+            if self._question is not None:
+                self._keep(self._question.subject)
+            self._question, self._is_kept = question, False
+        self._asks = line
+
+    def _keep(self, lines: Sequence[str]) -> None:
+        if not self._is_kept:
+            self._is_kept = True
+            self.block(lines)
+
     def busy(self, what: str | None) -> None:
         self._status.busy(None if what is None else as_line(what))
 
@@ -86,7 +109,9 @@ class Live:
 
     def tick(self) -> None:
         columns, height = size_of(sys.stdout)
-        bottom, cursor = self._bottom(columns, height)
+        bottom, cursor, is_cut = self._bottom(columns, height)
+        if is_cut and self._question is not None:
+            self._keep((*self._question.subject, self._question.title))
         if not self._complete and self._place == (bottom, cursor):
             return
         said = "".join(self._complete)
@@ -97,16 +122,24 @@ class Live:
         self._put(f"{self._erasing()}{said}{_WRAP_OFF}{drawn}\r{right}{_WRAP_ON}")
         self._drawn, self._place = bottom, (bottom, cursor)
 
-    def _bottom(self, columns: int, height: int) -> tuple[list[str], int]:
-        """The rows, and the cursor's column in the last."""
+    def _bottom(self, columns: int, height: int) -> tuple[list[str], int, bool]:
+        """The rows, the cursor's column in the last, and whether a question's subject is not all there."""
         room = max(1, height - 1)
+        is_cut = False
         line, cursor = self._editor.row(columns, PROMPT)
         bottom = [line]
-        if self.asks is not None:
-            asked = wrapped(as_line(self.asks, characters_max=LINE_CHARACTERS_MAX), columns, indent="  ")
+        if self._question is not None:
+            asked = wrapped(as_line(self._asks, characters_max=LINE_CHARACTERS_MAX), columns, indent="  ")
             # The keys are at the end of it, and are what must be seen.
-            shown = asked[-min(ASKED_ROWS_MAX, max(1, room - 2)) :]
+            shown = asked[-max(1, room - 2) :]
             bottom = [*(self._style.yellow(row) for row in shown), *bottom]
+            free = max(0, room - len(bottom) - 1)
+            subject = list(itertools.islice(block_rows(self._question.subject, columns), free + 1))
+            is_cut = len(subject) > free or len(shown) < len(asked)
+            if len(subject) > free:
+                more = cut("┊ … all of it is written above", columns)
+                subject = [*subject[: free - 1], self._style.yellow(more)] if free else []
+            bottom = [*subject, *bottom]
         elif self._status.what is not None and room > 1:
             bottom = [self._style.dim(self._status.row(columns - 1)), *bottom]
         if self._open:
@@ -114,7 +147,7 @@ class Live:
             most = max(1, (room - len(bottom)) // 2)
             tail = self._open[-most * columns :].expandtabs()
             bottom = [*list(rows(tail, columns))[-most:], *bottom]
-        return bottom[-room:], cursor
+        return bottom[-room:], cursor, is_cut
 
     def _erasing(self) -> str:
         if not self._drawn:

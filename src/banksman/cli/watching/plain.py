@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
+from banksman.cli.saying.approval import block_rows
 from banksman.cli.saying.style import size_of, stderr_style, stdout_style
 from banksman.cli.saying.terminal import as_line, as_text, say, say_aside
 from banksman.cli.saying.widths import width, wrapped
@@ -63,17 +65,15 @@ class Plain:
     def line(self, text: str, look: Look = Look.DIM) -> None:
         if not self._has_lines and look not in (Look.BAD, Look.ASKS):
             return
-        self._said()
+        self._begin_line()
         line = as_line(text, characters_max=LINE_CHARACTERS_MAX)
-        if not self._err.is_terminal:
-            say_aside(line)
-            return
-        if self._is_open and self._out.is_terminal:
-            # The same terminal: what the agent goes on saying begins at the left again.
-            say_aside("")
-            self._is_open, self._column = False, 0
-        for row in wrapped(line, size_of(sys.stderr)[0], indent="  "):
+        for row in wrapped(line, size_of(sys.stderr)[0], indent="  ") if self._err.is_terminal else (line,):
             say_aside(look.on(self._err, row))
+
+    def block(self, lines: Sequence[str]) -> None:
+        self._begin_line()
+        for row in block_rows(lines, size_of(sys.stderr)[0] if self._err.is_terminal else None):
+            say_aside(row)
 
     def busy(self, what: str | None) -> None:
         self._status.busy(None if what is None else as_line(what))
@@ -95,6 +95,13 @@ class Plain:
             return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
         except (OSError, ValueError):
             return True
+
+    def _begin_line(self) -> None:
+        self._said()
+        if self._is_open and self._out.is_terminal and self._err.is_terminal:
+            # The same terminal: what the agent goes on saying begins at the left again.
+            say_aside("")
+            self._is_open, self._column = False, 0
 
     def _said(self) -> None:
         self._erase()

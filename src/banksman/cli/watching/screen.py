@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from banksman.cli.saying.style import Style
@@ -57,6 +58,10 @@ class Screen(Protocol):
 
     def line(self, text: str, look: Look = Look.DIM) -> None:
         """A line of ours."""
+        ...
+
+    def block(self, lines: Sequence[str]) -> None:
+        """What a person decides by: all of it, and marked as not ours."""
         ...
 
     def busy(self, what: str | None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from banksman.cli.interrupting import receipt_in_words
 from banksman.cli.reaching.client import Client, segment
 from banksman.cli.saying.style import stderr_style
-from banksman.cli.saying.terminal import as_line, as_text, say, say_json
-from banksman.cli.saying.wording import QUESTION_CHARACTERS_MAX, how_to_answer, question_of
+from banksman.cli.saying.terminal import as_text, say, say_json
+from banksman.cli.saying.wording import how_to_answer
 from banksman.cli.watching import asking
 from banksman.cli.watching.following import follow
 from banksman.cli.watching.keys import Keyboard, open_keyboard
@@ -180,6 +180,7 @@ class TurnWatch:
             case "allow" | "deny" as decision:
                 self._choose(question, asking.Choice(decision, "", {"decision": decision}))
             case "fail":
+                self.screen.block(question.subject)
                 self.screen.line(f"{question.title} nobody is to be asked, so the turn is stopped", Look.BAD)
                 self._stops.stop()
             case _ if self._can_ask():
@@ -188,8 +189,8 @@ class TurnWatch:
                     self._put()
             case _:
                 name = self._session["name"] or self._session["id"]
-                line = as_line(f"question: {question_of(body)}", characters_max=QUESTION_CHARACTERS_MAX)
-                self.screen.line(line, Look.ASKS)
+                self.screen.block(question.subject)
+                self.screen.line(f"question: {question.title}", Look.ASKS)
                 self.screen.line(f"  {how_to_answer(name, question.id)}", Look.ASKS)
 
     def _can_ask(self) -> bool:
@@ -204,6 +205,7 @@ class TurnWatch:
         assert self._keyboard is not None
         # First the keys, which throws away what was typed before, and then the question: no key can be older than it.
         self._loop.listen(self._keyboard)
+        self.screen.block(self._questions[0].subject)
         self.screen.line(self._questions[0].line(), Look.ASKS)
         self.screen.busy("waits for your answer")
 

@@ -1,0 +1,57 @@
+"""What the main thread of `banksman acp` waits for."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from banksman.cli.acp.own_server import Wish, Wishes
+
+
+@pytest.fixture
+def wishes() -> Iterator[Wishes]:
+    wishes = Wishes()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        wishes.put(Wish.LEAVE)
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    wishes.wake_on_signals()
+    try:
+        yield wishes
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGUSR1, before)
+        wishes.close()
+
+
+def test_signal_that_interrupts_no_wait_is_handled(wishes: Wishes) -> None:
+    """Sent to another thread, it interrupts the main one as little as a signal that comes just before it waits."""
+    is_over = threading.Event()
+
+    def send() -> None:
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        # Where the signal wakes nobody, this does, and the test fails instead of hanging.
+        if not is_over.wait(20):
+            wishes.put(Wish.SERVE)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert wishes.get() is Wish.LEAVE
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_wishes_come_in_order_whatever_signal_is_between_them(wishes: Wishes) -> None:
+    wishes.put(Wish.SERVE)
+    signal.raise_signal(signal.SIGUSR1)
+    wishes.put(Wish.SERVE)
+    assert [wishes.get() for _ in range(3)] == [Wish.SERVE, Wish.LEAVE, Wish.SERVE]
