@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.thorough import thorough
+
+pytestmark = thorough
 
 TOOL = Path(__file__).parent.parent / "tools" / "agents.py"
 SECONDS_MAX = 60
@@ -110,6 +113,7 @@ def test_agents_are_installed_once_and_outside_the_checkout(place: Place) -> Non
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["gone", "cut short", "no stamp", "bad stamp", "not executable"])
 def test_what_is_broken_is_noticed_and_made_anew(place: Place, how: str) -> None:
     links = place.links()

@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.thorough import thorough
+
+pytestmark = thorough
 
 TOOL = Path(__file__).parent.parent / "tools" / "chromium.py"
 SECONDS_MAX = 60

@@ -69,5 +69,12 @@ def test_the_background_example_runs(tmp_path: pathlib.Path) -> None:
     assert "Serving HTTP on 127.0.0.1" in done.stdout
 
 
+def test_reader_example_runs(tmp_path: pathlib.Path) -> None:
+    code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[4], '    ')}\nasyncio.run(main())"
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("b'one\\n'\nb'two\\n'\n(Step(rung='eof'")
+
+
 def test_there_are_no_other_examples() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5

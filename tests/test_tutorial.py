@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.thorough import thorough
 from tests.tutorial import PAGE, Command, Picture, follow, steps
 
 TEXT = PAGE.read_text(encoding="utf-8")
 PICTURE_BYTES_MAX = 150_000
 
 
+@thorough
 def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
     done = follow(tmp_path / "home")
     assert done == [step.typed for step in steps(TEXT) if isinstance(step, Command)]

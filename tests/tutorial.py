@@ -126,6 +126,12 @@ class Terminal:
         assert command.may_fail or code == "0", f"$ {command.typed}\nended with code {code}, and printed\n{printed}"
         return printed
 
+    def wait_for(self, state: str) -> None:
+        """Until a session is in that state, for which a person who reads on needs no command."""
+        self.said = ""
+        self._type(f"until banksman ps | grep -q '^{state} '; do sleep 0.1; done")
+        self._read_until(lambda: PROMPT.search(self.said) is not None, f"a session whose state is {state!r}")
+
     @property
     def _printed(self) -> str:
         plain = PROMPT.sub("", self.said.replace("\r\n", "\n"))
@@ -185,7 +191,9 @@ def follow(home: Path, picture: Callable[[str, str], None] | None = None) -> lis
                 terminals[step.terminal] = Terminal(env, ROOT)
             printed = terminals[step.terminal].perform(step)
             done.append(step.typed)
-            for url in re.findall(r"http://\S+#token=\S+", printed):
+            if step.typed.endswith("--no-wait"):
+                terminals[step.terminal].wait_for("asks" if "@@ask" in step.typed else "running")
+            for url in re.findall(r"http://\S+#code=\S+", printed):
                 address = url
     finally:
         for terminal in terminals.values():

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 # For every single wait. An agent starts in half a second, and in six if eight are started at once on two cores.
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 90.0
 # What was only slow to go has gone by then: what is left two seconds after the close, is left.
 COUNT_AFTER_SECONDS = 2.0
 COUNT_SECONDS_MAX = 20.0

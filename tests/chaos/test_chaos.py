@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.storm import Size, Storm
+from tests.thorough import thorough
+
+pytestmark = thorough
 
 # `make chaos` goes on for so many minutes, with a new seed each time.
 MINUTES = float(os.environ.get("BANKSMAN_CHAOS", "0"))
 SEED = int(os.environ.get("BANKSMAN_CHAOS_SEED", "6"))
 
 
-@pytest.mark.timeout(400 + 60 * MINUTES)
+@pytest.mark.thorough
 def test_views_join_exactly_through_a_thousand_cuts_and_three_deaths(tmp_path: Path) -> None:
     end = time.monotonic() + 60 * MINUTES
     seed, size = SEED, Size()

@@ -13,10 +13,12 @@ from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies
+from tests.thorough import IS_THOROUGH
 
-SECONDS = float(os.environ.get("BANKSMAN_DEEP", "0")) or 1.0
+# One round in `make test`, so that it is the same one on every machine.
+SECONDS = float(os.environ.get("BANKSMAN_DEEP", "0")) or (1.0 if IS_THOROUGH else 0.0)
 IS_DEEP = "BANKSMAN_DEEP" in os.environ
-EXAMPLES = 200
+EXAMPLES = 200 if IS_THOROUGH or IS_DEEP else 50
 # As many as are told if one fails: a round is shrunk by itself.
 _SETTINGS = hypothesis.settings(
     max_examples=EXAMPLES,

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
@@ -20,6 +21,8 @@ from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.dialects.quirks import Quirks
 from banksman.core.jsonrpc import Call, Garbage
 from banksman.core.meaning import Forgot, Meaning, Replied, Requested, RequestWithdrawn, Told, TurnOver
+
+pytestmark = pytest.mark.thorough
 
 # -- what is said ----------------------------------------------------------------------------------------------------
 SCALARS: st.SearchStrategy[Any] = st.one_of(

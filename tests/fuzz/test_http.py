@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 from tests.serve import kit
 from tests.serve.kit import TOKEN, Served
 
 from banksman.testing import fake_agent
+
+pytestmark = pytest.mark.thorough
 
 # What is read before the next one is sent. Most have answered by then; what the others were answered is in the log.
 READ_SECONDS = 0.02

@@ -11,6 +11,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
@@ -22,6 +23,8 @@ from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.core.meaning import Meaning, Requested, Told
+
+pytestmark = pytest.mark.thorough
 
 SEEDS = st.integers(0, 1 << 32)
 # Anywhere, or after every byte.

@@ -21,6 +21,7 @@ from banksman.run.sessions.agent import (
     OnEvent,
     Output,
     OutputEnded,
+    Stderr,
     ToolsSwept,
     WriteBroke,
     Written,
@@ -329,4 +330,4 @@ class WorldProcess:
         self.phase = Phase.GONE
         self._due.clear()
         manner = self.manner
-        self._tell(Gone(manner.swept, manner.survivors, True, manner.stderr))
+        self._tell(Gone(manner.swept, manner.survivors, True, Stderr(manner.stderr)))

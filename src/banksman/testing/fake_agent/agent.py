@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from banksman.testing.fake_agent.loop import Act
     from banksman.testing.fake_agent.script import Step
 
-LIFE_SECONDS_MAX = 120
+# A process that hears nothing for so long ends itself. One that is used, as in a soak, lives on.
+SILENCE_SECONDS_MAX = 120
 # A real agent that is busy outlives its stdin and its parent, and so do we, long enough for a test to see who is left.
 EOF_SECONDS_MAX = 30.0
 ORPHAN_SECONDS_MAX = 20.0
@@ -109,6 +110,7 @@ class Agent(Loop):
 
     def _read(self) -> None:
         data = os.read(0, self.read_bytes)
+        signal.alarm(SILENCE_SECONDS_MAX)
         self.record.stdin(data)
         self.next_read_at = time.monotonic() + self.read_seconds if self.read_seconds else 0.0
         # An unterminated last line is a line.
@@ -148,7 +150,7 @@ class Agent(Loop):
     def _hear_signals(self) -> None:
         """Claude ends on TERM and HUP without a word, and on INT as if interrupted."""
         # Its default action is the kernel's, so it ends us in whatever we are stuck.
-        signal.alarm(LIFE_SECONDS_MAX)
+        signal.alarm(SILENCE_SECONDS_MAX)
         signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(143))
         signal.signal(signal.SIGHUP, lambda _number, _frame: os._exit(129))
         self.wakeup, write_end = os.pipe()

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
     from banksman.testing.fake_codex.turn import Turn
 
-# A tool's tree: a plain child, one with a session of its own, and one that TERM does not end. Their pids are told.
+# A tool's tree: a shell, a plain child, one with its own session, and one that ignores TERM. The shell writes all four
+# pids before it says that it is ready.
 TREE = """
+echo $$ >> "$1"
 sleep 60 & echo $! >> "$1"
 setsid sleep 60 & echo $! >> "$1"
 (trap '' TERM; exec sleep 60) & echo $! >> "$1"
@@ -56,9 +58,7 @@ def _tool(turn: Turn, rest: str) -> None:
     leaves all of it running."""
     turn.start(type="commandExecution", command="a tree", cwd="/", status="inProgress")
     command = ["sh", "-c", TREE, "sh", rest]
-    tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-    with open(rest, "a", encoding="ascii") as file:
-        file.write(f"{tool.pid}\n")
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     turn.wait(90)
 
 
