@@ -39,7 +39,7 @@ def fill(store: str, mib: float) -> None:
         try:
             await nats.api("STREAM.CREATE.filler", {"name": "filler", "subjects": ["filler"], "storage": "file"})
             for _ in range(round(mib * 8)):
-                await nats.publish("filler", bytes(MIB // 8))
+                await nats.publish("filler", bytes(MIB // 8), timeout=60)
         finally:
             await nats.close()
 

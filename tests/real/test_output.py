@@ -430,18 +430,19 @@ while True:
     assert done.ended is Ended.TIMEOUT
 
 
-async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_clock(marker: str) -> None:
+async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_clock(marker: str, tmp_path: Path) -> None:
     """The timer runs late, behind a busy loop; what the command wrote meanwhile comes before what we conclude."""
+    idle_seconds = 4.0
+    code = 'say("ready"); hear(); say("more"); touch(WORDS[0]); hear()'
+    said = tmp_path / "said"
     async with Host() as host:
-        command = await start(
-            host, child('say("ready"); hear(); say("more"); hear()', marker), stdin="pipe", idle_timeout=1.0
-        )
+        command = await start(host, child(code, marker, said), stdin="pipe", idle_timeout=idle_seconds)
         await wait_said(command, "ready")
         await command.write(b"go\n")
         # The loop is busy for longer than the idle timeout, with the child's line waiting in the pipe.
-        busy_until = time.monotonic() + 1.2
-        while time.monotonic() < busy_until:
-            pass
+        busy_until = time.monotonic() + idle_seconds + 0.2
+        while time.monotonic() < busy_until or not said.exists():
+            time.sleep(0.01)
         await wait_said(command, "more")
         assert command.state == "running"
         await command.write(b"go\n")

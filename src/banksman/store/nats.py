@@ -52,6 +52,8 @@ log = logging.getLogger("banksman")
 # An answer of JetStream's takes a millisecond or two, and seconds while its servers choose a leader. Whoever is not
 # answered asks again, so this is how soon that is noticed.
 ANSWER_SECONDS_MAX = 1.0
+# How long one server may take to let us in: at the start, when nothing is at stake yet, and later, when a lease runs out.
+FIRST_CONNECT_SECONDS_MAX = 5.0
 CONNECT_SECONDS_MAX = 2.0
 # For one answer of several that a blob takes.
 BLOB_SECONDS_MAX = 10.0
@@ -153,7 +155,7 @@ class Nats:
             options |= {"user": unquote(parts.username), "password": unquote(parts.password)}
         try:
             # Its own bounds do not hold where TLS fails: it then waits for the end of a stream that has none.
-            async with asyncio.timeout(CONNECT_SECONDS_MAX * (1 + len(address.servers))):
+            async with asyncio.timeout(FIRST_CONNECT_SECONDS_MAX * (1 + len(address.servers))):
                 await self._client.connect(
                     list(address.servers),
                     name=self._name,
@@ -161,7 +163,7 @@ class Nats:
                     reconnected_cb=self._on_reconnected,
                     max_reconnect_attempts=1,
                     reconnect_time_wait=RECONNECT_SECONDS,  # pyright: ignore[reportArgumentType]
-                    connect_timeout=CONNECT_SECONDS_MAX,  # pyright: ignore[reportArgumentType]
+                    connect_timeout=FIRST_CONNECT_SECONDS_MAX,  # pyright: ignore[reportArgumentType]
                     ping_interval=PING_SECONDS,
                     max_outstanding_pings=2,
                     allow_reconnect=True,
@@ -169,7 +171,7 @@ class Nats:
                 )
             # For the first connection each server is tried twice: what is down, or does not let us in, is told then.
             # One that was up before is waited for without end.
-            self._client.options["max_reconnect_attempts"] = -1
+            self._client.options |= {"max_reconnect_attempts": -1, "connect_timeout": CONNECT_SECONDS_MAX}
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # The client says only that no server was left; what each had against us, it has told aside.
             told = self._told or exc
