@@ -430,7 +430,9 @@ while True:
     assert done.ended is Ended.TIMEOUT
 
 
-async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_clock(marker: str, tmp_path: Path) -> None:
+async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_clock(
+    marker: str, tmp_path: Path
+) -> None:
     """The timer runs late, behind a busy loop; what the command wrote meanwhile comes before what we conclude."""
     idle_seconds = 4.0
     code = 'say("ready"); hear(); say("more"); touch(WORDS[0]); hear()'
