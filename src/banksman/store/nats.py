@@ -52,7 +52,7 @@ log = logging.getLogger("banksman")
 # An answer of JetStream's takes a millisecond or two, and seconds while its servers choose a leader. Whoever is not
 # answered asks again, so this is how soon that is noticed.
 ANSWER_SECONDS_MAX = 1.0
-# How long one server may take to let us in: at the start, when nothing is at stake yet, and later, when a lease runs out.
+# How long one server may take to let us in: at the start, when nothing is at stake, and later, when a lease runs out.
 FIRST_CONNECT_SECONDS_MAX = 5.0
 CONNECT_SECONDS_MAX = 2.0
 # For one answer of several that a blob takes.
