@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.nats.lines import until
+from tests.nats.lines import SECONDS_MAX, until
 from tests.nats.members import QUICK, Here, here, store, there
 from tests.serve.fleet import fleet
 
@@ -59,7 +59,7 @@ def remembered(events: list[Event]) -> list[str]:
 
 
 async def copied(front: Here, session: str, turn: str) -> Head:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SECONDS_MAX):
         while True:
             data = await front.cluster.transcripts.get(session)
             if data is not None and (head := unpack(data)[0]).turn == turn:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -148,7 +149,8 @@ def leave_keepers_untold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rungs(done: Finished) -> list[str]:
-    return [step.rung for step in done.ladder]
+    """Each rung once. On a busy machine host and keeper may both kill: a host that is late leaves it to the keeper."""
+    return [rung for rung, _ in itertools.groupby(step.rung for step in done.ladder)]
 
 
 def alive(marker: str) -> list[int]:

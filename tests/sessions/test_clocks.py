@@ -123,8 +123,10 @@ async def test_a_turn_of_the_agents_own_is_watched_too(tmp_path: Path) -> None:
 
 
 # -- what warns ------------------------------------------------------------------------------------------------------
+# Half of each is longer than a busy machine stands still: then a clock would run out before it could warn.
+@pytest.mark.thorough
 async def test_each_clock_warns_once_at_half_its_time(tmp_path: Path) -> None:
-    clocks = {"tool": 1.0, "overall": 3.0, "bytes": 600.0}
+    clocks = {"tool": 8.0, "overall": 24.0, "bytes": 600.0}
     async with opened(tmp_path, options={"clocks": clocks}) as case:
         turn = await case.ask("@@tool_use Bash\n@@hang")
         assert (await case.outcome(turn)).clock == "tool"
@@ -133,18 +135,19 @@ async def test_each_clock_warns_once_at_half_its_time(tmp_path: Path) -> None:
         assert {event.turn for event in warnings} == {turn.id}
         said = {event.body["clock"]: event.body for event in warnings}
         assert len(said) == len(warnings)
-        assert said["tool"]["seconds"] == 1.0
-        assert 0 < said["tool"]["left"] <= 0.5
+        assert said["tool"]["seconds"] == 8.0
+        assert 0 < said["tool"]["left"] <= 4.0
         assert "bytes" not in said
         # Before it ends the turn.
         order = [event.kind for event in events if event.kind in (kinds.CLOCK_WARNING, kinds.TURN_INTERRUPTED)]
         assert order[-1] == kinds.TURN_INTERRUPTED
 
 
+@pytest.mark.thorough
 async def test_a_question_that_waits_warns(tmp_path: Path) -> None:
-    async with opened(tmp_path, options={"clocks": {"human": 2.0}}) as case:
+    async with opened(tmp_path, options={"clocks": {"human": 10.0}}) as case:
         turn = await case.ask("@@ask Bash\n@@say went on")
         warning = await case.wait_kind(kinds.CLOCK_WARNING)
-        assert (warning.turn, warning.body["clock"], warning.body["seconds"]) == (turn.id, "human", 2.0)
+        assert (warning.turn, warning.body["clock"], warning.body["seconds"]) == (turn.id, "human", 10.0)
         await case.session.answer(case.session.questions()[0].id, "allow")
         assert (await case.outcome(turn)).text == "went on"
