@@ -16,7 +16,7 @@ SIZE = "import os; print(*map(os.isatty, range(3)), *os.get_terminal_size())"
 # Says its size whenever that has changed, and ends with the second.
 RESIZED = """
 import os, signal
-def tell(*_): print("now", *os.get_terminal_size(), flush=True); os._exit(7)
+def tell(*_): os.write(1, b"now %d %d" % os.get_terminal_size()); os._exit(7)
 signal.signal(signal.SIGWINCH, tell)
 print("ready", flush=True)
 signal.pause()
