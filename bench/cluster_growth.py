@@ -20,13 +20,13 @@ import sys
 import time
 from pathlib import Path
 
-from banksman.core.event import UPDATE
-from banksman.store import address
-from banksman.store.cluster import ClusterLog, packing
-from banksman.store.cluster.record import Record, encode
-from banksman.store.cluster.streams import Names
+from banksman.cluster import store_address
+from banksman.cluster.log import ClusterLog, message_codec
+from banksman.cluster.log.session_record import Record, encode
+from banksman.cluster.log.streams import Names
+from banksman.cluster.nats import Nats
+from banksman.core.session.event import UPDATE
 from banksman.store.log import Log
-from banksman.store.nats import Nats
 from bench import cluster_hosts
 from bench.cluster_kit import Store, memory_bytes, nodes
 from bench.measure import p50, span
@@ -43,8 +43,8 @@ DISK_EVENTS, DISK_ALONE = 20_000, 4_000
 WRITERS, WRITTEN = 64, 80
 
 
-def at(store: Store) -> address.Address:
-    return address.parse(store.url)
+def at(store: Store) -> store_address.Address:
+    return store_address.parse(store.url)
 
 
 def opened(store: Store) -> ClusterLog:
@@ -72,15 +72,15 @@ async def write_records(store: Store, first: int, end: int) -> float:
     nats, names = Nats(where, name="bench"), Names(where.prefix)
     await nats.connect()
     waiting = iter(range(first, end))
-    body = packing.encode(packing.Body([packing.Part(1.0, (("t", UPDATE, b"x" * 400),))]))
+    body = message_codec.encode(message_codec.Body([message_codec.Part(1.0, (("t", UPDATE, b"x" * 400),))]))
 
     async def write() -> None:
         for number in waiting:
             id = f"s-{number:016x}"
             record = Record(id=id, agent="claude", created=1.0 + number, epoch=1, tenure=1, seq=1, changed=1.0, born=1)
             await nats.publish(names.record("session", id), encode(record), expected=0)
-            header = packing.header(epoch=1, first=1, held=1, snapshot=0, at=1.0, blob=packing.NO_BLOB)
-            await nats.publish(names.event(id), body, expected=0, headers={packing.HEADER: header})
+            header = message_codec.header(epoch=1, first=1, held=1, snapshot=0, at=1.0, blob=message_codec.NO_BLOB)
+            await nats.publish(names.event(id), body, expected=0, headers={message_codec.HEADER: header})
 
     began = time.perf_counter()
     await asyncio.gather(*(write() for _ in range(AT_ONCE)))

@@ -18,11 +18,11 @@ import time
 from collections.abc import AsyncGenerator
 
 import banksman
-from banksman.run.cluster import Member
-from banksman.store import address
-from banksman.store.cluster.hosts import Leases
-from banksman.store.cluster.streams import Streams
-from banksman.store.nats import Nats
+from banksman.cluster import store_address
+from banksman.cluster.host import Member
+from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.streams import Streams
+from banksman.cluster.nats import Nats
 from bench.agents import tiny
 from bench.cluster_kit import Store, nodes
 from bench.measure import span
@@ -39,7 +39,7 @@ TAKEN_SECONDS_MAX = 120.0
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 async def leases(url: str, count: int) -> None:
     """So many, until stdin ends; a line on it is answered by the CPU so far, and how many hosts the first one sees."""
-    where = address.parse(url)
+    where = store_address.parse(url)
     made: list[Leases] = []
     for _ in range(count):
         nats = Nats(where, name="bench")

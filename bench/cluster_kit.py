@@ -13,8 +13,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from banksman.store import address
-from banksman.store.cluster import ClusterLog
+from banksman.cluster import store_address
+from banksman.cluster.log import ClusterLog
 from banksman.store.log import Log
 from banksman.store.sqlite import SqliteLog
 from banksman.testing.nats_servers import Servers
@@ -35,7 +35,7 @@ class Store:
         if self.servers is None:
             path, _, level = self.url.removeprefix("sqlite:").partition("?level=")
             return SqliteLog(path, level="full" if level else "normal")
-        where = address.parse(self.url)
+        where = store_address.parse(self.url)
         assert where.journal is not None
         return ClusterLog(where, Path(where.journal))
 

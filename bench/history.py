@@ -16,11 +16,11 @@ import tempfile
 import time
 
 import banksman
-from banksman.core import past as pasts
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import SESSION_OPENED, entry
-from banksman.run.sessions.recovery import load
+from banksman.core.session import history as pasts
+from banksman.core.session.event import SESSION_OPENED, entry
+from banksman.core.session.session_config import Config
+from banksman.sessions.recovery import load
 from banksman.store.sqlite import SqliteLog
 from bench.agents import tiny
 from bench.log import ENTRY

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import UPDATE, Entry, Project
+from banksman.core.session.event import UPDATE, Entry, Project
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog

@@ -21,8 +21,8 @@ from tests import kept
 from tests.nats import shared
 from tests.thorough import IS_THOROUGH, ONE_IN, sample
 
-from banksman.run.child import inherited
-from banksman.run.child.spawner import spawner
+from banksman.process import inherited
+from banksman.process.zygote_client import spawner
 
 # What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
 pytest.register_assert_rewrite(
@@ -165,7 +165,7 @@ def _fds() -> set[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # The one that listed the folder.
-        # The lock on spill files is held as long as a result refers to one: see run/commands/spill.py.
+        # The lock on spill files is held as long as a result refers to one: see commands/spill_file.py.
         if int(name) not in known and not target.removesuffix(" (deleted)").endswith(".owner"):
             found.add(f"{name}: {target}")
     return found

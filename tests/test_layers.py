@@ -31,45 +31,55 @@ PURE = {
 # The builtins that reach the world, or a module, without an import.
 IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
 
-# What each part of the package may import of the package; a name stands for itself and all below it. A part that is not
-# listed is an error: a new one is given its place here first. `banksman.__init__` is the package's public face.
+# What each part of the package may import of the package; a name stands for itself and all below it. A folder of a part
+# may have a line of its own. A part that is not listed is an error: a new one is given its place here first.
+# `banksman.__init__` is the package's public face.
 EVERYTHING = ("banksman",)
+_CORE = ("banksman.errors", "banksman.core")
+# What all above the core may use: tasks and whose they are, the user's folders.
+_TOOLS = ("banksman.tasks", "banksman.folders")
+_PROCESS = (*_CORE, *_TOOLS, "banksman.process")
+_COMMANDS = (*_PROCESS, "banksman.commands")
+# The protocol of a log that is handed in from above, and no engine.
+_SESSIONS = (*_COMMANDS, "banksman.sessions", "banksman.store.log")
+_RUNTIME = (*_SESSIONS, "banksman.runtime")
+_SERVER = (
+    *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.server", "banksman.__init__"),
+    # How the address of a shared store is read, what binds its hosts, and this host as one of them.
+    *(
+        "banksman.cluster.store_address",
+        "banksman.cluster.interfaces",
+        "banksman.cluster.host",
+        "banksman.cluster.http",
+    ),
+)
 BANKSMAN = {
     "errors": (),
-    # Where the user's folders are, and the sockets in them: for whoever is above the core.
     "folders": ("banksman.errors",),
     "sockets": ("banksman.errors",),
-    # Tasks, and whose they are.
-    "owned": (),
+    "tasks": (),
     "config": ("banksman.errors", "banksman.folders", "banksman.config"),
-    "core": ("banksman.errors", "banksman.core"),
-    "store": ("banksman.errors", "banksman.owned", "banksman.core", "banksman.store"),
-    "run": (
-        *("banksman.errors", "banksman.folders", "banksman.owned", "banksman.core"),
-        # The protocols of what is handed in from above: a log, and what binds many hosts.
-        *("banksman.store.log", "banksman.store.bus"),
-        "banksman.run",
-    ),
-    "serve": (
-        *("banksman.folders", "banksman.sockets"),
-        *("banksman.errors", "banksman.config", "banksman.store.log", "banksman.run", "banksman.__init__"),
-        # How the name of a store is read that many machines share, and the protocols of what binds them.
-        *("banksman.store.address", "banksman.store.bus"),
-        "banksman.serve",
-    ),
+    "core": _CORE,
+    "store": (*_CORE, "banksman.tasks", "banksman.store"),
+    "process": _PROCESS,
+    "commands": _COMMANDS,
+    "sessions": _SESSIONS,
+    "runtime": _RUNTIME,
+    # A store that many hosts share is an engine like the others. A host as a member of it is above sessions, and what
+    # forwards requests is a part of the server.
+    "cluster": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
+    "cluster/log": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
+    "cluster/host": (*_RUNTIME, "banksman.cluster.interfaces", "banksman.cluster.host"),
+    "cluster/http": _SERVER,
+    "server": _SERVER,
     "cli": (
-        *("banksman.folders", "banksman.sockets"),
-        *("banksman.errors", "banksman.config", "banksman.store.log", "banksman.run", "banksman.__init__"),
-        "banksman.cli",
+        *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.cli", "banksman.__init__"),
         # `doctor` looks at the file itself: to open it as a host does would change it.
-        *("banksman.store.sqlite.health", "banksman.store.cluster.health", "banksman.store.cluster.fullness"),
-        "banksman.store.cluster.contents",
-        # How the name of a store is read that many machines share.
-        "banksman.store.address",
-        # Editors speak it to us, and there is to be one reader of it.
-        "banksman.core.jsonrpc",
+        *("banksman.store.sqlite.store_health", "banksman.cluster.log.cluster_health"),
+        *("banksman.cluster.log.storage_usage", "banksman.cluster.log.store_check"),
+        "banksman.cluster.store_address",
         # One verb starts it; and the others, where there is none, have one inside.
-        *("banksman.serve.main", "banksman.serve.inside", "banksman.serve.settings"),
+        *("banksman.server.main", "banksman.server.embedded", "banksman.server.server_settings"),
     ),
     "testing": EVERYTHING,
     "__init__": EVERYTHING,
@@ -79,23 +89,26 @@ BANKSMAN = {
     "host": EVERYTHING,
     "threads": EVERYTHING,
 }
-# Inside of `run`: a child knows no command, a command no session, and none of them a host.
-_RUN = "banksman.run"
-WITHIN_RUN = {
-    "child": (f"{_RUN}.child",),
-    "commands": (f"{_RUN}.child", f"{_RUN}.commands", f"{_RUN}.waiters"),
-    "sessions": (f"{_RUN}.child", f"{_RUN}.commands", f"{_RUN}.sessions", f"{_RUN}.waiters"),
+# Of the core, the server and the command line know nothing but what sessions and commands give them; but an editor
+# speaks JSON-RPC to us, and there is to be one reader of it.
+WITHOUT = {
+    "server": ("banksman.core",),
+    "cluster/http": ("banksman.core",),
+    "cli": ("banksman.core",),
 }
+EXCEPT = {"cli": ("banksman.core.wire.jsonrpc",)}
 # Packages from outside, by the part that may import them, or the folder of one. Elsewhere it is the standard library
 # only: a command needs nothing else.
 THIRD_PARTY = {
     "core": {"msgspec"},
     "store": {"msgspec"},
-    "run/sessions": {"msgspec"},
-    "serve": {"httptools", "msgspec", "prometheus_client", "starlette", "uvicorn"},
+    "sessions": {"msgspec"},
+    "cluster": {"msgspec"},
+    "cluster/http": {"msgspec", "starlette"},
+    "server": {"httptools", "msgspec", "prometheus_client", "starlette", "uvicorn"},
 }
 # And those that one file alone may import: when they are exchanged, it is what has to be written anew.
-ALONE = {"nats": "banksman/store/nats.py"}
+ALONE = {"nats": "banksman/cluster/nats.py"}
 
 
 def is_within(name: str, *places: str) -> bool:
@@ -121,17 +134,18 @@ def imports(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
             yield node.lineno, "banksman.__init__" if is_public_name else module
 
 
-def refusal(part: str, module: str, folder: str = "") -> str | None:
-    """Why this part of the package, in this folder, may not import that module, or None."""
+def refusal(part: str, module: str, place: str) -> str | None:
+    """Why this part of the package may not import that module, or None. `place`: the part, or a folder of it."""
     if is_within(module, "banksman.testing") and part != "testing":
         return f"nothing may import {module}"
     if is_within(module, "banksman"):
-        allowed = is_within(module, *BANKSMAN[part])
+        allowed = is_within(module, *BANKSMAN[place]) and not is_within(module, *WITHOUT.get(place, ()))
+        allowed = allowed or is_within(module, *EXCEPT.get(place, ()))
     else:
         package = module.partition(".")[0]
         at_hand = PURE if part == "core" else sys.stdlib_module_names
-        allowed = package in at_hand or package in {*THIRD_PARTY.get(part, ()), *THIRD_PARTY.get(folder, ())}
-    return None if allowed else f"{part} may not import {module}"
+        allowed = package in at_hand or package in THIRD_PARTY.get(place, THIRD_PARTY.get(part, ()))
+    return None if allowed else f"{place} may not import {module}"
 
 
 def violations(path: str, source: str) -> list[str]:
@@ -142,17 +156,12 @@ def violations(path: str, source: str) -> list[str]:
         return [f"{path}: {part} has no place in tests/test_layers.py"]
     tree = ast.parse(source)
     folder = "/".join(names[1:3])
+    place = folder if folder in BANKSMAN else part
     found = [
         (line, why)
         for line, module in imports(tree, names[:-1])
-        if ALONE.get(module.partition(".")[0]) != path and (why := refusal(part, module, folder))
+        if ALONE.get(module.partition(".")[0]) != path and (why := refusal(part, module, place))
     ]
-    if part == "run" and names[2] in WITHIN_RUN:
-        found += [
-            (line, f"{folder} may not import {module}")
-            for line, module in imports(tree, names[:-1])
-            if is_within(module, _RUN) and not is_within(module, *WITHIN_RUN[names[2]])
-        ]
     if part == "core":
         found += [
             (node.lineno, f"core may not use {node.id}()")
@@ -166,7 +175,7 @@ def violations(path: str, source: str) -> list[str]:
 def test_the_package_keeps_the_one_way_rule() -> None:
     files = sorted(SOURCE.glob("banksman/**/*.py"))
     # An empty list would pass: be sure that we looked at the real thing.
-    assert SOURCE / "banksman" / "core" / "ladder.py" in files
+    assert SOURCE / "banksman" / "core" / "stop_ladder.py" in files
     broken = [line for file in files for line in violations(file.relative_to(SOURCE).as_posix(), file.read_text())]
     assert not broken, "\n" + "\n".join(broken)
 
@@ -175,34 +184,31 @@ def test_the_package_keeps_the_one_way_rule() -> None:
     ("path", "source", "why"),
     [
         ("core/a.py", "import time", "core may not import time"),
-        (
-            "run/child/a.py",
-            "from banksman.run.commands import command",
-            "run/child may not import banksman.run.commands.command",
-        ),
-        ("run/commands/a.py", "from banksman.run import host", "run/commands may not import banksman.run.host"),
-        ("run/sessions/a.py", "from banksman.run import host", "run/sessions may not import banksman.run.host"),
+        ("process/a.py", "from banksman.commands import output", "process may not import banksman.commands.output"),
+        ("commands/a.py", "from banksman.sessions import turn", "commands may not import banksman.sessions.turn"),
+        ("sessions/a.py", "from banksman.runtime import execute", "sessions may not import banksman.runtime.execute"),
         ("core/a.py", "from os import path", "core may not import os.path"),
         ("core/a.py", "import enum, random", "core may not import random"),
         ("core/a.py", "def f():\n import asyncio", "core may not import asyncio"),
         ("core/a.py", "if TYPE_CHECKING:\n from threading import Lock", "core may not import threading.Lock"),
         ("core/a.py", "import pydantic", "core may not import pydantic"),
         ("core/a.py", "import banksman", "core may not import banksman.__init__"),
-        ("core/a.py", "from ..run import process", "core may not import banksman.run.process"),
+        ("core/a.py", "from ..process import launch", "core may not import banksman.process.launch"),
         ("core/dialects/a.py", "from ...store.log import Log", "core may not import banksman.store.log.Log"),
         ("core/__init__.py", "from .. import execute", "core may not import banksman.__init__"),
         ("core/a.py", "text = open('/proc/self/stat').read()", "core may not use open()"),
-        ("errors.py", "from banksman.core.facts import Exited", "errors may not import banksman.core.facts.Exited"),
-        ("store/a.py", "from banksman.run.host import Host", "store may not import banksman.run.host.Host"),
-        ("run/a.py", "from banksman.store import sqlite", "run may not import banksman.store.sqlite"),
-        ("run/a.py", "import banksman.cli.main as verbs", "run may not import banksman.cli.main"),
-        ("run/a.py", "from banksman import Host", "run may not import banksman.__init__"),
-        ("run/a.py", "import msgspec", "run may not import msgspec"),
-        ("run/commands/a.py", "from msgspec import Struct", "run may not import msgspec.Struct"),
-        ("store/cluster/a.py", "import nats.errors", "store may not import nats.errors"),
+        ("errors.py", "from banksman.core import stop_ladder", "errors may not import banksman.core.stop_ladder"),
+        ("store/a.py", "from banksman.cluster import nats", "store may not import banksman.cluster.nats"),
+        ("runtime/a.py", "from banksman.store import sqlite", "runtime may not import banksman.store.sqlite"),
+        ("sessions/a.py", "import banksman.cli.main as verbs", "sessions may not import banksman.cli.main"),
+        ("runtime/a.py", "from banksman import Host", "runtime may not import banksman.__init__"),
+        ("process/a.py", "import msgspec", "process may not import msgspec"),
+        ("commands/a.py", "from msgspec import Struct", "commands may not import msgspec.Struct"),
+        ("cluster/log/a.py", "import nats.errors", "cluster/log may not import nats.errors"),
         ("testing/a.py", "from nats.aio import client", "testing may not import nats.aio.client"),
-        ("cli/a.py", "from banksman.core.ladder import Rung", "cli may not import banksman.core.ladder.Rung"),
-        ("serve/a.py", "from banksman.cli import main", "serve may not import banksman.cli.main"),
+        ("cli/a.py", "from banksman.core import stop_ladder", "cli may not import banksman.core.stop_ladder"),
+        ("server/a.py", "from banksman.cli import main", "server may not import banksman.cli.main"),
+        ("cluster/host/a.py", "from banksman.server import app", "cluster/host may not import banksman.server.app"),
         ("__init__.py", "from . import testing", "nothing may import banksman.testing"),
         ("demo.py", "def f():\n from .testing.world import World", "nothing may import banksman.testing.world.World"),
     ],
@@ -216,12 +222,15 @@ def test_a_forbidden_import_is_reported(path: str, source: str, why: str) -> Non
     ("path", "source"),
     [
         ("core/a.py", "import collections.abc, re, msgspec\nfrom collections import abc\nfrom ..errors import Refused"),
-        ("core/dialects/a.py", "from . import acp\nfrom .. import facts\nfrom ...errors import AgentError"),
-        ("store/a.py", "import sqlite3\nfrom banksman.core import facts\nfrom .log import Log"),
-        ("store/nats.py", "import nats\nfrom nats.aio.client import Client"),
-        ("run/a.py", "import os, time, _socket\nfrom banksman.store import log\nfrom banksman.store.log import Log"),
-        ("run/sessions/workspace/a.py", "from msgspec.structs import replace"),
-        ("cli/a.py", "from banksman import execute\nfrom banksman.run import host\nimport banksman.errors"),
+        ("core/dialects/a.py", "from . import acp\nfrom .. import stop_ladder\nfrom ...errors import AgentError"),
+        ("store/a.py", "import sqlite3\nfrom banksman.core import stop_ladder\nfrom .log import Log"),
+        ("cluster/nats.py", "import nats\nfrom nats.aio.client import Client"),
+        (
+            "runtime/a.py",
+            "import os, time, _socket\nfrom banksman.store import log\nfrom banksman.store.log import Log",
+        ),
+        ("sessions/workspace/a.py", "from msgspec.structs import replace"),
+        ("cli/a.py", "from banksman import execute\nfrom banksman.runtime import base_host\nimport banksman.errors"),
         ("testing/a.py", "from banksman.testing import sim\nfrom banksman import cli, store\nimport banksman"),
         ("__main__.py", "from banksman.cli import main"),
     ],

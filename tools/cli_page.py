@@ -78,7 +78,7 @@ def _codes() -> list[str]:
 def _verbs() -> list[str]:
     lines = ["## banksman", "", "```text", cli.help_text().rstrip(), "```", ""]
     for verb in cli.VERBS:
-        text: str = import_module(f"banksman.cli.verbs.{verb}").parser().format_help()
+        text: str = import_module(f"banksman.cli.commands.{verb}").parser().format_help()
         lines += [f"## banksman {verb}", "", "```text", text.rstrip(), "```", ""]
     return lines
 

@@ -9,14 +9,19 @@ keepers, which import a part of this package in an interpreter of their own, sta
 from __future__ import annotations
 
 # At once, and not when first used: that may be in a signal handler, which may come twice.
-from banksman.run.shutdown import shutdown
+from banksman.runtime.shutdown import shutdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL, Priority
-    from banksman.core.event import Event
-    from banksman.core.facts import Survivor, Swept
-    from banksman.core.outcome import By, Kind, Outcome, Receipt
+    from banksman.commands.command import Command, Piece
+    from banksman.commands.output import Output
+    from banksman.commands.output_reader import OutputReader
+    from banksman.commands.output_watch import Match
+    from banksman.commands.result import Ended, Finished, Step
+    from banksman.core.process_facts import Survivor, Swept
+    from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
+    from banksman.core.session.event import Event
+    from banksman.core.session.outcome import By, Kind, Outcome, Receipt
     from banksman.errors import (
         AgentError,
         BanksmanError,
@@ -44,27 +49,22 @@ if TYPE_CHECKING:
         UsageError,
     )
     from banksman.host import Host
-    from banksman.run.child.limits import raise_fd_limit
-    from banksman.run.commands.command import Command, Piece
-    from banksman.run.commands.finished import Ended, Finished, Step
-    from banksman.run.commands.output import Output
-    from banksman.run.commands.reader import OutputReader
-    from banksman.run.commands.watching import Match
-    from banksman.run.execute import execute, start
-    from banksman.run.sessions.hooks import Hook
-    from banksman.run.sessions.questions import Answer, Answered, Question
-    from banksman.run.sessions.session import Session
-    from banksman.run.sessions.status import Status
-    from banksman.run.sessions.tools import Tool, tool
-    from banksman.run.sessions.turn import Turn
+    from banksman.process.limits import raise_fd_limit
+    from banksman.runtime.execute import execute, start
+    from banksman.sessions.hooks import Hook
+    from banksman.sessions.questions import Answer, Answered, Question
+    from banksman.sessions.session import Session
+    from banksman.sessions.status import Status
+    from banksman.sessions.tools import Tool, tool
+    from banksman.sessions.turn import Turn
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "core.arbiter": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
-    "core.event": ("Event",),
-    "core.facts": ("Survivor", "Swept"),
-    "core.outcome": ("By", "Kind", "Outcome", "Receipt"),
+    "core.session.ask_queue": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
+    "core.session.event": ("Event",),
+    "core.process_facts": ("Survivor", "Swept"),
+    "core.session.outcome": ("By", "Kind", "Outcome", "Receipt"),
     "errors": (
         *("AgentError", "BanksmanError", "BugError", "Busy", "Closed", "CommandError", "HistoryLost", "MachineError"),
         *(
@@ -82,19 +82,19 @@ _HOMES = {
         *("StoreDamaged", "StoreError", "StoreFull", "StoreReadOnly", "StoreTooNew", "UsageError"),
     ),
     "host": ("Host",),
-    "run.commands.command": ("Command", "Piece"),
-    "run.commands.watching": ("Match",),
-    "run.execute": ("execute", "start"),
-    "run.commands.finished": ("Ended", "Finished", "Step"),
-    "run.sessions.hooks": ("Hook",),
-    "run.child.limits": ("raise_fd_limit",),
-    "run.commands.output": ("Output",),
-    "run.commands.reader": ("OutputReader",),
-    "run.sessions.questions": ("Answer", "Answered", "Question"),
-    "run.sessions.session": ("Session",),
-    "run.sessions.status": ("Status",),
-    "run.sessions.tools": ("Tool", "tool"),
-    "run.sessions.turn": ("Turn",),
+    "commands.command": ("Command", "Piece"),
+    "commands.output_watch": ("Match",),
+    "runtime.execute": ("execute", "start"),
+    "commands.result": ("Ended", "Finished", "Step"),
+    "sessions.hooks": ("Hook",),
+    "process.limits": ("raise_fd_limit",),
+    "commands.output": ("Output",),
+    "commands.output_reader": ("OutputReader",),
+    "sessions.questions": ("Answer", "Answered", "Question"),
+    "sessions.session": ("Session",),
+    "sessions.status": ("Status",),
+    "sessions.tools": ("Tool", "tool"),
+    "sessions.turn": ("Turn",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

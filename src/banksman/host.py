@@ -11,13 +11,13 @@ from urllib.parse import parse_qsl
 
 from banksman.errors import UsageError
 from banksman.folders import state_folder
-from banksman.run import host
-from banksman.run.host import Settles
+from banksman.runtime import base_host
+from banksman.runtime.base_host import Settles
 
 if TYPE_CHECKING:
-    from banksman.run.sessions.registry import Permit
-    from banksman.run.sessions.session import Session
-    from banksman.store.bus import Cluster
+    from banksman.cluster.interfaces import Cluster
+    from banksman.sessions.registry import Permit
+    from banksman.sessions.session import Session
     from banksman.store.log import Log
 
 HINT = '"sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
@@ -27,7 +27,7 @@ SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
 CLUSTER = ("nats://", "tls://")
 
 
-class Host(host.Host):
+class Host(base_host.Host):
     """Owns sessions and commands of one loop: `async with Host() as host`, or call `close()`.
 
     `store` keeps the log of sessions. "sqlite:PATH": a file, which several hosts may share; the default is
@@ -65,7 +65,7 @@ class Host(host.Host):
     ) -> None:
         opens, settles = _engine(store, address)
         if secrets:
-            from banksman.core.redaction import Redactor  # noqa: PLC0415
+            from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
 
             Redactor(secrets)  # What cannot be one is an error of this call.
         super().__init__(
@@ -88,7 +88,7 @@ class Host(host.Host):
 
     async def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
         """A session from such a file, under an id of its own; whole, or not at all."""
-        from banksman.run.sessions.names import checked_name  # noqa: PLC0415
+        from banksman.sessions.names import checked_name  # noqa: PLC0415
         from banksman.store import transfer  # noqa: PLC0415
 
         self._bind()
@@ -117,12 +117,12 @@ class Host(host.Host):
         await self._own_sessions().store.ready()
 
     async def need_of(self, session: str) -> list[str]:
-        """What a host must have to go on with a session: see `run/sessions/needs.py`."""
-        from banksman.run.sessions import needs  # noqa: PLC0415
+        """What a host must have to go on with a session: see `sessions/host_requirements.py`."""
+        from banksman.sessions import host_requirements  # noqa: PLC0415
 
         store = self._own_sessions().store
         known = store.find(session)
-        return [] if known is None else await needs.read(store, known)
+        return [] if known is None else await host_requirements.read(store, known)
 
     def _id(self, session: Session | str) -> str:
         self._bind()
@@ -201,13 +201,13 @@ def _open_sqlite(path: str, settings: dict[str, Any]) -> Log:
 
 def _open_cluster(store: str) -> Callable[[], Log]:
     """What is wrong with its name is an error of the call."""
-    from banksman.store import address  # noqa: PLC0415
+    from banksman.cluster import store_address  # noqa: PLC0415
 
-    where = address.parse(store)
+    where = store_address.parse(store)
 
     def opens() -> Log:
         try:
-            from banksman.store.cluster import ClusterLog  # noqa: PLC0415
+            from banksman.cluster.log import ClusterLog  # noqa: PLC0415
         except ModuleNotFoundError as exc:
             if (exc.name or "").partition(".")[0] != "nats":
                 raise

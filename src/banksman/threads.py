@@ -4,8 +4,8 @@
         session = host.open("claude")
         print(session.ask_and_wait("Why is CI red?", timeout=600).text)
 
-`banksman.run.threads` tells what holds on close, Ctrl-C, timeouts, callbacks and forks. Values and errors are those of
-`banksman`.
+`banksman.runtime.blocking_api` tells what holds on close, Ctrl-C, timeouts, callbacks and forks. Values and errors are
+those of `banksman`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from banksman import host
-from banksman.run import threads
-from banksman.run.faces import Reader
-from banksman.run.threads import Command, OutputReader, Session, Turn, execute, start
+from banksman.runtime import blocking_api
+from banksman.runtime.blocking import Reader
+from banksman.runtime.blocking_api import Command, OutputReader, Session, Turn, execute, start
 
 if TYPE_CHECKING:
-    from banksman.run.sessions.registry import Permit
+    from banksman.sessions.registry import Permit
 
 __all__ = ["Command", "Host", "OutputReader", "Reader", "Session", "Turn", "execute", "start"]
 
 
-class Host(threads.Host):
+class Host(blocking_api.Host):
     """Owns sessions and commands, in a loop of its own: `with Host() as host`, or call `close()`. See `banksman.Host`.
 
     Not closed, it is closed when the program ends, after all its threads have ended.

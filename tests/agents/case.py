@@ -9,8 +9,8 @@ from typing import Any
 from tests.agents.ground import WAIT_SECONDS_MAX, Ground
 
 from banksman import Event, Host, Outcome, Session, Turn
-from banksman.core.outcome import Kind
-from banksman.run.sessions.questions import Question
+from banksman.core.session.outcome import Kind
+from banksman.sessions.questions import Question
 
 
 class Case:

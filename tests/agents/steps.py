@@ -18,8 +18,8 @@ from tests.agents.ground import WAIT_SECONDS_MAX, bash, messages
 from tests.agents.plain import begin_by_its_own_cli
 
 from banksman import BACKGROUND, INTERACTIVE, NotOwner, Outcome
-from banksman.core import event as kinds
-from banksman.run.sessions.questions import Question
+from banksman.core.session import event as kinds
+from banksman.sessions.questions import Question
 
 MIB = 1 << 20
 # Beyond what Banksman keeps of a frame (32 MiB), within what the stand-in can say.

@@ -16,7 +16,7 @@ from tests.sessions.crashing import Remote, keepers, remote
 from tests.sessions.helpers import bodies
 
 from banksman import Event, Host, Outcome, Session
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import checks
 from banksman.testing.fake_model import FakeModel
 

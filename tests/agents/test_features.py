@@ -13,7 +13,7 @@ from tests.agents.case import Case, answer, done, exists
 from tests.agents.ground import WAIT_SECONDS_MAX, Ground, bash, messages, remove
 
 from banksman import AgentError, Answer, Event, Host, Outcome, Question, Session, Tool
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing.fake_model import FakeModel
 
 Feature = Callable[[Case], Awaitable[None]]

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from banksman.core import past as pasts
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import SESSION_OPENED, TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE, Entry, entry
+from banksman.core.session import history as pasts
+from banksman.core.session.event import SESSION_OPENED, TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE, Entry, entry
+from banksman.core.session.session_config import Config
 from banksman.store.sqlite import SqliteLog
 
 CHUNK = 1000

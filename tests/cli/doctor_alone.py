@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from banksman.cli import main
-from banksman.cli.doctoring import leftovers
+from banksman.cli.doctor import leftovers
 
 _ours = {int(pid) for pid in sys.argv[1].split(",") if pid}
 _all = leftovers.living_keepers

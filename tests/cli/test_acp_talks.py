@@ -15,17 +15,17 @@ import pytest
 from tests.serve.kit import TOKEN, Served, shared
 from tests.thorough import thorough
 
-from banksman.cli.acp import talk as talk_module
-from banksman.cli.acp import talks as talks_module
+from banksman.cli.acp import editor_session as talk_module
+from banksman.cli.acp import editor_sessions as talks_module
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor import Editor
+from banksman.cli.acp.editor_pipes import Outbox
+from banksman.cli.acp.editor_session import Talk
+from banksman.cli.acp.editor_sessions import Talks
 from banksman.cli.acp.methods import Usual
 from banksman.cli.acp.outcomes import Refusal
 from banksman.cli.acp.own_server import OwnServer, Wishes
-from banksman.cli.acp.talk import Talk
-from banksman.cli.acp.talks import Talks
-from banksman.cli.acp.wire import Outbox
-from banksman.core.jsonrpc import JSONRPC, Id
+from banksman.core.wire.jsonrpc import JSONRPC, Id
 
 pytestmark = thorough
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from banksman.cli.acp import permissions, settings
+from banksman.cli.acp import permission_request, session_settings
 from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
-from banksman.cli.acp.updates import JOINED_CHARACTERS_MAX, Joined, Telling, Update, projector_of
-from banksman.cli.reaching.client import NoServer, Problem
+from banksman.cli.acp.session_updates import JOINED_CHARACTERS_MAX, Joined, Telling, Update, projector_of
+from banksman.cli.client.client import NoServer, Problem
 
 Event = dict[str, Any]
 
@@ -146,33 +146,33 @@ def nothing(_: Any) -> None:
 
 
 def test_a_question_without_options_has_the_usual_three() -> None:
-    asked = permissions.request("s", ASKED, nothing)
+    asked = permission_request.request("s", ASKED, nothing)
     assert [option["kind"] for option in asked["options"]] == ["allow_once", "allow_always", "reject_once"]
     assert asked["toolCall"]["toolCallId"] == "q-1.7"
     assert asked["toolCall"]["rawInput"] == {"command": "ls"}
-    assert permissions.answer(ASKED, chosen("allow_once")) == {"decision": "allow"}
-    assert permissions.answer(ASKED, chosen("allow_always")) == {"decision": "allow", "remember": True}
-    assert permissions.answer(ASKED, chosen("reject_once")) == {"decision": "deny"}
+    assert permission_request.answer(ASKED, chosen("allow_once")) == {"decision": "allow"}
+    assert permission_request.answer(ASKED, chosen("allow_always")) == {"decision": "allow", "remember": True}
+    assert permission_request.answer(ASKED, chosen("reject_once")) == {"decision": "deny"}
 
 
 def test_the_agents_own_options_are_passed_on() -> None:
     asked = {**ASKED, "details": {"options": [*OFFERED, {"optionId": 1}, "x"], "tool_use_id": "toolu"}}
-    put = permissions.request("s", asked, lambda call: f"title of {call}")
+    put = permission_request.request("s", asked, lambda call: f"title of {call}")
     assert put["options"] == OFFERED
     assert put["toolCall"]["title"] == "title of toolu"
-    assert permissions.answer(asked, chosen("no")) == {"decision": "no"}
+    assert permission_request.answer(asked, chosen("no")) == {"decision": "no"}
 
 
 @pytest.mark.parametrize("result", [None, {}, {"outcome": 1}, {"outcome": {"outcome": "selected"}}, chosen("what?")])
 def test_option_that_was_not_offered_is_a_denial(result: Any) -> None:
-    answer = permissions.answer(ASKED, result)
+    answer = permission_request.answer(ASKED, result)
     assert answer is not None
     assert answer["decision"] == "deny"
     assert "not offered" in answer["message"]
 
 
 def test_cancelled_question_is_left_to_others() -> None:
-    assert permissions.answer(ASKED, {"outcome": {"outcome": "cancelled"}}) is None
+    assert permission_request.answer(ASKED, {"outcome": {"outcome": "cancelled"}}) is None
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -181,27 +181,32 @@ def test_offers_of_an_acp_agent_are_told_under_our_ids() -> None:
     options = [{**option, "options": [{"value": "a", "name": "A"}, {"value": "b", "name": "B"}]}]
     modes = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
     frame = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"modes": modes, "configOptions": options}})
-    found = settings.after(settings.known("acp"), {"kind": "update", "body": {}, "frame": frame})
-    assert [(each["id"], each["currentValue"]) for each in settings.config_options(found)] == [
+    found = session_settings.after(session_settings.known("acp"), {"kind": "update", "body": {}, "frame": frame})
+    assert [(each["id"], each["currentValue"]) for each in session_settings.config_options(found)] == [
         ("model", "a"),
         ("mode", "ask"),
     ]
-    assert settings.told(found)["modes"] == modes
+    assert session_settings.told(found)["modes"] == modes
     setting = {"kind": "session.setting", "body": {"name": "model", "value": "c"}}
-    model, _ = settings.config_options(settings.after(found, setting))
+    model, _ = session_settings.config_options(session_settings.after(found, setting))
     assert (model["currentValue"], [each["value"] for each in model["options"]]) == ("c", ["c", "a", "b"])
 
 
 def test_agent_without_known_settings_offers_none() -> None:
-    assert settings.told(settings.known("acp")) == {}
-    assert settings.told(settings.after(settings.known(None), {"kind": "update", "frame": '"modes" {'})) == {}
+    assert session_settings.told(session_settings.known("acp")) == {}
+    assert (
+        session_settings.told(
+            session_settings.after(session_settings.known(None), {"kind": "update", "frame": '"modes" {'})
+        )
+        == {}
+    )
 
 
 def test_models_of_claudes_greeting_are_offered() -> None:
     models = [{"value": "default", "displayName": "Default"}, {"value": "opus[1m]", "displayName": "Opus 1M"}]
     frame = json.dumps({"type": "control_response", "response": {"response": {"models": models}}})
-    found = settings.after(settings.known("claude"), {"kind": "update", "body": {}, "frame": frame})
-    model, mode = settings.config_options(found)
+    found = session_settings.after(session_settings.known("claude"), {"kind": "update", "body": {}, "frame": frame})
+    model, mode = session_settings.config_options(found)
     assert [each["name"] for each in model["options"]] == ["Default", "Opus 1M"]
     assert mode["currentValue"] == "default"
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from banksman.cli import main
-from banksman.cli.verbs import agents
-from banksman.run.sessions.profile import CAPABILITIES
+from banksman.cli.commands import agents
+from banksman.sessions.profile import CAPABILITIES
 
 BANKSMAN = [sys.executable, "-m", "banksman", "agents"]
 SECONDS_MAX = 60.0

@@ -13,13 +13,13 @@ import pytest
 from tools import cli_page
 
 from banksman import cli
-from banksman.cli.parsing import Parser, split_command
+from banksman.cli.arguments import Parser, split_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def parser_of(verb: str) -> Parser:
-    return import_module(f"banksman.cli.verbs.{verb}").parser()
+    return import_module(f"banksman.cli.commands.{verb}").parser()
 
 
 def test_the_page_is_what_the_help_says() -> None:
@@ -70,7 +70,7 @@ def test_help_fits_the_terminal(verb: str, columns: int, monkeypatch: pytest.Mon
 
 
 def test_every_verb_of_the_list_is_a_file_and_every_file_is_in_the_list() -> None:
-    files = {path.stem for path in (ROOT / "src/banksman/cli/verbs").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (ROOT / "src/banksman/cli/commands").glob("*.py")} - {"__init__"}
     assert files == set(cli.VERBS)
 
 

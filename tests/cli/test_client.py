@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.cli.player import Player, answer
 
-from banksman.cli.reaching import client as clients
-from banksman.cli.reaching.client import Client, Lost, NoServer, NotLetIn, Problem, segment
-from banksman.cli.reaching.finding import Place, find, named
-from banksman.cli.reaching.owners import owner_of
+from banksman.cli.client import client as clients
+from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, Problem, segment
+from banksman.cli.client.discovery import Place, find, named
+from banksman.cli.client.session_owners import owner_of
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 

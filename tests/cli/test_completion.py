@@ -20,8 +20,8 @@ from tests.serve.kit import SECONDS_MAX, Served
 from tests.thorough import one_in, thorough
 
 from banksman.cli import VERBS
-from banksman.cli.completing.describing import Kind, verbs
-from banksman.cli.verbs.completion import SHELLS, script
+from banksman.cli.commands.completion import SHELLS, script
+from banksman.cli.completion.command_table import Kind, verbs
 
 pytestmark = thorough
 

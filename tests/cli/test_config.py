@@ -16,9 +16,9 @@ import pytest
 
 from banksman import config
 from banksman.config.keys import KEYS, TABLES, Kind
-from banksman.config.writing import as_toml, template
+from banksman.config.toml_writer import as_toml, template
 from banksman.errors import UsageError
-from banksman.serve.settings import Settings
+from banksman.server.server_settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ import pytest
 from tests.serve.kit import SECONDS_MAX, Served
 
 from banksman import sockets
-from banksman.cli.doctoring import leftovers
-from banksman.store.sqlite import health
+from banksman.cli.doctor import leftovers
+from banksman.store.sqlite import store_health
 
 pytestmark = pytest.mark.thorough
 
@@ -355,7 +355,7 @@ def test_a_process_whose_host_and_keeper_were_killed_is_found_and_ended(machine:
         wait_gone(*keepers)
     agent = next(pid for pid in tree if is_alive(pid))
     try:
-        found = health.look(store)
+        found = store_health.look(store)
         assert found is not None
         assert [each.name for each in found.left] == ["fix-ci"]
         ((verdict, seen, fix),) = [each for each in machine.of("leftovers") if each[0] == "wrong"]

@@ -20,7 +20,7 @@ from typing import IO, Any
 import pytest
 from tests.serve.kit import Served
 
-from banksman.cli.reaching import embedded
+from banksman.cli.client import locate
 from banksman.testing import fake_agent
 
 pytestmark = pytest.mark.thorough
@@ -452,7 +452,7 @@ def test_a_reader_that_has_enough_ends_the_turn_with_the_verb(terminal: Terminal
         wait_line(asking.stdout, "turn.started")
         assert asking.stdout is not None
         asking.stdout.close()
-        assert asking.wait(embedded.FINISH_SECONDS / 2) == 128 + signal.SIGPIPE
+        assert asking.wait(locate.FINISH_SECONDS / 2) == 128 + signal.SIGPIPE
     assert terminal.agents() == []
     assert terminal.sockets() == []
 

@@ -234,7 +234,7 @@ def test_a_plain_command_is_run_without_what_it_does_not_need() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "asyncio" in loaded
     # asyncio asks for `ssl`, and does without it; what it would bring along tells.
-    assert not {"_ssl", "json", "tempfile", "msgspec", "banksman.run.child.portable"} & loaded
+    assert not {"_ssl", "json", "tempfile", "msgspec", "banksman.process.portable"} & loaded
 
 
 def test_closed_stdin_is_no_stdin() -> None:

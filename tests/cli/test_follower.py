@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.cli.player import SSE, Player, Silence, answer
 
-from banksman.cli.reaching import stream
-from banksman.cli.reaching.client import Client, NoServer, NotLetIn, Problem
-from banksman.cli.reaching.finding import named
-from banksman.cli.reaching.stream import Follower, StreamBroken
+from banksman.cli.client import event_stream
+from banksman.cli.client.client import Client, NoServer, NotLetIn, Problem
+from banksman.cli.client.discovery import named
+from banksman.cli.client.event_stream import Follower, StreamBroken
 
 
 def stored(seq: int) -> bytes:
@@ -207,15 +207,15 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         now += seconds
 
     pauses: list[float] = []
-    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    monkeypatch.setattr(event_stream.time, "monotonic", lambda: now)
     with Player(lambda request: SSE + stored(1)) as player:
         reader = follower(player, pause=pause)
         events = reader.events()
         assert next(events)["seq"] == 1
     with pytest.raises(NoServer, match="no server at"):
         next(events)
-    assert stream.GONE_SECONDS_MAX < now < stream.GONE_SECONDS_MAX + 2 * stream.PAUSE_SECONDS_MAX
-    assert max(pauses) <= stream.PAUSE_SECONDS_MAX
+    assert event_stream.GONE_SECONDS_MAX < now < event_stream.GONE_SECONDS_MAX + 2 * event_stream.PAUSE_SECONDS_MAX
+    assert max(pauses) <= event_stream.PAUSE_SECONDS_MAX
     assert len(pauses) < 100
 
 
@@ -243,9 +243,9 @@ def test_a_server_that_never_says_anything_is_given_up(
         nonlocal now
         pauses.append(seconds)
         now += seconds
-        assert now < 10 * stream.GONE_SECONDS_MAX, "it never gives up"
+        assert now < 10 * event_stream.GONE_SECONDS_MAX, "it never gives up"
 
-    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    monkeypatch.setattr(event_stream.time, "monotonic", lambda: now)
     after = "2.1" if at_first else None
     answers = iter([] if at_first else [SSE + stored(1)])
     with Player(lambda request: next(answers, SSE + said)) as player:
@@ -253,14 +253,14 @@ def test_a_server_that_never_says_anything_is_given_up(
         assert at_first or next(events)["seq"] == 1
         with pytest.raises(NoServer, match="ends each connection"):
             next(events)
-    assert stream.GONE_SECONDS_MAX < now < stream.GONE_SECONDS_MAX + 2 * stream.PAUSE_SECONDS_MAX
+    assert event_stream.GONE_SECONDS_MAX < now < event_stream.GONE_SECONDS_MAX + 2 * event_stream.PAUSE_SECONDS_MAX
     assert len(pauses) < 400
 
 
 def test_a_quiet_session_is_followed_however_often_its_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a proxy, perhaps, that has less patience than there is between two events."""
     now = 0.0
-    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    monkeypatch.setattr(event_stream.time, "monotonic", lambda: now)
     visits = 100
 
     def play(request: str) -> bytes:
@@ -274,11 +274,11 @@ def test_a_quiet_session_is_followed_however_often_its_connection_is_cut(monkeyp
     with Player(play) as player:
         assert seqs(follower(player, pause=pauses.append), 1) == [1]
     assert len(pauses) == visits
-    assert max(pauses) <= stream.PAUSE_SECONDS_MIN
+    assert max(pauses) <= event_stream.PAUSE_SECONDS_MIN
 
 
 def test_a_silent_server_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(event_stream, "SILENCE_SECONDS_MAX", 0.2)
     answers = iter([Silence(SSE + stored(1))])
     with Player(lambda request: next(answers, SSE + from_place(request, 2))) as player:
         assert seqs(follower(player), 2) == [1, 2]

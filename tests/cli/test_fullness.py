@@ -8,10 +8,10 @@ from importlib import metadata
 
 import pytest
 
-from banksman.cli.doctoring import cluster, machine
-from banksman.cli.doctoring.finding import Finding, Verdict, Which
-from banksman.store.address import parse
-from banksman.store.nats import Nats
+from banksman.cli.doctor import cluster, machine
+from banksman.cli.doctor.finding import Finding, Verdict, Which
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 from banksman.testing.nats_servers import Servers
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.thorough import thorough
 
-from banksman.cli.saying.wording import hint_of
+from banksman.cli.output.wording import hint_of
 
 pytestmark = thorough
 
@@ -43,7 +43,11 @@ def test_a_hint_names_the_verb_and_not_the_request(said: str, shown: str) -> Non
 
 def hints() -> Iterator[str]:
     """Every hint that is written in the server or below it; what is put into one stands as a dash."""
-    for path in sorted(file for part in ("serve", "run", "store") for file in (PACKAGE / part).rglob("*.py")):
+    for path in sorted(
+        file
+        for part in ("server", "runtime", "sessions", "commands", "process", "cluster", "store")
+        for file in (PACKAGE / part).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.keyword(arg="hint", value=value):

@@ -16,7 +16,7 @@ from tests.nats.shared import shared, some_prefix
 from tests.serve.fleet import Fleet, fleet, until
 from tests.thorough import one_in, thorough
 
-from banksman.cli.verbs import drain
+from banksman.cli.commands import drain
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
 

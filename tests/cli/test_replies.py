@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 from banksman.cli import REFUSED, main
-from banksman.cli.reaching.replies import Reply, UnexpectedReply, checked, decode
+from banksman.cli.client.replies import Reply, UnexpectedReply, checked, decode
 
 VERBS = [
     ["ps"],

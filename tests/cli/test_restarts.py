@@ -121,7 +121,7 @@ def test_an_ask_whose_server_dies_learns_what_became_of_it(served: Served) -> No
 IMPATIENT = """
 import sys
 from banksman.cli import main
-from banksman.cli.reaching import stream
+from banksman.cli.client import event_stream as stream
 stream.GONE_SECONDS_MAX = 1.0
 sys.exit(main(sys.argv[1:]))
 """

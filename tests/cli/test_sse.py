@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.thorough import sample
 
-from banksman.cli.reaching.sse import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
+from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
 
 # Each: what is sent, what is heard, and the id to come back to.
 CORPUS: list[tuple[str, bytes, list[Message], str]] = [

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.cli.saying.terminal import as_line, as_text, say_json, table
-from banksman.cli.saying.wording import line_of
+from banksman.cli.output.terminal import as_line, as_text, say_json, table
+from banksman.cli.output.wording import line_of
 
 # Whatever may be in a string, halves of a pair too.
 ANY = st.text(st.characters(exclude_categories=[]), max_size=50)

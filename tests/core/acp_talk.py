@@ -7,14 +7,8 @@ from typing import Any
 
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.dialect import Setup, Speech, Spoken
+from banksman.core.dialects.meaning import Meaning, Replied, Requested, Told, TurnOver
 from banksman.core.dialects.quirks import Quirks
-from banksman.core.meaning import (
-    Meaning,
-    Replied,
-    Requested,
-    Told,
-    TurnOver,
-)
 
 SESSION = "s-1"
 CAPABLE: dict[str, Any] = {

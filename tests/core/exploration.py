@@ -25,19 +25,13 @@ from typing import Any, NamedTuple
 from tests.core import toy
 from tests.core.ledger import Ledger, Violation, check, fold
 
-from banksman.core import arbiter, settling
-from banksman.core import event as kinds
-from banksman.core import past as pasts
-from banksman.core.arbiter import Hold
-from banksman.core.config import Config
-from banksman.core.decision import DENIED
-from banksman.core.event import Entry
-from banksman.core.facts import Swept
-from banksman.core.meaning import TurnOver
-from banksman.core.outcome import Kind, Outcome
-from banksman.core.past import Past
-from banksman.core.session import step
-from banksman.core.session_effects import (
+from banksman.core.dialects.meaning import TurnOver
+from banksman.core.process_facts import Swept
+from banksman.core.session import ask_queue, crash_recovery
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import (
     Accept,
     Append,
     AskHuman,
@@ -63,7 +57,8 @@ from banksman.core.session_effects import (
     TellAnswer,
     WriteFrame,
 )
-from banksman.core.session_facts import (
+from banksman.core.session.event import Entry
+from banksman.core.session.facts import (
     AppendFailed,
     Asked,
     AskMoved,
@@ -93,8 +88,13 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFailed,
 )
-from banksman.core.state import MaySteer, MayWrite, Mode, Process, ProcessPhase, Session, Store
-from banksman.core.turn import Ask, Phase, Turn
+from banksman.core.session.history import Past
+from banksman.core.session.outcome import Kind, Outcome
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import MaySteer, MayWrite, Mode, Process, ProcessPhase, Session, Store
+from banksman.core.session.step import step
+from banksman.core.session.turn import Ask, Phase, Turn
 from banksman.errors import AgentError, StoreError
 
 AT = 0.0
@@ -326,7 +326,7 @@ def _by_log(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
 def _crash(scenario: Scenario, world: World) -> Move:
     """The host dies, with all that was not durable and everybody who waited in it; another one settles what the log
     says, and goes on."""
-    entries = settling.settle(world.durable_mirror)
+    entries = crash_recovery.settle(world.durable_mirror)
     past = _folded(world.durable_mirror, entries)
     ledger = world.durable
     for entry in entries:
@@ -336,7 +336,7 @@ def _crash(scenario: Scenario, world: World) -> Move:
     check(is_settled, "G2", f"settled, and {session.turn or session.own} is open")
     check(not past.questions, "G2", f"settled, and {past.questions} wait for an answer")
     check(ledger.waiting == world.durable.waiting, "G7", f"{world.durable.waiting} waited, and now {ledger.waiting}")
-    check(not settling.settle(past), "G2", "what is settled is settled again")
+    check(not crash_recovery.settle(past), "G2", "what is settled is settled again")
     asks = tuple(_life_after(ledger, ask.id, life) for ask, life in zip(scenario.asks, world.asks, strict=True))
     is_closed = session.mode is Mode.CLOSED
     check(not is_closed or not entries, "G2", f"a closed session has to be settled: {entries}")
@@ -586,7 +586,7 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             check(world.session.mode is Mode.LEFT, "G2", f"{id} is passed on by who has not left")
             check(id in waiting, "G2", f"{id} is passed on, and in the log only {waiting} wait")
             # One of several that share a turn goes where the others go.
-            sharing = arbiter.find(world.session.queue, id)
+            sharing = ask_queue.find(world.session.queue, id)
             is_wanted = sharing is not None and any(ask.id not in world.unwanted for ask in sharing.asks)
             check(is_wanted, "G2", f"{id} is passed on, and nobody wants it")
             return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.PASSED_ON)

@@ -20,17 +20,14 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk
 from tests.core.toy import Manners
 
-from banksman.core import event as kinds
-from banksman.core import past as pasts
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import Entry, entry
-from banksman.core.meaning import Replied, Requested, TurnOpened, TurnOver, Wants
-from banksman.core.past import Past
-from banksman.core.rules import Verdict
-from banksman.core.session_effects import Append, Effect
-from banksman.core.session_facts import (
+from banksman.core.dialects.meaning import Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.effects import Append, Effect
+from banksman.core.session.event import Entry, entry
+from banksman.core.session.facts import (
     AppendFailed,
     Asked,
     AskMoved,
@@ -51,7 +48,10 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFailed,
 )
-from banksman.core.state import Session
+from banksman.core.session.history import Past
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Session
 
 STEPS_MAX = 400
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from banksman.core import event as kinds
-from banksman.core.event import Entry
+from banksman.core.session import event as kinds
+from banksman.core.session.event import Entry
 
 
 class Violation(AssertionError):

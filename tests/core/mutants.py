@@ -26,41 +26,40 @@ from tests.core import (
     test_watchdogs,
 )
 
-from banksman.core import (
-    arbiter,
-    asking,
-    clocks,
-    closing,
-    ending,
-    granting,
-    hearing,
-    living,
-    questioning,
-    resting,
-    rules,
-    session,
+from banksman.core.dialects.meaning import Replied, Thought, TurnOver
+from banksman.core.session import (
+    agent_output,
+    ask_queue,
+    asks,
+    crash_recovery,
+    durability,
+    grants,
+    idle_process,
+    permissions,
+    process_life,
     settings,
-    settling,
-    storing,
-    sweeping,
-    timing,
+    shutdown,
+    step,
+    timers,
+    tool_cleanup,
+    turn_end,
+    watchdogs,
 )
-from banksman.core import event as kinds
-from banksman.core import past as pasts
-from banksman.core.arbiter import BACKGROUND, Queue, Waiting
-from banksman.core.clocks import Name
-from banksman.core.decision import Decision
-from banksman.core.event import Entry, Event, entry
-from banksman.core.keys import KEYS_MAX, Keys
-from banksman.core.meaning import Replied, Thought, TurnOver
-from banksman.core.outcome import By, Kind, Outcome
-from banksman.core.past import Past
-from banksman.core.rules import Verdict
-from banksman.core.session_effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
-from banksman.core.session_facts import Timer
-from banksman.core.state import Deferred, MayWrite, Mode, Process, ProcessPhase, Session, Stale, Stdin
-from banksman.core.turn import Ask, Cause, Move, Phase, Turn
-from banksman.core.work import Work
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session import questions as questioning
+from banksman.core.session.ask_queue import BACKGROUND, Queue, Waiting
+from banksman.core.session.effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
+from banksman.core.session.event import Entry, Event, entry
+from banksman.core.session.facts import Timer
+from banksman.core.session.history import Past
+from banksman.core.session.idempotency import KEYS_MAX, Keys
+from banksman.core.session.outcome import By, Kind, Outcome
+from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.session.state import Deferred, MayWrite, Mode, Process, ProcessPhase, Session, Stale, Stdin
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Ask, Cause, Move, Phase, Turn
+from banksman.core.session.watchdogs import Name
 from banksman.errors import Closed
 
 # Given the right function, the wrong one.
@@ -95,7 +94,7 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
 
 
 # -- whose boundary it is --------------------------------------------------------------------------------------------
-@_mutant("boundary not matched to its turn", hearing, "_may_be_of", "a boundary twice")
+@_mutant("boundary not matched to its turn", agent_output, "_may_be_of", "a boundary twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
         return True
@@ -103,7 +102,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return may_be_of
 
 
-@_mutant("own turn's boundary answers the ask", hearing, "_may_be_of", "an own turn")
+@_mutant("own turn's boundary answers the ask", agent_output, "_may_be_of", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
         return not over.refs or right(work, turn, over)
@@ -111,7 +110,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return may_be_of
 
 
-@_mutant("two outcomes when exit follows boundary", hearing, "_end_ours", "an exit")
+@_mutant("two outcomes when exit follows boundary", agent_output, "_end_ours", "an exit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
         right(work, turn, boundary)
@@ -120,7 +119,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return end_ours
 
 
-@_mutant("own turn is not ended when its boundary names ours", hearing, "_on_over", "a wordy agent")
+@_mutant("own turn is not ended when its boundary names ours", agent_output, "_on_over", "a wordy agent")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_over(work: Work, over: TurnOver) -> None:
         own = work.state.own
@@ -132,7 +131,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- interrupts and acknowledgements ---------------------------------------------------------------------------------
-@_mutant("interrupt addressed to the session", asking, "interrupt", "an interrupt and a withdrawal")
+@_mutant("interrupt addressed to the session", asks, "interrupt", "an interrupt and a withdrawal")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def interrupt(work: Work, id: str, name: str) -> None:
         turn = work.state.turn
@@ -141,7 +140,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return interrupt
 
 
-@_mutant("next prompt does not wait for the acknowledgement", granting, "_is_free", "an interrupt and a withdrawal")
+@_mutant("next prompt does not wait for the acknowledgement", grants, "_is_free", "an interrupt and a withdrawal")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def is_free(state: Session) -> bool:
         process = state.process
@@ -150,7 +149,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return is_free
 
 
-@_mutant("acknowledgement before init counts", hearing, "_on_reply", "an interrupt and a withdrawal")
+@_mutant("acknowledgement before init counts", agent_output, "_on_reply", "an interrupt and a withdrawal")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_reply(work: Work, reply: Replied) -> None:
         key = dict(work.state.process.unacknowledged).get(reply.request)
@@ -162,7 +161,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return on_reply
 
 
-@_mutant("receipt forgotten", ending, "end", "a wordy agent, interrupted")
+@_mutant("receipt forgotten", turn_end, "end", "a wordy agent, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
         right(work, replace(turn, interrupts=()), *args, **kwargs)
@@ -170,7 +169,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return end
 
 
-@_mutant("wish lost when the boundary was another's", ending, "stop", "an own turn")
+@_mutant("wish lost when the boundary was another's", turn_end, "stop", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def stop(work: Work, turn: Turn, cause: Any, clock: str | None = None) -> None:
         if turn.boundary is None:
@@ -180,7 +179,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- timers ----------------------------------------------------------------------------------------------------------
-@_mutant("drain timer without a turn", timing, "fire", "late facts")
+@_mutant("drain timer without a turn", timers, "fire", "late facts")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def fire(work: Work, timer: Timer, subject: str) -> None:
         if timer is Timer.DRAIN:
@@ -191,7 +190,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return fire
 
 
-@_mutant("settle timer acts on the next turn", timing, "fire", "late facts of a slow agent")
+@_mutant("settle timer acts on the next turn", timers, "fire", "late facts of a slow agent")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def fire(work: Work, timer: Timer, subject: str) -> None:
         turn = work.state.turn
@@ -200,7 +199,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return fire
 
 
-@_mutant("drain timer goes with its turn", ending, "end", "no acknowledgement")
+@_mutant("drain timer goes with its turn", turn_end, "end", "no acknowledgement")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
         right(work, turn, *args, **kwargs)
@@ -218,7 +217,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- who is next -----------------------------------------------------------------------------------------------------
-@_mutant("background preempts", arbiter, "preempts", "an own turn")
+@_mutant("background preempts", ask_queue, "preempts", "an own turn")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def preempts(priority: int, running: int) -> bool:
         return priority > running or priority == BACKGROUND
@@ -226,7 +225,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return preempts
 
 
-@_mutant("a newcomer overtakes a queued equal", arbiter, "enqueue", "three asks")
+@_mutant("a newcomer overtakes a queued equal", ask_queue, "enqueue", "three asks")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def enqueue(queue: Queue, waiting: Waiting) -> Queue:
         return (waiting, *queue)
@@ -234,7 +233,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return enqueue
 
 
-@_mutant("requeue at the tail", arbiter, "requeue", "three asks")
+@_mutant("requeue at the tail", ask_queue, "requeue", "three asks")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def requeue(queue: Queue, waiting: Waiting) -> Queue:
         return (*queue, waiting)
@@ -242,7 +241,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return requeue
 
 
-@_mutant("own turn is not preempted", granting, "_make_room", "an own turn")
+@_mutant("own turn is not preempted", grants, "_make_room", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def make_room(work: Work) -> None:
         if work.state.own is None:
@@ -251,7 +250,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return make_room
 
 
-@_mutant("prompt written while an own turn is open", granting, "_is_free", "an own turn and a log that fails")
+@_mutant("prompt written while an own turn is open", grants, "_is_free", "an own turn and a log that fails")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def is_free(state: Session) -> bool:
         process = state.process
@@ -262,14 +261,14 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- asks that must not be lost --------------------------------------------------------------------------------------
-@_mutant("grant lost when the waiter withdraws", asking, "withdraw", "a log that takes its time")
+@_mutant("grant lost when the waiter withdraws", asks, "withdraw", "a log that takes its time")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def withdraw(work: Work, id: str) -> None:
         turn = work.state.turn
         if turn is not None and turn.id == id and turn.phase is Phase.STARTING:
             # Its outcome is given, and what it was granted stays with it.
             outcome = Outcome(kind=Kind.WITHDRAWN)
-            ending.log_ended(work, id, outcome, By.WITHDRAWN)
+            turn_end.log_ended(work, id, outcome, By.WITHDRAWN)
             work.after_commit(Resolve(id, outcome))
             work.set_turn(replace(turn, may_write=False))
         else:
@@ -278,7 +277,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return withdraw
 
 
-@_mutant("exit while starting loses the ask", living, "_begin_again", "an exit while the log takes its time")
+@_mutant("exit while starting loses the ask", process_life, "_begin_again", "an exit while the log takes its time")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def begin_again(work: Work, turn: Turn, error: object) -> None:
         work.set(turn=None)
@@ -286,7 +285,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return begin_again
 
 
-@_mutant("close forgets the queue", closing, "_refuse_queue", "a drain")
+@_mutant("close forgets the queue", shutdown, "_refuse_queue", "a drain")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def refuse_queue(work: Work) -> None:
         work.set(queue=(), collecting=(), hold=None)
@@ -295,7 +294,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- what a turn leaves running ----------------------------------------------------------------------------------------
-@_mutant("a prompt beside what the turn before has left", granting, "_is_free", "tools that live on")
+@_mutant("a prompt beside what the turn before has left", grants, "_is_free", "tools that live on")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_free(state: Session) -> bool:
         return right(replace(state, process=replace(state.process, sweeps=())))
@@ -303,7 +302,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return is_free
 
 
-@_mutant("two sweeps at once", sweeping, "after", "tools that live on, and an own turn")
+@_mutant("two sweeps at once", tool_cleanup, "after", "tools that live on, and an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def after(work: Work, turn: Turn) -> None:
         work.set_process(sweeps=())
@@ -312,7 +311,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return after
 
 
-@_mutant("a sweep without an end", sweeping, "swept", "tools that live on")
+@_mutant("a sweep without an end", tool_cleanup, "swept", "tools that live on")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def swept(work: Work, fact: object) -> None:
         work.cancel_timer(Timer.SWEEP, str(work.state.process.number))
@@ -320,7 +319,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return swept
 
 
-@_mutant("steered ask forgotten", ending, "end", "steered")
+@_mutant("steered ask forgotten", turn_end, "end", "steered")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
         right(work, replace(turn, steered=()), *args, **kwargs)
@@ -328,19 +327,19 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return end
 
 
-@_mutant("steered prompt sent before the log has it", asking, "_steer", "steered")
+@_mutant("steered prompt sent before the log has it", asks, "_steer", "steered")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def steer(work: Work, ask: Ask) -> bool:
         is_steered = right(work, ask)
         if is_steered:
             assert work.state.turn is not None
-            asking.send_steered(work, work.state.turn.key, ask.id)
+            asks.send_steered(work, work.state.turn.key, ask.id)
         return is_steered
 
     return steer
 
 
-@_mutant("steered and not sent is forgotten", ending, "_requeue_unsent", "steered while the log takes its time")
+@_mutant("steered and not sent is forgotten", turn_end, "_requeue_unsent", "steered while the log takes its time")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def requeue_unsent(work: Work, turn: Turn) -> None:
         pass
@@ -348,21 +347,21 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return requeue_unsent
 
 
-@_mutant("collected asks go with the first", asking, "_withdraw_queued", "collected")
+@_mutant("collected asks go with the first", asks, "_withdraw_queued", "collected")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def withdraw_queued(work: Work, id: str) -> bool:
-        turn = arbiter.find(work.state.queue, id)
+        turn = ask_queue.find(work.state.queue, id)
         if turn is None or turn.id != id:
             return right(work, id)
         assert turn.ask is not None
-        asking.take_out(work, turn)
-        ending.end_queued(work, turn.ask, Kind.WITHDRAWN)
+        asks.take_out(work, turn)
+        turn_end.end_queued(work, turn.ask, Kind.WITHDRAWN)
         return True
 
     return withdraw_queued
 
 
-@_mutant("dropped ask comes back", asking, "_make_place", "a full queue")
+@_mutant("dropped ask comes back", asks, "_make_place", "a full queue")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def make_place(work: Work, ask: Any) -> None:
         queue = work.state.queue
@@ -372,7 +371,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return make_place
 
 
-@_mutant("hold not released", asking, "release", "two holds")
+@_mutant("hold not released", asks, "release", "two holds")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def release(work: Work, id: str) -> None:
         pass
@@ -404,7 +403,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return after_commit
 
 
-@_mutant("store failure forgets the queue", storing, "_lose_store", "a log that fails")
+@_mutant("store failure forgets the queue", durability, "_lose_store", "a log that fails")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def lose_store(work: Work, error: Any) -> None:
         work.set(queue=())
@@ -413,7 +412,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return lose_store
 
 
-@_mutant("store failure resolves what was never accepted", storing, "_lose_store", "a log that fails")
+@_mutant("store failure resolves what was never accepted", durability, "_lose_store", "a log that fails")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def lose_store(work: Work, error: Any) -> None:
         work.set(deferred=())
@@ -441,7 +440,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return send
 
 
-@_mutant("facts of an older process count", session, "_is_current", "late facts of a process")
+@_mutant("facts of an older process count", step, "_is_current", "late facts of a process")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def is_current(state: Session, fact: object) -> bool:
         return state.process.phase is not ProcessPhase.NONE
@@ -459,13 +458,13 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return stop_process
 
 
-@_mutant("the turn stays RUNNING when it is told to stop", ending, "stop", "an interrupt and a withdrawal")
+@_mutant("the turn stays RUNNING when it is told to stop", turn_end, "stop", "an interrupt and a withdrawal")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def stop(work: Work, turn: Turn, cause: Any, clock: str | None = None) -> None:
         if turn.phase is Phase.RUNNING and turn.boundary is None:
             stopped = replace(turn.moved(Move.STOP), cause=cause)
             work.set_turn(replace(stopped, phase=Phase.RUNNING))
-            ending.interrupt(work, turn)
+            turn_end.interrupt(work, turn)
         else:
             right(work, turn, cause, clock)
 
@@ -473,7 +472,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- a process that nobody needs -------------------------------------------------------------------------------------
-@_mutant("eviction of a process with a running task", resting, "_is_idle", "tasks in the background")
+@_mutant("eviction of a process with a running task", idle_process, "_is_idle", "tasks in the background")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_idle(state: Session) -> bool:
         return right(replace(state, process=replace(state.process, tasks=())))
@@ -483,7 +482,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "a process with a running task is retired for its age",
-    resting,
+    idle_process,
     "must_replace",
     test_resting.test_one_that_is_old_serves_on_while_something_runs_in_its_background,
 )
@@ -496,7 +495,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "what the agent waits to hear does not spare it",
-    resting,
+    idle_process,
     "_is_idle",
     partial(test_resting.test_what_somebody_needs_is_neither_evicted_nor_idle, "callback"),
 )
@@ -507,17 +506,17 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return is_idle
 
 
-@_mutant("idle timer without its rest", resting, "on_idle_long", "late facts of an idle process")
+@_mutant("idle timer without its rest", idle_process, "on_idle_long", "late facts of an idle process")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def on_idle_long(work: Work, key: str) -> None:
-        resting.evict(work, "idle")
+        idle_process.evict(work, "idle")
 
     return on_idle_long
 
 
 @_mutant(
     "idle timer of an earlier rest",
-    resting,
+    idle_process,
     "_idle_key",
     test_resting.test_the_timer_of_an_earlier_rest_does_not_end_a_later_one,
 )
@@ -528,21 +527,21 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return idle_key
 
 
-@_mutant("eviction of a process in use", resting, "evict", "an eviction")
+@_mutant("eviction of a process in use", idle_process, "evict", "an eviction")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def evict(work: Work, reason: str) -> None:
         if work.state.process.phase is ProcessPhase.READY:
-            resting.retire(work, reason)
+            idle_process.retire(work, reason)
 
     return evict
 
 
-@_mutant("retired while a turn is open", resting, "look", "another configuration")
+@_mutant("retired while a turn is open", idle_process, "look", "another configuration")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def look(work: Work) -> None:
         process = work.state.process
         if process.stale is Stale.NOW and process.phase is ProcessPhase.READY:
-            resting.retire(work, "stale")
+            idle_process.retire(work, "stale")
         right(work)
 
     return look
@@ -563,7 +562,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_mutant(
-    "a rest has no end", resting, "look", test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it
+    "a rest has no end",
+    idle_process,
+    "look",
+    test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def look(work: Work) -> None:
@@ -578,7 +580,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- a process that is replaced --------------------------------------------------------------------------------------
 @_mutant(
     "stale process given the next turn",
-    resting,
+    idle_process,
     "must_replace",
     test_settings.test_in_a_turn_the_process_is_replaced_after_it,
 )
@@ -591,7 +593,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "what was granted goes to a process that has become stale",
-    granting,
+    grants,
     "_write_prompt",
     test_settings.test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers,
 )
@@ -607,7 +609,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "a schema is not looked at",
-    resting,
+    idle_process,
     "must_replace",
     test_conversation.test_another_schema_is_another_process_and_the_same_one_is_not,
 )
@@ -621,7 +623,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "one that has saved is kept",
-    ending,
+    turn_end,
     "_end_ours",
     test_resting.test_one_that_is_old_is_asked_to_save_and_replaced_after_that,
 )
@@ -649,7 +651,9 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return start_process
 
 
-@_mutant("an age is of no process", resting, "on_old", test_resting.test_the_age_of_a_process_that_is_gone_is_nobodys)
+@_mutant(
+    "an age is of no process", idle_process, "on_old", test_resting.test_the_age_of_a_process_that_is_gone_is_nobodys
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_old(work: Work, subject: str) -> None:
         right(work, str(work.state.process.number))
@@ -658,7 +662,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- processes that come to nothing ----------------------------------------------------------------------------------
-@_mutant("start timer never armed", living, "started", "an exit")
+@_mutant("start timer never armed", process_life, "started", "an exit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def started(work: Work, fact: Any) -> None:
         right(work, fact)
@@ -667,7 +671,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return started
 
 
-@_mutant("back-off that never ends", resting, "on_backed_off", "one crash after the other")
+@_mutant("back-off that never ends", idle_process, "on_backed_off", "one crash after the other")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def on_backed_off(work: Work, subject: str) -> None:
         pass
@@ -677,7 +681,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "back-off that keeps nobody back",
-    resting,
+    idle_process,
     "count_crash",
     test_resting.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer,
 )
@@ -691,7 +695,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "crashes are never forgiven",
-    hearing,
+    agent_output,
     "_counted",
     test_resting.test_who_asks_while_none_is_started_is_served_after_that,
 )
@@ -707,7 +711,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "what we stopped is a crash",
-    living,
+    process_life,
     "lost",
     test_resting.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not,
 )
@@ -722,7 +726,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- settings --------------------------------------------------------------------------------------------------------
 @_mutant(
     "prompt sent while a setting is unanswered",
-    granting,
+    grants,
     "_is_free",
     test_settings.test_no_prompt_is_sent_before_the_answer,
 )
@@ -880,7 +884,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "the session's rules come first",
-    rules,
+    permissions,
     "verdict",
     partial(
         test_questioning.test_a_ruling_is_answered_at_once_and_asks_nobody,
@@ -898,7 +902,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "a denial that interrupts only denies",
-    asking,
+    asks,
     "answer",
     test_questioning.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary,
 )
@@ -911,7 +915,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "a denial that interrupts stops whoever speaks",
-    asking,
+    asks,
     "answer",
     test_questioning.test_such_a_denial_of_a_question_that_is_over_stops_nobody,
 )
@@ -919,7 +923,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def answer(work: Work, fact: Any) -> None:
         right(work, fact)
         if fact.decision.interrupts and work.state.speaking is not None:
-            ending.stop(work, work.state.speaking, Cause.INTERRUPT)
+            turn_end.stop(work, work.state.speaking, Cause.INTERRUPT)
 
     return answer
 
@@ -927,7 +931,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- the conversation ------------------------------------------------------------------------------------------------
 @_mutant(
     "conversation re-learnt after overflow",
-    hearing,
+    agent_output,
     "_know_conversation",
     test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again,
 )
@@ -941,7 +945,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "an overflow is only an error",
-    hearing,
+    agent_output,
     "_notice_overflow",
     test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once,
 )
@@ -954,7 +958,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "any overflow ends the conversation",
-    hearing,
+    agent_output,
     "_notice_overflow",
     partial(test_conversation.test_a_large_prompt_is_to_blame_itself_the_first_time, True),
 )
@@ -968,7 +972,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "a turn costs all that went before it",
-    hearing,
+    agent_output,
     "_counted",
     test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one,
 )
@@ -981,7 +985,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "whoever comes after follows into another's conversation",
-    living,
+    process_life,
     "lose_conversation",
     partial(test_conversation.test_the_next_process_does_not_resume_what_another_session_drives, None),
 )
@@ -995,7 +999,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 # -- clocks ----------------------------------------------------------------------------------------------------------
 @_mutant(
     "a tool is not watched",
-    hearing,
+    agent_output,
     "_use_tools",
     test_watchdogs.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault,
 )
@@ -1008,7 +1012,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "thinking is progress",
-    clocks,
+    watchdogs,
     "wind",
     partial(test_watchdogs.test_thought_is_life_and_no_progress, Thought(), "progress"),
 )
@@ -1024,8 +1028,8 @@ _dies = test_settling.test_a_host_that_dies_at_any_moment_costs_no_guarantee
 _settles = test_settling.test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits
 
 
-@_mutant("only the first of a turn is unknown", settling, "settle", partial(_dies, "collected"))
-@_mutant("what was added to a turn is forgotten", settling, "settle", partial(_dies, "steered"))
+@_mutant("only the first of a turn is unknown", crash_recovery, "settle", partial(_dies, "collected"))
+@_mutant("what was added to a turn is forgotten", crash_recovery, "settle", partial(_dies, "steered"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         turn = past.session.turn
@@ -1035,7 +1039,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("what waits is lost with its host", settling, "settle", partial(_settles, "asked and added"))
+@_mutant("what waits is lost with its host", crash_recovery, "settle", partial(_settles, "asked and added"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         asked = [replace(past.session, turn=turn, own=None, queue=()) for turn in past.session.queue]
@@ -1045,7 +1049,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("what was granted is sent again", settling, "settle", partial(_dies, "two asks"))
+@_mutant("what was granted is sent again", crash_recovery, "settle", partial(_dies, "two asks"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         turn = past.session.turn
@@ -1057,7 +1061,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("a question waits for a process that is gone", settling, "settle", partial(_dies, "a question"))
+@_mutant("a question waits for a process that is gone", crash_recovery, "settle", partial(_dies, "a question"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         return right(replace(past, questions=()), **how)
@@ -1065,7 +1069,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("a turn of the agent's own stays open", settling, "settle", partial(_dies, "an own turn"))
+@_mutant("a turn of the agent's own stays open", crash_recovery, "settle", partial(_dies, "an own turn"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         return right(replace(past, session=replace(past.session, own=None)), **how)
@@ -1073,7 +1077,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("settled again and again", settling, "settle", partial(_dies, "two asks"))
+@_mutant("settled again and again", crash_recovery, "settle", partial(_dies, "two asks"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, *, swept: Any = ()) -> list[Entry]:
         return right(past, swept=swept or ["nothing"])
@@ -1081,7 +1085,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("what was open has cost nothing", settling, "settle", partial(_settles, "costs and settings"))
+@_mutant("what was open has cost nothing", crash_recovery, "settle", partial(_settles, "costs and settings"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         spent = str(past.session.spent).encode()
@@ -1091,7 +1095,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- a session that leaves ---------------------------------------------------------------------------------------------
-@_mutant("a withdrawal at the last moment is lost", closing, "takes_back", "a leave, interrupted")
+@_mutant("a withdrawal at the last moment is lost", shutdown, "takes_back", "a leave, interrupted")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def takes_back(work: Work, fact: object) -> bool:
         return False
@@ -1099,7 +1103,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return takes_back
 
 
-@_mutant("it leaves though the log lacks endings", closing, "_may_go", "a leave, and a log that fails twice")
+@_mutant("it leaves though the log lacks endings", shutdown, "_may_go", "a leave, and a log that fails twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def may_go(state: Session) -> bool:
         return True
@@ -1109,7 +1113,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "it leaves before it has accepted",
-    closing,
+    shutdown,
     "_may_go",
     test_leaving.test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted,
 )
@@ -1120,7 +1124,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return may_go
 
 
-@_mutant("it has left though the log does not say so", closing, "take_back", "a leave, and a log that fails twice")
+@_mutant("it has left though the log does not say so", shutdown, "take_back", "a leave, and a log that fails twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def nothing(work: Work) -> None:
         pass
@@ -1128,7 +1132,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return nothing
 
 
-@_mutant("holders are left behind", closing, "_end_holds", "a leave of holders")
+@_mutant("holders are left behind", shutdown, "_end_holds", "a leave of holders")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def nothing(work: Work) -> None:
         pass
@@ -1136,7 +1140,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return nothing
 
 
-@_mutant("what was granted is sent by who leaves", ending, "put_back", "a leave, interrupted")
+@_mutant("what was granted is sent by who leaves", turn_end, "put_back", "a leave, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def put_back(work: Work, again: Turn) -> None:
         if work.state.mode is not Mode.LEAVING:
@@ -1145,7 +1149,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return put_back
 
 
-@_mutant("who comes back finds nobody", arbiter, "requeue", "a leave, interrupted")
+@_mutant("who comes back finds nobody", ask_queue, "requeue", "a leave, interrupted")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def kept(queue: Queue, waiting: Waiting) -> Queue:
         return queue
@@ -1153,18 +1157,18 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
-@_mutant("what waits is refused by who leaves", closing, "leave", "a leave, interrupted")
+@_mutant("what waits is refused by who leaves", shutdown, "leave", "a leave, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def leave(work: Work, by: float | None) -> None:
         right(work, by)
         for waiting in work.state.queue:
             if isinstance(waiting, Turn):
-                asking.drop(work, waiting, Kind.REFUSED, Closed("left"))
+                asks.drop(work, waiting, Kind.REFUSED, Closed("left"))
 
     return leave
 
 
-@_mutant("a deadline is not kept", closing, "hurry", test_leaving.test_of_several_deadlines_the_first_counts)
+@_mutant("a deadline is not kept", shutdown, "hurry", test_leaving.test_of_several_deadlines_the_first_counts)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def nothing(work: Work) -> None:
         pass

@@ -12,8 +12,8 @@ from typing import Any
 from tests.core.exploration import Scenario
 from tests.core.toy import Manners
 
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.turn import Ask
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.turn import Ask
 
 
 def ask(id: str, priority: int, **others: Any) -> Ask:

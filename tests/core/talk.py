@@ -9,16 +9,11 @@ import msgspec
 from msgspec.structs import replace
 from tests.core import toy
 
-from banksman.core import event as kinds
-from banksman.core.config import Config
-from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import PLAIN, Setup
-from banksman.core.meaning import Meaning, Requested, TurnOver
-from banksman.core.outcome import Kind, Outcome
-from banksman.core.rules import Verdict
-from banksman.core.session import step
-from banksman.core.session_effects import Append, CancelTimer, Effect, Resolve, StartProcess, StartTimer, WriteFrame
-from banksman.core.session_facts import (
+from banksman.core.dialects.meaning import Meaning, Requested, TurnOver
+from banksman.core.session import event as kinds
+from banksman.core.session.effects import Append, CancelTimer, Effect, Resolve, StartProcess, StartTimer, WriteFrame
+from banksman.core.session.facts import (
     Asked,
     Committed,
     Fact,
@@ -31,8 +26,12 @@ from banksman.core.session_facts import (
     Timer,
     TimerFired,
 )
-from banksman.core.state import ProcessPhase, Session
-from banksman.core.turn import Ask
+from banksman.core.session.outcome import Kind, Outcome
+from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import ProcessPhase, Session
+from banksman.core.session.step import step
+from banksman.core.session.turn import Ask
 
 
 class Telling(toy.ToyDialect):

@@ -8,12 +8,8 @@ import pytest
 from msgspec.structs import replace
 from tests.core.acp_talk import ALL, SESSION, permission, ready
 
-from banksman.core import jsonrpc
-from banksman.core.decision import Decision
 from banksman.core.dialects.acp import Acp
-from banksman.core.dialects.quirks import Quirks
-from banksman.core.exchange import THEIRS_MAX
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     Requested,
@@ -24,6 +20,10 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
+from banksman.core.dialects.quirks import Quirks
+from banksman.core.session.permissions import Decision
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.pending_requests import THEIRS_MAX
 
 
 # -- what the agent asks ---------------------------------------------------------------------------------------------

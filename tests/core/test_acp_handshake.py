@@ -8,14 +8,10 @@ import pytest
 from tests.core.acp_talk import CAPABLE, MODELS, MODES, SESSION, Talk, begun, ready, refused
 
 import banksman
-from banksman.core.dialects import acp_v1
+from banksman.core.dialects.acp import protocol_v1
 from banksman.core.dialects.dialect import Setup
+from banksman.core.dialects.meaning import Forgot, Noise, Replied
 from banksman.core.dialects.quirks import Quirks
-from banksman.core.meaning import (
-    Forgot,
-    Noise,
-    Replied,
-)
 
 
 # -- the handshake ---------------------------------------------------------------------------------------------------
@@ -29,7 +25,7 @@ def test_who_speaks_is_told_and_what_we_serve() -> None:
     assert frame["params"]["clientInfo"]["version"] == banksman.__version__
     can = frame["params"]["clientCapabilities"]
     assert (can["fs"], can["terminal"]) == ({"readTextFile": True, "writeTextFile": True}, True)
-    none = acp_v1.initialize(Quirks(serves=()))["clientCapabilities"]
+    none = protocol_v1.initialize(Quirks(serves=()))["clientCapabilities"]
     assert (none["fs"], none["terminal"]) == ({"readTextFile": False, "writeTextFile": False}, False)
 
 
@@ -326,13 +322,13 @@ def test_what_the_agent_changes_by_itself_is_known() -> None:
 
 def test_what_an_agent_offers_and_calls_itself_is_bounded() -> None:
     many = {"currentModelId": "m0", "availableModels": [{"modelId": f"m{number}"} for number in range(5000)]}
-    choice = acp_v1.offers({"models": many}, acp_v1.NO_OFFERS).get("model")
+    choice = protocol_v1.offers({"models": many}, protocol_v1.NO_OFFERS).get("model")
     assert choice is not None
-    assert len(choice.values) == acp_v1.CHOICES_MAX
+    assert len(choice.values) == protocol_v1.CHOICES_MAX
     options = [{"id": "m", "category": "model", "options": [{"value": f"m{number}"} for number in range(5000)]}]
-    choice = acp_v1.offers({"configOptions": options}, acp_v1.NO_OFFERS).get("model")
+    choice = protocol_v1.offers({"configOptions": options}, protocol_v1.NO_OFFERS).get("model")
     assert choice is not None
-    assert len(choice.values) == acp_v1.CHOICES_MAX
-    for name in ("x" * (acp_v1.NAME_CHARACTERS_MAX + 1), "red \x1b[31m", "", 5):
-        assert acp_v1.agent({"agentInfo": {"name": name}}).name == "the agent"
-    assert acp_v1.agent({"agentInfo": {"name": "x" * acp_v1.NAME_CHARACTERS_MAX}}).name.startswith("xxx")
+    assert len(choice.values) == protocol_v1.CHOICES_MAX
+    for name in ("x" * (protocol_v1.NAME_CHARACTERS_MAX + 1), "red \x1b[31m", "", 5):
+        assert protocol_v1.agent({"agentInfo": {"name": name}}).name == "the agent"
+    assert protocol_v1.agent({"agentInfo": {"name": "x" * protocol_v1.NAME_CHARACTERS_MAX}}).name.startswith("xxx")

@@ -18,9 +18,9 @@ from tests.core.recordings.reading import CUTS, Cut
 from tests.thorough import one_in
 
 from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.meaning import Replied, Requested, Told, TurnOver
 from banksman.core.dialects.quirks import Quirks
-from banksman.core.framing import HEAD_BYTES
-from banksman.core.meaning import Replied, Requested, Told, TurnOver
+from banksman.core.wire.framing import HEAD_BYTES
 
 each_recording = pytest.mark.parametrize("name", NAMES)
 each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from banksman.core import jsonrpc
-from banksman.core.dialects import acp_updates
-from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.acp import Acp, updates
+from banksman.core.wire import jsonrpc
 
 
 def frame(kind: Any, session: Any = "s-1", **members: Any) -> bytes:
@@ -87,12 +86,12 @@ def test_what_a_subagent_says_is_not_the_answer() -> None:
 
 
 def test_of_a_long_message_the_end_is_kept() -> None:
-    piece = "x" * (acp_updates.SAID_CHARACTERS_MAX // 4)
+    piece = "x" * (updates.SAID_CHARACTERS_MAX // 4)
     text = answer(chunk("the beginning"), *[chunk(piece)] * 5, chunk("the end"))
     assert text is not None
     assert "the beginning" not in text
     assert text.endswith("the end")
-    assert acp_updates.SAID_CHARACTERS_MAX <= len(text) <= acp_updates.SAID_CHARACTERS_MAX + len(piece)
+    assert updates.SAID_CHARACTERS_MAX <= len(text) <= updates.SAID_CHARACTERS_MAX + len(piece)
 
 
 def test_what_a_line_of_many_tells_is_bounded() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from banksman.core import arbiter
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL, Hold, Queue, Waiting
-from banksman.core.turn import Ask, Phase, Turn, queued
+from banksman.core.session import ask_queue
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Hold, Queue, Waiting
+from banksman.core.session.turn import Ask, Phase, Turn, queued
 
 PRIORITIES = (BACKGROUND, NORMAL, INTERACTIVE)
 AGEING = 300.0
@@ -21,7 +21,7 @@ def _turn(id: str, priority: int, *, at: float = 0.0, hold: str | None = None, o
 
 
 def _choose(queue: Queue, *, at: float = 0.0, hold: Hold | None = None, collecting: tuple[str, ...] = ()) -> str | None:
-    chosen = arbiter.choose(queue, at, hold=hold, ageing_seconds=AGEING, collecting=collecting)
+    chosen = ask_queue.choose(queue, at, hold=hold, ageing_seconds=AGEING, collecting=collecting)
     return None if chosen is None else chosen.id
 
 
@@ -66,20 +66,20 @@ def test_it_chooses_as_a_sorted_list_would(does: list[tuple[str, int, int]]) -> 
         picked = ids[index % len(ids)] if ids else ""
         match what:
             case "enqueue":
-                queue = arbiter.enqueue(queue, _turn(f"t{count}", priority))
+                queue = ask_queue.enqueue(queue, _turn(f"t{count}", priority))
                 naive.add(f"t{count}", priority, is_first=False)
             case "requeue":
-                queue = arbiter.requeue(queue, _turn(f"t{count}", priority))
+                queue = ask_queue.requeue(queue, _turn(f"t{count}", priority))
                 naive.add(f"t{count}", priority, is_first=True)
             case "move":
-                queue = arbiter.move(queue, picked, None)
+                queue = ask_queue.move(queue, picked, None)
                 mine = next((each for each in naive.waiting if each[1] == picked), None)
                 if mine is not None:
                     naive.waiting.remove(mine)
                     naive.add(picked, mine[2], is_first=True)
             case _:
                 gone = _choose(queue) if what == "serve" else picked
-                queue = arbiter.remove(queue, gone or "")
+                queue = ask_queue.remove(queue, gone or "")
                 naive.waiting = [each for each in naive.waiting if each[1] != gone]
         assert _choose(queue) == naive.next()
         for each in PRIORITIES:
@@ -98,19 +98,19 @@ def test_age_lifts_by_one_class_and_no_more(ats: list[tuple[int, float]]) -> Non
 
 def test_age_preempts_nobody_and_who_was_chosen_for_it_is_not_stopped_by_those_it_passed() -> None:
     running = replace(_turn("aged", BACKGROUND), phase=Phase.RUNNING, standing=NORMAL, granted_at=400.0)
-    assert not arbiter.displaces(_turn("passed", NORMAL, at=399.0), running)
-    assert arbiter.displaces(_turn("newcomer", NORMAL, at=401.0), running)
-    assert arbiter.displaces(_turn("urgent", INTERACTIVE, at=1.0), running)
-    assert not arbiter.displaces(_turn("aged too", BACKGROUND, at=0.0), running)
+    assert not ask_queue.displaces(_turn("passed", NORMAL, at=399.0), running)
+    assert ask_queue.displaces(_turn("newcomer", NORMAL, at=401.0), running)
+    assert ask_queue.displaces(_turn("urgent", INTERACTIVE, at=1.0), running)
+    assert not ask_queue.displaces(_turn("aged too", BACKGROUND, at=0.0), running)
 
 
 @given(priority=st.integers(-5, 30), running=st.integers(-5, 30))
 def test_background_stops_nobody_and_nobody_stops_the_more_urgent(priority: int, running: int) -> None:
-    if arbiter.preempts(priority, running):
+    if ask_queue.preempts(priority, running):
         assert priority > running
         assert priority > BACKGROUND
-        assert arbiter.may_interrupt(priority, running)
-    if arbiter.may_interrupt(priority, running):
+        assert ask_queue.may_interrupt(priority, running)
+    if ask_queue.may_interrupt(priority, running):
         assert priority >= running
         assert priority > BACKGROUND
 
@@ -136,41 +136,41 @@ def test_only_the_like_are_collected() -> None:
     queue = (_turn("c", NORMAL, on_busy="collect"), _turn("h", NORMAL, on_busy="collect", hold="h"), _turn("n", NORMAL))
     ask = queue[0].ask
     assert ask is not None
-    leader = arbiter.leader(queue, replace(ask, id="d"))
+    leader = ask_queue.leader(queue, replace(ask, id="d"))
     assert leader is queue[0]
-    in_hold = arbiter.leader(queue, replace(ask, id="d", hold="h"))
+    in_hold = ask_queue.leader(queue, replace(ask, id="d", hold="h"))
     assert in_hold is queue[1]
-    assert arbiter.leader(queue, replace(ask, id="d", priority=INTERACTIVE)) is None
+    assert ask_queue.leader(queue, replace(ask, id="d", priority=INTERACTIVE)) is None
     again = tuple(replace(turn, attempt=2) for turn in queue)
-    assert arbiter.leader(again, replace(ask, id="d")) is None
-    joined = arbiter.join(queue, "c", replace(ask, id="d"))
-    assert arbiter.count(joined) == 4
-    found = arbiter.find(joined, "d")
+    assert ask_queue.leader(again, replace(ask, id="d")) is None
+    joined = ask_queue.join(queue, "c", replace(ask, id="d"))
+    assert ask_queue.count(joined) == 4
+    found = ask_queue.find(joined, "d")
     assert found is not None
     assert found.id == "c"
 
 
 def test_a_move_stays_in_its_class_and_names_turns_only() -> None:
     queue: Queue = (_turn("a", NORMAL), Hold("h", NORMAL, 0.0), _turn("b", NORMAL), _turn("u", INTERACTIVE))
-    assert [waiting.id for waiting in arbiter.move(queue, "b", "a")] == ["b", "a", "h", "u"]
+    assert [waiting.id for waiting in ask_queue.move(queue, "b", "a")] == ["b", "a", "h", "u"]
     for id, before in (("b", "u"), ("b", "h"), ("h", "a"), ("x", None), ("a", "a")):
-        assert arbiter.move(queue, id, before) == queue
+        assert ask_queue.move(queue, id, before) == queue
 
 
 def test_who_gives_way_is_the_last_of_the_lowest_class_below() -> None:
     queue = (_turn("low1", BACKGROUND), _turn("n", NORMAL), _turn("low2", BACKGROUND))
-    gives_way = arbiter.dispensable(queue, NORMAL)
+    gives_way = ask_queue.dispensable(queue, NORMAL)
     assert gives_way is not None
     assert gives_way.id == "low2"
-    assert arbiter.dispensable(queue, BACKGROUND) is None
+    assert ask_queue.dispensable(queue, BACKGROUND) is None
 
 
 def test_the_class_above_the_named_ones_is_the_next_number() -> None:
-    assert [arbiter.class_above(p) for p in (BACKGROUND, 5, NORMAL, INTERACTIVE, 40)] == [NORMAL, NORMAL, 20, 21, 41]
+    assert [ask_queue.class_above(p) for p in (BACKGROUND, 5, NORMAL, INTERACTIVE, 40)] == [NORMAL, NORMAL, 20, 21, 41]
 
 
 def test_who_comes_back_when_preempted_is_not_collected_with_who_does_not() -> None:
     first = Ask(id="a", ref="a0000", prompt="a", priority=NORMAL, on_busy="collect")
     other = Ask(id="b", ref="b0000", prompt="b", priority=NORMAL, on_busy="collect", on_preempt="requeue")
-    assert arbiter.leader((queued(first),), replace(other, on_preempt="end")) is not None
-    assert arbiter.leader((queued(first),), other) is None
+    assert ask_queue.leader((queued(first),), replace(other, on_preempt="end")) is not None
+    assert ask_queue.leader((queued(first),), other) is None

@@ -17,11 +17,9 @@ from tests.core.recordings import reading
 from tests.core.recordings.reading import frames
 from tests.core.recordings.reading import line as compact
 
-from banksman.core.dialects import claude_reading, claude_updates, claude_writing
-from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.claude import CLAUDE, reader, updates, writer
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.framing import HEAD_BYTES
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     PromptSettled,
@@ -37,7 +35,8 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
-from banksman.core.members import split
+from banksman.core.wire.framing import HEAD_BYTES
+from banksman.core.wire.partial_json import split
 
 NOISE = Noise()
 TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)
@@ -444,7 +443,7 @@ def test_half_a_frame_is_noise() -> None:
 
 def test_a_large_line_that_cannot_be_decoded_is_judged_by_its_head() -> None:
     deep = b"[" * 200_000 + b"]" * 200_000
-    line = b'{"type":"result","a":%s,"pad":"%s"}' % (deep, b"x" * claude_reading.SALVAGE_BYTES_MAX)
+    line = b'{"type":"result","a":%s,"pad":"%s"}' % (deep, b"x" * reader.SALVAGE_BYTES_MAX)
     assert over(CLAUDE.read(line)).error == "frame_too_large"
     line = line.replace(b'"result"', b'"tool_progress"')
     assert CLAUDE.read(line) == NOISE
@@ -522,7 +521,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
                 "request_id": "r",
                 "request": {
                     "subtype": "hook_callback",
-                    "callback_id": claude_writing.RULES_HOOK,
+                    "callback_id": writer.RULES_HOOK,
                     "input": {"tool_name": "Write", "tool_input": {"content": BIG}},
                 },
             },
@@ -534,7 +533,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
                 "request_id": "r",
                 "request": {
                     "subtype": "hook_callback",
-                    "callback_id": claude_writing.RULES_HOOK,
+                    "callback_id": writer.RULES_HOOK,
                     "input": {"tool_input": {"content": BIG}, "tool_name": "Write"},
                 },
             },
@@ -774,7 +773,7 @@ def test_what_was_said_before_the_turn_was_cut_off() -> None:
 
 
 def test_of_a_very_long_turn_the_end_is_kept() -> None:
-    part = "x" * (claude_updates.SAID_CHARACTERS_MAX // 4)
+    part = "x" * (updates.SAID_CHARACTERS_MAX // 4)
     lines = [assistant({"type": "text", "text": f"{number}{part}"}) for number in range(9)]
     text = said(lines)
     assert text is not None

@@ -17,10 +17,8 @@ from tests.core.recordings import reading
 from tests.core.recordings.reading import CUTS, NAMES, Cut
 from tests.core.recordings.rehearsal import Rehearsal
 
-from banksman.core import event as kinds
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.framing import Framing, Mixed
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     PromptSettled,
     PromptTaken,
@@ -30,7 +28,9 @@ from banksman.core.meaning import (
     TurnOpened,
     TurnOver,
 )
-from banksman.core.outcome import Kind
+from banksman.core.session import event as kinds
+from banksman.core.session.outcome import Kind
+from banksman.core.wire.framing import Framing, Mixed
 from banksman.testing import checks
 
 each_recording = pytest.mark.parametrize("name", NAMES)

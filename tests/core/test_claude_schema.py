@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from banksman.core.dialects.claude_schema import is_plain_pattern, told
+from banksman.core.dialects.claude.writer import is_plain_pattern, told
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from tests.core.recordings import reading
 from tests.core.recordings.reading import frames
 
-from banksman.core.decision import DENIED, Decision
-from banksman.core.dialects import claude_writing
-from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.claude import CLAUDE, writer
 from banksman.core.dialects.dialect import Registration, Setup
-from banksman.core.meaning import Requested, Wants
-from banksman.core.rules import Verdict
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.errors import UsageError
 
 REF = "0b5f7f2e-0000-4000-8000-000000000001"
@@ -38,9 +36,7 @@ def test_frames_out_are_those_that_were_recorded() -> None:
     hooks = ours["request"].pop("hooks")
     assert handshake["request"].pop("hooks") is None
     assert ours == handshake
-    assert hooks == {
-        "PreToolUse": [{"matcher": None, "hookCallbackIds": [claude_writing.RULES_HOOK], "onFailure": "block"}]
-    }
+    assert hooks == {"PreToolUse": [{"matcher": None, "hookCallbackIds": [writer.RULES_HOOK], "onFailure": "block"}]}
     assert sent(CLAUDE.prompt(prompt["uuid"], prompt["message"]["content"])) == prompt
     interrupt = recorded["claude-B-interrupt-stream"][2]
     assert sent(CLAUDE.interrupt(interrupt["request_id"])) == interrupt
@@ -77,7 +73,7 @@ def test_what_a_process_is_told_at_its_start() -> None:
         "hooks": {
             # Ours first: what a rule forbids is forbidden whatever a hook says after it.
             "PreToolUse": [
-                {"matcher": None, "hookCallbackIds": [claude_writing.RULES_HOOK], "onFailure": "block"},
+                {"matcher": None, "hookCallbackIds": [writer.RULES_HOOK], "onFailure": "block"},
                 {"matcher": "Bash", "hookCallbackIds": ["h1"], "timeout": 70.0, "onFailure": "block"},
             ],
             "Stop": [{"matcher": None, "hookCallbackIds": ["h2"], "timeout": 5.0}],

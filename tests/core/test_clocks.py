@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core import clocks
-from banksman.core.clocks import Clock, Clocks, Name
+from banksman.core.session import watchdogs
+from banksman.core.session.watchdogs import Clock, Clocks, Name
 
 LIMITS = {"bytes": 8.0, "progress": 12.0, "tool": 6.0, "human": 10.0, "overall": 40.0}
 
@@ -16,61 +16,63 @@ def _by_name(them: Clocks) -> dict[Name, Clock]:
 
 
 def test_a_limit_that_is_none_or_missing_is_no_clock() -> None:
-    assert {clock.name for clock in clocks.wound({"bytes": None, "overall": 1.0, "start": 5.0}, 0.0)} == {Name.OVERALL}
-    assert clocks.next_at(()) is None
-    assert clocks.expired((), 1e9) is None
+    assert {clock.name for clock in watchdogs.wound({"bytes": None, "overall": 1.0, "start": 5.0}, 0.0)} == {
+        Name.OVERALL
+    }
+    assert watchdogs.next_at(()) is None
+    assert watchdogs.expired((), 1e9) is None
 
 
 def test_what_watches_a_tool_or_a_question_stands_still_at_first() -> None:
-    running = {name for name, clock in _by_name(clocks.wound(LIMITS, 0.0)).items() if clock.is_running}
+    running = {name for name, clock in _by_name(watchdogs.wound(LIMITS, 0.0)).items() if clock.is_running}
     assert running == {Name.BYTES, Name.PROGRESS, Name.OVERALL}
 
 
 def test_while_a_question_waits_all_others_stand_still() -> None:
-    them = clocks.attend(clocks.wound(LIMITS, 0.0), 3.0, has_tool=True, has_question=True)
+    them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 3.0, has_tool=True, has_question=True)
     assert {clock.name for clock in them if clock.is_running} == {Name.HUMAN}
-    assert clocks.expired(them, 12.9) is None
-    ran_out = clocks.expired(them, 13.0)
+    assert watchdogs.expired(them, 12.9) is None
+    ran_out = watchdogs.expired(them, 13.0)
     assert ran_out is not None
     assert ran_out.name is Name.HUMAN
     # And they go on where they were.
-    after = clocks.attend(them, 100.0, has_tool=False, has_question=False)
+    after = watchdogs.attend(them, 100.0, has_tool=False, has_question=False)
     assert _by_name(after)[Name.BYTES].elapsed(101.0) == 4.0
-    assert clocks.next_at(after) == 101.0  # Half of eight seconds, three of which had passed.
+    assert watchdogs.next_at(after) == 101.0  # Half of eight seconds, three of which had passed.
 
 
 def test_while_a_tool_runs_silence_is_no_fault() -> None:
-    them = clocks.attend(clocks.wound(LIMITS, 0.0), 1.0, has_tool=True, has_question=False)
+    them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 1.0, has_tool=True, has_question=False)
     assert {clock.name for clock in them if clock.is_running} == {Name.TOOL, Name.OVERALL}
 
 
 def test_each_tool_begins_anew() -> None:
-    them = clocks.attend(clocks.wound(LIMITS, 0.0), 0.0, has_tool=True, has_question=False)
-    them, warned = clocks.warn(them, 3.0)
+    them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 0.0, has_tool=True, has_question=False)
+    them, warned = watchdogs.warn(them, 3.0)
     assert [clock.name for clock in warned] == [Name.TOOL]
-    them = clocks.attend(them, 5.0, has_tool=False, has_question=False)
-    them = clocks.attend(them, 6.0, has_tool=True, has_question=False)
-    assert clocks.expired(them, 11.9) is None
-    them, warned = clocks.warn(them, 9.0)
+    them = watchdogs.attend(them, 5.0, has_tool=False, has_question=False)
+    them = watchdogs.attend(them, 6.0, has_tool=True, has_question=False)
+    assert watchdogs.expired(them, 11.9) is None
+    them, warned = watchdogs.warn(them, 9.0)
     assert [clock.name for clock in warned] == [Name.TOOL]
 
 
 def test_it_warns_once_and_again_only_after_it_was_wound_up() -> None:
-    them = clocks.wound({"bytes": 8.0}, 0.0)
-    them, warned = clocks.warn(them, 4.0)
+    them = watchdogs.wound({"bytes": 8.0}, 0.0)
+    them, warned = watchdogs.warn(them, 4.0)
     assert len(warned) == 1
-    them, warned = clocks.warn(them, 5.0)
+    them, warned = watchdogs.warn(them, 5.0)
     assert not warned
-    assert clocks.next_at(them) == 8.0
-    them = clocks.wind(them, 6.0, Name.BYTES)
-    assert clocks.next_at(them) == 10.0
-    them, warned = clocks.warn(them, 10.0)
+    assert watchdogs.next_at(them) == 8.0
+    them = watchdogs.wind(them, 6.0, Name.BYTES)
+    assert watchdogs.next_at(them) == 10.0
+    them, warned = watchdogs.warn(them, 10.0)
     assert len(warned) == 1
 
 
 def test_to_wind_up_what_is_not_there_changes_nothing() -> None:
-    them = clocks.wound({"overall": 8.0}, 0.0)
-    assert clocks.wind(them, 1.0, Name.BYTES) is them
+    them = watchdogs.wound({"overall": 8.0}, 0.0)
+    assert watchdogs.wind(them, 1.0, Name.BYTES) is them
 
 
 _deeds = st.lists(st.tuples(st.sampled_from(["wait", "bytes", "tool", "question"]), st.integers(1, 9)), max_size=40)
@@ -78,7 +80,7 @@ _deeds = st.lists(st.tuples(st.sampled_from(["wait", "bytes", "tool", "question"
 
 @given(deeds=_deeds)
 def test_it_agrees_with_a_model_that_counts_seconds(deeds: list[tuple[str, int]]) -> None:
-    them = clocks.wound(LIMITS, 0.0)
+    them = watchdogs.wound(LIMITS, 0.0)
     passed = dict.fromkeys(LIMITS, 0)
     now = 0
     has_tool = has_question = False
@@ -89,7 +91,7 @@ def test_it_agrees_with_a_model_that_counts_seconds(deeds: list[tuple[str, int]]
                 passed[name] += _runs(name, has_tool, has_question)
         match deed:
             case "bytes":
-                them = clocks.wind(them, float(now), Name.BYTES, Name.PROGRESS)
+                them = watchdogs.wind(them, float(now), Name.BYTES, Name.PROGRESS)
                 passed["bytes"] = passed["progress"] = 0
             case "tool":
                 passed["tool"] = 0 if not has_tool else passed["tool"]
@@ -101,7 +103,7 @@ def test_it_agrees_with_a_model_that_counts_seconds(deeds: list[tuple[str, int]]
                 has_question = not has_question
             case _:
                 pass
-        them = clocks.attend(them, float(now), has_tool=has_tool, has_question=has_question)
+        them = watchdogs.attend(them, float(now), has_tool=has_tool, has_question=has_question)
         for clock in them:
             if _runs(clock.name, has_tool, has_question):
                 assert clock.elapsed(float(now)) == passed[clock.name], clock
@@ -124,11 +126,11 @@ def _runs(name: str, has_tool: bool, has_question: bool) -> bool:
 @given(since=st.floats(0, 1e9), seconds=st.floats(0.001, 1e6))
 def test_a_timer_that_fires_on_time_is_never_too_early(since: float, seconds: float) -> None:
     """Whatever is lost in the sum: at the very number that the timer was set to, the clock has something to say."""
-    them = clocks.wound({"overall": seconds}, since)
-    half = clocks.next_at(them)
+    them = watchdogs.wound({"overall": seconds}, since)
+    half = watchdogs.next_at(them)
     assert half is not None
-    them, warned = clocks.warn(them, half)
+    them, warned = watchdogs.warn(them, half)
     assert len(warned) == 1
-    end = clocks.next_at(them)
+    end = watchdogs.next_at(them)
     assert end is not None
-    assert clocks.expired(them, end) is not None
+    assert watchdogs.expired(them, end) is not None

@@ -17,8 +17,7 @@ from tests.core.recordings.reading import CUTS, Cut
 
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Setup
-from banksman.core.framing import Framing, Mixed
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
     Noise,
@@ -33,6 +32,7 @@ from banksman.core.meaning import (
     TurnOpened,
     TurnOver,
 )
+from banksman.core.wire.framing import Framing, Mixed
 
 each_recording = pytest.mark.parametrize("name", NAMES)
 each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))

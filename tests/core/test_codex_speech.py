@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 import banksman
-from banksman.core import jsonrpc
-from banksman.core.decision import Decision
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.codex_speech import CodexSpeech
+from banksman.core.dialects.codex.conversation import CodexSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
-from banksman.core.exchange import OURS_MAX, THEIRS_MAX
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     PromptRefused,
@@ -30,6 +27,9 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
+from banksman.core.session.permissions import Decision
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX
 from banksman.errors import UsageError
 
 THREAD = "t-1"

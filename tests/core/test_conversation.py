@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import NORMAL
-from banksman.core.hearing import LARGE_PROMPT_CHARACTERS
-from banksman.core.meaning import TurnOpened, TurnOver
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import Effect, HoldConversation, StartProcess, StopProcess
-from banksman.core.session_facts import ConversationTaken, ProcessStarted
-from banksman.core.state import Session
+from banksman.core.dialects.meaning import TurnOpened, TurnOver
+from banksman.core.session import event as kinds
+from banksman.core.session.agent_output import LARGE_PROMPT_CHARACTERS
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Effect, HoldConversation, StartProcess, StopProcess
+from banksman.core.session.facts import ConversationTaken, ProcessStarted
+from banksman.core.session.outcome import Kind
+from banksman.core.session.state import Session
 from banksman.errors import AgentError, NotOwner
 
 A, B, C = (ask(name, NORMAL) for name in "abc")

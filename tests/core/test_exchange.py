@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from banksman.core.exchange import OURS_MAX, THEIRS_MAX, Exchange, Ours, Theirs
-from banksman.core.jsonrpc import BARE, Call, Garbage
+from banksman.core.wire.jsonrpc import BARE, Call, Garbage
+from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX, Exchange, Ours, Theirs
 
 
 def test_ours_count_from_one_and_are_settled_once() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from banksman.core.framing import (
+from banksman.core.wire.framing import (
     FRAME_BYTES_MAX,
     HEAD_BYTES,
     TAIL_BYTES,

@@ -9,18 +9,8 @@ from types import FrameType
 
 import pytest
 
-from banksman.core import jsonrpc
-from banksman.core.jsonrpc import (
-    BARE,
-    BATCH_MAX,
-    JSONRPC,
-    Call,
-    Failure,
-    Garbage,
-    Message,
-    Notice,
-    Reply,
-)
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.jsonrpc import BARE, BATCH_MAX, JSONRPC, Call, Failure, Garbage, Message, Notice, Reply
 from banksman.errors import UsageError
 
 REASON = "the agent gave no reason"

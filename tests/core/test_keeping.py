@@ -8,18 +8,17 @@ from tests.core.histories import Told, open_talk
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, of
 
-from banksman.core import event as kinds
-from banksman.core import keeping, settling
-from banksman.core import past as pasts
-from banksman.core.arbiter import NORMAL
-from banksman.core.decision import Decision
-from banksman.core.event import Entry, entry
-from banksman.core.meaning import Requested, Wants
-from banksman.core.past import OpenQuestion, Past
-from banksman.core.redaction import REDACTED
-from banksman.core.rules import Verdict
-from banksman.core.session_effects import AskHuman, CloseQuestion, TellAnswer
-from banksman.core.session_facts import AppendFailed, Begun, QuestionAnswered
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.session import crash_recovery, questions
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import AskHuman, CloseQuestion, TellAnswer
+from banksman.core.session.event import Entry, entry
+from banksman.core.session.facts import AppendFailed, Begun, QuestionAnswered
+from banksman.core.session.history import OpenQuestion, Past
+from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.wire.redaction import REDACTED
 from banksman.errors import StoreError
 
 FULL = StoreError("the disk is full")
@@ -45,7 +44,7 @@ def crashed(policy: str | None) -> Past:
     for append in talk.appends:
         past = pasts.fold(past, append)
     assert [question.id for question in past.questions] == [talk.named("r-1")]
-    return pasts.fold(past, settling.settle(past))
+    return pasts.fold(past, crash_recovery.settle(past))
 
 
 def named(past: Past) -> str:
@@ -56,7 +55,7 @@ def named(past: Past) -> str:
 
 def resumed(past: Past) -> Told:
     talk = Told(past)
-    talk.state = replace(talk.state, kept=keeping.kept(past))
+    talk.state = replace(talk.state, kept=questions.kept(past))
     return talk
 
 
@@ -85,15 +84,15 @@ def logged(talk: Told, kind: str) -> list[dict[str, object]]:
 def test_without_the_policy_it_is_withdrawn(policy: str | None) -> None:
     past = crashed(policy)
     assert past.questions == ()
-    assert keeping.kept(past) == ()
+    assert questions.kept(past) == ()
 
 
 def test_it_is_kept_through_one_crash_after_another_and_through_a_snapshot() -> None:
     past = crashed("keep")
     assert [(question.turn, question.is_kept) for question in past.questions] == [(None, True)]
-    assert settling.settle(past) == []
+    assert crash_recovery.settle(past) == []
     assert pasts.decode(pasts.encode(past), TELLING) == past
-    [kept] = keeping.kept(past)
+    [kept] = questions.kept(past)
     assert kept.id == named(past)
     assert kept.asked == replace(SAW, subtype="")
 
@@ -123,8 +122,8 @@ def test_one_from_before_questions_had_names_of_ours_has_the_agents() -> None:
     about = {"wants": "permission", "tool": "saw", "input": {"depth": 3}, "details": {}}
     asked = entry(None, kinds.QUESTION_ASKED, question="theirs", **about)
     past = pasts.fold(pasts.beginning(TELLING), [*opened("keep"), asked])
-    past = pasts.fold(past, settling.settle(past))
-    [kept] = keeping.kept(past)
+    past = pasts.fold(past, crash_recovery.settle(past))
+    [kept] = questions.kept(past)
     assert (kept.id, kept.asked.request, kept.asked.tool) == ("theirs", "theirs", "saw")
     effects = resumed(past).tell(QuestionAnswered(0.0, "theirs", Decision(allows=True)))
     assert of(CloseQuestion, effects) == [CloseQuestion("theirs")]
@@ -191,4 +190,4 @@ def test_what_cannot_be_known_again_is_withdrawn(wants: str, key: str) -> None:
     past = crashed("keep")
     about = f'{{"wants":"{wants}","tool":"saw","input":{{"key":"{key}"}},"details":{{}}}}'
     past = replace(past, questions=(OpenQuestion("q-9", None, about),))
-    assert pasts.fold(past, settling.settle(past)).questions == ()
+    assert pasts.fold(past, crash_recovery.settle(past)).questions == ()

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from banksman.core.ladder import (
+from banksman.core.stop_ladder import (
     KILL_REPORT_SECONDS_MAX,
     TAKE_OVER_SECONDS_MAX,
     CloseOutput,

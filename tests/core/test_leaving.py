@@ -10,14 +10,10 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.event import Event
-from banksman.core.meaning import Requested, TurnOpened, Wants
-from banksman.core.outcome import By, Kind
-from banksman.core.replay import replay
-from banksman.core.session import step
-from banksman.core.session_effects import (
+from banksman.core.dialects.meaning import Requested, TurnOpened, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.effects import (
     Append,
     CloseQuestion,
     Effect,
@@ -29,7 +25,8 @@ from banksman.core.session_effects import (
     SettingTaken,
     StopProcess,
 )
-from banksman.core.session_facts import (
+from banksman.core.session.event import Event
+from banksman.core.session.facts import (
     AppendFailed,
     Asked,
     AskWithdrawn,
@@ -46,8 +43,11 @@ from banksman.core.session_facts import (
     SettingAsked,
     Timer,
 )
-from banksman.core.state import Mode, ProcessPhase, Session, Store
-from banksman.core.turn import Phase, Turn
+from banksman.core.session.history import replay
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.state import Mode, ProcessPhase, Session, Store
+from banksman.core.session.step import step
+from banksman.core.session.turn import Phase, Turn
 from banksman.errors import AgentError, Closed, Moving, NotOwner, StoreError
 
 LEAVE = (Timer.LEAVE, "session")

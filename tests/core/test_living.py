@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.core.scenarios import ask
 from tests.core.talk import Talk
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import NORMAL
-from banksman.core.facts import Rung
-from banksman.core.session_facts import ProcessExited, ProcessGone
+from banksman.core.process_facts import Rung
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.facts import ProcessExited, ProcessGone
 
 TOOK = (Rung("eof", 100.5), Rung("term", 101.5), Rung("kill", 106.5))
 

@@ -13,7 +13,7 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.unknown import UNKNOWN
-from banksman.core.event import RECITED, SENT, UPDATE, Event, Project
+from banksman.core.session.event import RECITED, SENT, UPDATE, Event, Project
 
 
 def chunk(kind: str, text: str, message: str | None = None) -> dict[str, Any]:

@@ -17,17 +17,17 @@ from tests.core.scenarios import ask
 from tests.core.talk import CONFIG, TELLING
 from tests.thorough import one_in
 
-from banksman.core import event as kinds
-from banksman.core import past as pasts
-from banksman.core import replay
-from banksman.core.arbiter import NORMAL
-from banksman.core.event import Entry, Event, entry
-from banksman.core.keys import KEYS_MAX, Key, Keys
-from banksman.core.meaning import Requested, Wants
-from banksman.core.past import VERSION, Born, OpenQuestion, Past
-from banksman.core.rules import Verdict
-from banksman.core.state import Mode, Process, Session
-from banksman.core.turn import Ask, Phase, Turn
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session import history as replay
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.event import Entry, Event, entry
+from banksman.core.session.history import VERSION, Born, OpenQuestion, Past
+from banksman.core.session.idempotency import KEYS_MAX, Key, Keys
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.state import Mode, Process, Session
+from banksman.core.session.turn import Ask, Phase, Turn
 from banksman.errors import StoreTooNew
 
 # What of a session is in its log besides its turns, by the names of its members.

@@ -7,16 +7,11 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core import rules
-from banksman.core.arbiter import INTERACTIVE, NORMAL
-from banksman.core.config import Config
-from banksman.core.decision import DENIED, Decision
-from banksman.core.meaning import Requested, RequestWithdrawn, Wants
-from banksman.core.outcome import By, Kind
-from banksman.core.questioning import CALLBACKS_MAX, QUESTIONS_MAX
-from banksman.core.rules import Rules, Verdict
-from banksman.core.session_effects import (
+from banksman.core.dialects.meaning import Requested, RequestWithdrawn, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session import permissions
+from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
+from banksman.core.session.effects import (
     AskHuman,
     CallBack,
     CloseCallback,
@@ -26,7 +21,7 @@ from banksman.core.session_effects import (
     StopProcess,
     TellAnswer,
 )
-from banksman.core.session_facts import (
+from banksman.core.session.facts import (
     AppendFailed,
     CallbackAnswered,
     InterruptAsked,
@@ -34,8 +29,12 @@ from banksman.core.session_facts import (
     Reconfigured,
     Timer,
 )
-from banksman.core.state import ProcessPhase, Session, Store
-from banksman.core.turn import Ask
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.permissions import DENIED, Decision, Rules, Verdict
+from banksman.core.session.questions import CALLBACKS_MAX, QUESTIONS_MAX
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import ProcessPhase, Session, Store
+from banksman.core.session.turn import Ask
 from banksman.errors import StoreError
 
 ALLOWED = Decision(allows=True)
@@ -500,7 +499,7 @@ RUN = Requested("7", Wants.WORKSPACE, "terminal/create", "execute", {"command": 
 
 
 def _serving(verdict: str) -> Talk:
-    talk = Talk(replace(TELLING, rules=rules.parse({"execute": verdict})))
+    talk = Talk(replace(TELLING, rules=permissions.parse({"execute": verdict})))
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.opens("a0000")

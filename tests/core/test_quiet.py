@@ -6,12 +6,12 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import CONFIG, Talk, of, sent
 
-from banksman.core.arbiter import NORMAL
-from banksman.core.hearing import QUIET_TIMES_MAX
-from banksman.core.meaning import TurnOver
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import Append
-from banksman.core.session_facts import InterruptAsked
+from banksman.core.dialects.meaning import TurnOver
+from banksman.core.session.agent_output import QUIET_TIMES_MAX
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Append
+from banksman.core.session.facts import InterruptAsked
+from banksman.core.session.outcome import Kind
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 QUIET = replace(CONFIG, quiet_seconds=0.1)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core.event import UPDATE, Entry
-from banksman.core.redaction import REDACTED, SECRET_CHARS_MAX, SECRET_CHARS_MIN, Redactor, in_strings
+from banksman.core.session.event import UPDATE, Entry
+from banksman.core.wire.redaction import REDACTED, SECRET_CHARS_MAX, SECRET_CHARS_MIN, Redactor, in_strings
 from banksman.errors import UsageError
 
 SECRET = "sk-live-0123456789"

@@ -7,12 +7,12 @@ from tests.core import toy
 from tests.core.scenarios import ask
 from tests.core.talk import CONFIG, Talk, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import NORMAL
 from banksman.core.dialects.dialect import Prompt
-from banksman.core.meaning import PromptRefused, TurnOver
-from banksman.core.outcome import Kind
-from banksman.core.session_facts import AskWithdrawn, CloseAsked
+from banksman.core.dialects.meaning import PromptRefused, TurnOver
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.facts import AskWithdrawn, CloseAsked
+from banksman.core.session.outcome import Kind
 from banksman.errors import UsageError
 
 A = ask("a", NORMAL)

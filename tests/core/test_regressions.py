@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.meaning import PromptSettled, Replied, Requested, ToolBegan, ToolEnded, TurnOver, Wants
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import SettingTaken, StartProcess, StopProcess
-from banksman.core.session_facts import Reconfigured, SettingAsked, Timer
-from banksman.core.state import Session
+from banksman.core.dialects.meaning import PromptSettled, Replied, Requested, ToolBegan, ToolEnded, TurnOver, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.effects import SettingTaken, StartProcess, StopProcess
+from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
+from banksman.core.session.outcome import Kind
+from banksman.core.session.state import Session
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 SAVE = replace(ask("save", BACKGROUND), is_last=True)

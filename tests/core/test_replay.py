@@ -12,16 +12,11 @@ from tests.core import exploration, scenarios, toy
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of
 
-from banksman.core import event as kinds
-from banksman.core.config import Config
-from banksman.core.event import Entry, Event, entry
-from banksman.core.meaning import Replied
-from banksman.core.outcome import Kind
-from banksman.core.replay import replay
-from banksman.core.rules import Rules, Verdict
-from banksman.core.session import step
-from banksman.core.session_effects import Append, Resolve
-from banksman.core.session_facts import (
+from banksman.core.dialects.meaning import Replied
+from banksman.core.session import event as kinds
+from banksman.core.session.effects import Append, Resolve
+from banksman.core.session.event import Entry, Event, entry
+from banksman.core.session.facts import (
     AppendFailed,
     Asked,
     Committed,
@@ -32,8 +27,13 @@ from banksman.core.session_facts import (
     Timer,
     TimerFired,
 )
-from banksman.core.state import Mode, Session
-from banksman.core.turn import Phase, Turn
+from banksman.core.session.history import replay
+from banksman.core.session.outcome import Kind
+from banksman.core.session.permissions import Rules, Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Mode, Session
+from banksman.core.session.step import step
+from banksman.core.session.turn import Phase, Turn
 from banksman.errors import StoreError
 
 CONFIG = Config(dialect=toy.ToyDialect())

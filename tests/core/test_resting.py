@@ -9,14 +9,11 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import BACKGROUND, NORMAL
-from banksman.core.config import Config
-from banksman.core.decision import DENIED
-from banksman.core.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import AskToSave, BeIdle, BeReady, Effect, StartProcess, StopProcess
-from banksman.core.session_facts import (
+from banksman.core.dialects.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import BACKGROUND, NORMAL
+from banksman.core.session.effects import AskToSave, BeIdle, BeReady, Effect, StartProcess, StopProcess
+from banksman.core.session.facts import (
     AskWithdrawn,
     CallbackAnswered,
     CloseAsked,
@@ -33,7 +30,10 @@ from banksman.core.session_facts import (
     SettingAsked,
     Timer,
 )
-from banksman.core.state import ProcessPhase, Stale
+from banksman.core.session.outcome import Kind
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import ProcessPhase, Stale
 from banksman.errors import MachineError
 
 A, B, C = (ask(name, NORMAL) for name in "abc")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from banksman.core import rules
-from banksman.core.rules import RULES_MAX, Rules, Verdict
+from banksman.core.session import permissions
+from banksman.core.session.permissions import RULES_MAX, Rules, Verdict
 from banksman.errors import UsageError
 
 ALLOW, DENY, ASK = Verdict.ALLOW, Verdict.DENY, Verdict.ASK
@@ -38,14 +38,14 @@ ALLOW, DENY, ASK = Verdict.ALLOW, Verdict.DENY, Verdict.ASK
     ],
 )
 def test_which_rule_counts(tool: str, layers: tuple[Rules, ...], found: Verdict | None) -> None:
-    assert rules.verdict(tool, layers) is found
+    assert permissions.verdict(tool, layers) is found
 
 
 def test_rules_are_kept_in_their_order() -> None:
     wanted = {"mcp__*": "ask", "Bash": "deny", "*": "allow"}
-    assert rules.parse(wanted) == (("mcp__*", ASK), ("Bash", DENY), ("*", ALLOW))
-    assert rules.parse(None) == ()
-    assert rules.parse({}) == ()
+    assert permissions.parse(wanted) == (("mcp__*", ASK), ("Bash", DENY), ("*", ALLOW))
+    assert permissions.parse(None) == ()
+    assert permissions.parse({}) == ()
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_rules_are_kept_in_their_order() -> None:
 )
 def test_what_cannot_be_a_rule_is_the_callers_error(wanted: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        rules.parse(wanted)
+        permissions.parse(wanted)
     assert "allow" in raised.value.hint
 
 
 def test_there_are_only_so_many() -> None:
     wanted = {f"tool-{number}": "deny" for number in range(RULES_MAX)}
-    assert len(rules.parse(wanted)) == RULES_MAX
+    assert len(permissions.parse(wanted)) == RULES_MAX
     with pytest.raises(UsageError, match=str(RULES_MAX + 1)):
-        rules.parse({**wanted, "another": "deny"})
+        permissions.parse({**wanted, "another": "deny"})

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core.schema import (
+from banksman.core.json_schema import (
     NESTED_MAX,
     SCHEMA_DEPTH_MAX,
     STEPS_MAX,
     VALUE_DEPTH_MAX,
     check,
     fault,
-    holding,
-    values,
+    json_value,
+    validator,
 )
 from banksman.errors import UsageError
 
@@ -266,8 +266,8 @@ def test_what_nests_beyond_the_bound_is_no_fit_even_under_not() -> None:
 
 def _set_steps_max(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     # Each file has its own name for it.
-    monkeypatch.setattr(values, "STEPS_MAX", steps)
-    monkeypatch.setattr(holding, "STEPS_MAX", steps)
+    monkeypatch.setattr(json_value, "STEPS_MAX", steps)
+    monkeypatch.setattr(validator, "STEPS_MAX", steps)
 
 
 # Each level is looked at twice, and the bottom is a fault for both.

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.thorough import sample
 
-from banksman.core import schema
-from banksman.core.schema import pattern
-from banksman.core.schema.pattern import NoPattern, TooMuch, compiled
+from banksman.core import json_schema
+from banksman.core.json_schema import regex
+from banksman.core.json_schema.regex import NoPattern, TooMuch, compiled
 
 ATOMS = [
     *(
@@ -71,11 +71,11 @@ def test_what_python_would_never_come_back_from_is_answered(text: str) -> None:
 
 
 def test_a_text_that_takes_too_long_cannot_be_judged_and_so_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pattern, "STEPS_MAX", 100)
+    monkeypatch.setattr(regex, "STEPS_MAX", 100)
     with pytest.raises(TooMuch):
         compiled("b").search("a" * 1000)
-    assert "takes too long" in str(schema.fault("a" * 1000, {"pattern": "b"}))
-    assert "takes too long" in str(schema.fault("a" * 1000, {"not": {"pattern": "b"}}))
+    assert "takes too long" in str(json_schema.fault("a" * 1000, {"pattern": "b"}))
+    assert "takes too long" in str(json_schema.fault("a" * 1000, {"not": {"pattern": "b"}}))
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ def test_what_cannot_be_followed_is_refused(text: str) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pattern, "REMEMBERED_MAX", 8)
+    monkeypatch.setattr(regex, "REMEMBERED_MAX", 8)
     assert not compiled("x[abc]{3}y").search("".join(map(chr, range(0x4E00, 0x4E80))))

@@ -18,13 +18,9 @@ from tests.core.scenarios import LARGE, QUICK, SCENARIOS, ask
 from tests.core.talk import CONFIG, Talk, sent
 from tests.thorough import sample, thorough
 
-from banksman.core.arbiter import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.decision import DENIED
-from banksman.core.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver, Wants
-from banksman.core.outcome import By, Kind
-from banksman.core.questioning import QUESTIONS_MAX
-from banksman.core.session import step
-from banksman.core.session_effects import (
+from banksman.core.dialects.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.effects import (
     Append,
     Effect,
     EndHold,
@@ -35,7 +31,7 @@ from banksman.core.session_effects import (
     StartTimer,
     StopProcess,
 )
-from banksman.core.session_facts import (
+from banksman.core.session.facts import (
     AppendFailed,
     Asked,
     AskMoved,
@@ -62,9 +58,13 @@ from banksman.core.session_facts import (
     TimerFired,
     WriteFailed,
 )
-from banksman.core.state import Mode, Stdin
-from banksman.core.turn import Phase, Turn
-from banksman.core.work import OUTBOX_FRAMES_MAX
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.questions import QUESTIONS_MAX
+from banksman.core.session.state import Mode, Stdin
+from banksman.core.session.step import step
+from banksman.core.session.transition import OUTBOX_FRAMES_MAX
+from banksman.core.session.turn import Phase, Turn
 from banksman.errors import AgentError, Closed, MachineError, StoreError
 
 pytestmark = pytest.mark.explored

@@ -6,12 +6,11 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import NORMAL
-from banksman.core.meaning import Replied
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import Effect, SettingTaken, StartProcess, StopProcess
-from banksman.core.session_facts import (
+from banksman.core.dialects.meaning import Replied
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Effect, SettingTaken, StartProcess, StopProcess
+from banksman.core.session.facts import (
     AppendFailed,
     CloseAsked,
     DrainAsked,
@@ -20,8 +19,9 @@ from banksman.core.session_facts import (
     SettingAsked,
     Timer,
 )
-from banksman.core.settings import CHANGES_MAX
-from banksman.core.turn import Phase
+from banksman.core.session.outcome import Kind
+from banksman.core.session.settings import CHANGES_MAX
+from banksman.core.session.turn import Phase
 from banksman.errors import AgentError, Closed, QueueFull, StoreError
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)

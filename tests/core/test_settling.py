@@ -29,17 +29,17 @@ from tests.core.scenarios import (
 )
 from tests.thorough import one_in, thorough
 
-from banksman.core import event as kinds
-from banksman.core import past as pasts
-from banksman.core import settling
-from banksman.core.arbiter import NORMAL
-from banksman.core.event import Entry
-from banksman.core.outcome import Kind, outcome_of
-from banksman.core.past import Past
-from banksman.core.redaction import REDACTED
-from banksman.core.session_facts import Begun
-from banksman.core.state import Mode, ProcessPhase
-from banksman.core.turn import Turn
+from banksman.core.session import crash_recovery
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.event import Entry
+from banksman.core.session.facts import Begun
+from banksman.core.session.history import Past
+from banksman.core.session.outcome import Kind, outcome_of
+from banksman.core.session.state import Mode, ProcessPhase
+from banksman.core.session.turn import Turn
+from banksman.core.wire.redaction import REDACTED
 
 # What a host that goes on needs, at most, for all that waits: a start, a turn, an exit for each.
 STEPS_MAX = 100
@@ -69,7 +69,7 @@ def savers(past: Past) -> set[str]:
 # -- wherever the log ends ---------------------------------------------------------------------------------------------
 def check_settled(past: Past, before: Ledger) -> list[Entry]:
     """What is written of a session that was found like this, and that it may be."""
-    settled = settling.settle(past)
+    settled = crash_recovery.settle(past)
     after = pasts.fold(past, settled)
     # What was kept before is kept.
     assert after.questions == tuple(question for question in past.questions if question.is_kept)
@@ -106,7 +106,7 @@ def check_settled(past: Past, before: Ledger) -> list[Entry]:
     assert after.session.cost == past.session.cost
     assert after.session.spent == (None if ended else past.session.spent)
     # Settled is settled.
-    assert settling.settle(after) == []
+    assert crash_recovery.settle(after) == []
     if past.session.mode is Mode.CLOSED:
         assert settled == []
     return settled
@@ -125,10 +125,10 @@ def test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits(
 
 def test_what_was_swept_is_told_even_if_nothing_was_open() -> None:
     past = pasts.beginning(histories.TELLING)
-    [recovered] = settling.settle(past, swept=["sleep 60"])
+    [recovered] = crash_recovery.settle(past, swept=["sleep 60"])
     assert recovered[1] == kinds.SESSION_RECOVERED
     assert body(recovered) == {"unknown": [], "queued": [], "swept": ["sleep 60"]}
-    assert settling.settle(past) == []
+    assert crash_recovery.settle(past) == []
 
 
 def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None:
@@ -156,14 +156,14 @@ def test_what_had_a_secret_in_it_is_refused_and_those_with_it_wait() -> None:
         for id, kind, data in entries
     ]
     past = pasts.fold(pasts.beginning(talk.state.config), redacted)
-    settled = settling.settle(past)
+    settled = crash_recovery.settle(past)
     outcomes = {id: Kind(body((id, kind, data))["outcome"]) for id, kind, data in settled if kind == kinds.TURN_ENDED}
     assert outcomes == {"c": Kind.REFUSED, "f": Kind.REFUSED, "b": Kind.UNKNOWN}
     after = pasts.fold(past, settled)
     assert asks(after) == [("d", 1), ("e", 1)]
     assert body(settled[-1])["queued"] == ["d", "e"]
     assert (after.session.spent, after.session.cost) == (None, 1.0)
-    assert settling.settle(after) == []
+    assert crash_recovery.settle(after) == []
     # Alone it has cost nothing, and that is known.
     ended = pasts.fold(past, settled[1:2])
     assert ended.session.spent == 1.5
@@ -203,7 +203,7 @@ def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name:
         before = read(before, one.appends[number - 1] if number else ())
         if past.session.mode is Mode.CLOSED:
             continue
-        settled = settling.settle(past)
+        settled = crash_recovery.settle(past)
         found = pasts.fold(past, settled)
         if same_place(found) == last:
             continue  # Only frames have come since.
@@ -220,7 +220,7 @@ def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name:
         served = [entry[0] for append in talk.appends for entry in append if entry[1] == kinds.TURN_STARTED]
         assert served == [turn.id for turn in by_class]
         # And it is told as of the session that it is: nothing of what was settled comes back.
-        assert settling.settle(pasts.fold(found, [entry for append in talk.appends for entry in append])) == []
+        assert crash_recovery.settle(pasts.fold(found, [entry for append in talk.appends for entry in append])) == []
 
 
 # The host dies at any moment: see `exploration._crash` for what is settled then, and for who is left to be served.

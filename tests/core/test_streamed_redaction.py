@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from banksman.core.event import RECITED, TURN_ENDED, TURN_QUEUED, UPDATE, Entry
-from banksman.core.redaction import REDACTED, SECRET_CHARS_MIN, Redactor
-from banksman.core.streamed_redaction import PREFIX_CHARS_MIN, TEXTS_MAX, StreamedRedactor
+from banksman.core.session.event import RECITED, TURN_ENDED, TURN_QUEUED, UPDATE, Entry
+from banksman.core.wire.redaction import REDACTED, SECRET_CHARS_MIN, Redactor
+from banksman.core.wire.stream_redaction import PREFIX_CHARS_MIN, TEXTS_MAX, StreamedRedactor
 
 SECRET = 'hunter2/"x" key'
 

@@ -8,14 +8,14 @@ from tests.core import toy
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import INTERACTIVE, NORMAL
-from banksman.core.facts import Survivor, Swept
-from banksman.core.meaning import Requested, Wants
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import CallBack, EndTerminals, StopProcess, SweepTools
-from banksman.core.session_facts import InterruptAsked, ProcessSwept, TerminalsEnded, Timer
-from banksman.core.sweeping import SWEEP_SECONDS_MAX
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.process_facts import Survivor, Swept
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
+from banksman.core.session.effects import CallBack, EndTerminals, StopProcess, SweepTools
+from banksman.core.session.facts import InterruptAsked, ProcessSwept, TerminalsEnded, Timer
+from banksman.core.session.outcome import Kind
+from banksman.core.session.tool_cleanup import SWEEP_SECONDS_MAX
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 LEAVES = replace(TELLING, leaves_tools=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core.arbiter import NORMAL
-from banksman.core.turn import TABLE, Ask, Cause, Move, Phase, Turn, own, queued
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.turn import TABLE, Ask, Cause, Move, Phase, Turn, own, queued
 
 
 def _ask(id: str = "a", **others: object) -> Ask:

@@ -7,12 +7,8 @@ from msgspec.structs import replace
 from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
-from banksman.core.arbiter import INTERACTIVE, NORMAL
-from banksman.core.clocks import Name
-from banksman.core.decision import DENIED
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.hearing import TASKS_MAX
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     Requested,
@@ -24,9 +20,13 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import StopProcess
-from banksman.core.session_facts import QuestionAnswered
+from banksman.core.session.agent_output import TASKS_MAX
+from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
+from banksman.core.session.effects import StopProcess
+from banksman.core.session.facts import QuestionAnswered
+from banksman.core.session.outcome import Kind
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.watchdogs import Name
 
 LIMITS = {"bytes": 10.0, "progress": 20.0, "tool": 100.0, "human": 1000.0, "overall": None}
 CLOCKED = replace(TELLING, clocks=LIMITS)

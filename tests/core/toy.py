@@ -12,9 +12,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from banksman.core.decision import Decision
 from banksman.core.dialects.dialect import PLAIN, Plain, Projector, Prompt, Setup, Speech, Transcript
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     PromptSettled,
@@ -26,7 +25,7 @@ from banksman.core.meaning import (
     TurnOver,
     Wants,
 )
-from banksman.core.rules import Verdict
+from banksman.core.session.permissions import Decision, Verdict
 
 OWN = "own"
 

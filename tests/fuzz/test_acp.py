@@ -14,13 +14,13 @@ import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
-from banksman.core.decision import Decision
 from banksman.core.dialects.acp import acp
-from banksman.core.dialects.acp_speech import AcpSpeech
+from banksman.core.dialects.acp.conversation import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
+from banksman.core.dialects.meaning import Forgot, Meaning, Replied, Requested, RequestWithdrawn, Told, TurnOver
 from banksman.core.dialects.quirks import Quirks
-from banksman.core.jsonrpc import Call, Garbage
-from banksman.core.meaning import Forgot, Meaning, Replied, Requested, RequestWithdrawn, Told, TurnOver
+from banksman.core.session.permissions import Decision
+from banksman.core.wire.jsonrpc import Call, Garbage
 
 pytestmark = pytest.mark.thorough
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
-from banksman.cli.reaching.sse import RETRY_MILLISECONDS_MAX, Message, Parser
-from banksman.core import jsonrpc
-from banksman.core.decision import Decision
-from banksman.core.dialects import claude_reading, claude_updates
+from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, Message, Parser
+from banksman.core.dialects.claude import reader, updates
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Setup, Spoken
-from banksman.core.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.core.meaning import Meaning, Requested, Told
+from banksman.core.dialects.meaning import Meaning, Requested, Told
+from banksman.core.session.permissions import Decision
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
 
 pytestmark = pytest.mark.thorough
 
@@ -99,8 +99,8 @@ WORDS = (
 PLAIN = (None, True, False, 0, 1, -1, 1.5, 2**63 - 1, -(2**63), 1e308, 5e-324)
 # What Python takes for JSON, and others do not: numbers that are none, or larger than anybody's; half a character.
 ODD = (float("nan"), float("inf"), 2**64, 10**309, -(10**400), "\ud800")
-NAMES = (*claude_reading._Frame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
-TYPES = sorted(claude_reading._MEANINGS)  # pyright: ignore[reportPrivateUsage]
+NAMES = (*reader._Frame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
+TYPES = sorted(reader._MEANINGS)  # pyright: ignore[reportPrivateUsage]
 # Of one seed: hypothesis makes a hundred a second, and this thousands.
 LINES_EACH = 50
 
@@ -150,9 +150,9 @@ def test_whatever_an_agent_says_has_a_meaning_and_never_raises() -> None:
         making = Making(seed, is_json=False)
         for line in (making.line() for _ in range(LINES_EACH)):
             try:
-                meanings = claude_reading.read(line), claude_reading.read_head(line[: len(line) // 2 + 1])
+                meanings = reader.read(line), reader.read_head(line[: len(line) // 2 + 1])
                 # What is shown of it is stored and sent: it must be JSON.
-                json.dumps(claude_updates.project(line))
+                json.dumps(updates.project(line))
             except Exception as exc:
                 exc.add_note(repr(line))
                 raise
@@ -167,7 +167,7 @@ def test_the_order_of_names_means_nothing() -> None:
         for frame in (making.frame() for _ in range(LINES_EACH)):
             if frame["type"] != "stream_event":  # Known by a word in it, wherever that stands.
                 one, other = as_line(frame), as_line(making.shuffled(frame))
-                assert repr(claude_reading.read(one)) == repr(claude_reading.read(other)), (one, other)
+                assert repr(reader.read(one)) == repr(reader.read(other)), (one, other)
 
     assert for_a_while(check, SEEDS)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.nats.shared import shared, some_prefix
 
-from banksman.store import nats
+from banksman.cluster import nats
 from banksman.testing.nats_servers import Servers
 
 

@@ -6,9 +6,9 @@ there at once, so that a test of what follows need not wait for the time.
 
 from __future__ import annotations
 
-from banksman.store.address import parse
-from banksman.store.cluster.streams import Names
-from banksman.store.nats import Nats
+from banksman.cluster.log.streams import Names
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 
 LEASE_SECONDS = 60.0
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from banksman.store import address
-from banksman.store.cluster.bus import ClusterBus
-from banksman.store.cluster.placement import ClusterPlacement
-from banksman.store.nats import Nats
+from banksman.cluster import store_address
+from banksman.cluster.log.owner_requests import ClusterBus
+from banksman.cluster.log.placement import ClusterPlacement
+from banksman.cluster.nats import Nats
 from banksman.testing.nats_servers import Servers
 
 SECONDS_MAX = 40.0
@@ -55,7 +55,7 @@ async def lines(servers: Servers, prefix: str, count: int, *, lease: float = 2.0
         found: list[Line] = []
         for number in range(count):
             nats = Nats(
-                address.parse(servers.store(prefix)), name=f"line-{number}", on_up=partial(on_up, found, number)
+                store_address.parse(servers.store(prefix)), name=f"line-{number}", on_up=partial(on_up, found, number)
             )
             await nats.connect()
             stack.push_async_callback(nats.close)

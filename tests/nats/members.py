@@ -22,9 +22,9 @@ from tests.nats.leases import LEASE_SECONDS, end_lease
 from tests.nats.lines import SECONDS_MAX
 
 from banksman import BanksmanError, Host
+from banksman.cluster.host import Member
+from banksman.cluster.interfaces import Cluster
 from banksman.errors import NoOwner, Unreachable
-from banksman.run.cluster import Member
-from banksman.store.bus import Cluster
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from banksman.core.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE
-from banksman.store.cluster import packing
-from banksman.store.cluster.behind import Behind
-from banksman.store.cluster.calls import Advance, Append, Call
-from banksman.store.cluster.journal import Journal
-from banksman.store.cluster.packing import Part
+from banksman.cluster.log import message_codec
+from banksman.cluster.log.journal import Journal
+from banksman.cluster.log.journal_backlog import Behind
+from banksman.cluster.log.message_codec import Part
+from banksman.cluster.log.queue_items import Advance, Append, Call
+from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE
 
 SUBJECT = "p.ev.s"
 EPOCH = 3
@@ -37,8 +37,8 @@ async def behind(folder: Path) -> AsyncGenerator[tuple[Behind, Journal]]:
 
 async def noted(journal: Journal) -> list[int]:
     _, rows = await journal.rows()
-    bodies = [(row, packing.decode(row.body)) for row in rows]
-    events = [event for row, body in bodies for event in packing.events("", row.epoch, row.first, body, None)]
+    bodies = [(row, message_codec.decode(row.body)) for row in rows]
+    events = [event for row, body in bodies for event in message_codec.events("", row.epoch, row.first, body, None)]
     assert [int(event.data) for event in events] == [event.seq for event in events]
     return [event.seq for event in events]
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from tests.nats.lines import SECONDS_MAX, lines, stored, until
 
+from banksman.cluster.log import owner_requests as bus_module
 from banksman.errors import NoOwner, Unanswered
-from banksman.store.cluster import bus as bus_module
 from banksman.testing.nats_servers import Servers
 
 

@@ -11,7 +11,7 @@ from tests.nats.certificates import certificate
 from tests.nats.test_doctor import by_monitors, doctor, make_streams
 from tests.thorough import thorough
 
-from banksman.store.cluster.streams import Names
+from banksman.cluster.log.streams import Names
 from banksman.testing.nats_servers import Servers, Tls
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cluster.md"

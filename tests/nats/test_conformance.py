@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from tests.thorough import IS_THOROUGH, thorough
 
+from banksman.cluster import nats
+from banksman.cluster.log import ClusterLog, multi_reader, session_ownership
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 from banksman.errors import Unanswered
-from banksman.store import nats
-from banksman.store.address import parse
-from banksman.store.cluster import ClusterLog, many, owning
 from banksman.store.log import Log
-from banksman.store.nats import Nats
 from banksman.testing.nats_servers import Servers
 
 # Before its import, or its asserts would fail without saying what they saw.
@@ -59,9 +59,9 @@ class _OnServers:
     def _believes_a_leader(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """No server is killed here. So none is behind, and each answers, however busy the machine is. Of three, one
         that stands still for a moment may lose its lead, and what it was asked; so they are asked again."""
-        monkeypatch.setattr(many, "BEHIND_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(multi_reader, "BEHIND_SECONDS_MAX", 0.2)
         monkeypatch.setattr(nats, "ANSWER_SECONDS_MAX", 5.0)
-        monkeypatch.setattr(owning, "PATIENCE_SECONDS", 120.0)
+        monkeypatch.setattr(session_ownership, "PATIENCE_SECONDS", 120.0)
 
     async def opened_at(self, prefix: str, *, retained_bytes: int | None = None) -> ClusterLog:
         # Long: a busy machine must not cost a host its lease where the lease is not what is tried.

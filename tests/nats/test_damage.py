@@ -13,10 +13,10 @@ from tests.nats.lines import until
 from tests.nats.test_engine import opened
 from tests.store.kit import Writer, data, everything, everything_placed
 
+from banksman.cluster.log import ClusterLog
+from banksman.cluster.log.message_codec import HEADER, MESSAGE_BYTES_MAX
+from banksman.cluster.nats import Nats
 from banksman.errors import StoreDamaged
-from banksman.store.cluster import ClusterLog
-from banksman.store.cluster.packing import HEADER, MESSAGE_BYTES_MAX
-from banksman.store.nats import Nats
 from banksman.testing.nats_servers import Servers
 
 NONE_OF_OURS: list[dict[str, str]] = [{}, {HEADER: "something else"}, {HEADER: "1 2 3 4 five -"}]

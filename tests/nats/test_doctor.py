@@ -20,12 +20,12 @@ from tests.nats.lines import until
 from tests.nats.test_engine import opened
 from tests.store.kit import Writer, known
 
-from banksman.cli.doctoring import cluster
+from banksman.cli.doctor import cluster
+from banksman.cluster.log.cluster_health import Health, Server
+from banksman.cluster.log.streams import Streams
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 from banksman.errors import Unanswered
-from banksman.store.address import parse
-from banksman.store.cluster.health import Health, Server
-from banksman.store.cluster.streams import Streams
-from banksman.store.nats import Nats
 from banksman.testing.nats_servers import Servers, free_ports
 
 pytestmark = pytest.mark.thorough

@@ -19,13 +19,13 @@ from tests.store.kit import Writer, chunk, data, everything, known, outcomes, un
 from tests.thorough import one_in
 
 from banksman import Host
+from banksman.cluster.http.host_view import Fleet
+from banksman.cluster.interfaces import Card
+from banksman.cluster.jetstream import Message, Write
+from banksman.cluster.log import ClusterLog, publisher
+from banksman.cluster.log.message_codec import MESSAGE_BYTES_MAX
+from banksman.cluster.store_address import parse
 from banksman.errors import NotFound, NotOwner, StoreDamaged, StoreError, Unanswered, Unreachable, UsageError
-from banksman.serve.fleet import Fleet
-from banksman.store.address import parse
-from banksman.store.bus import Card
-from banksman.store.cluster import ClusterLog, publishing
-from banksman.store.cluster.packing import MESSAGE_BYTES_MAX
-from banksman.store.jetstream import Message, Write
 from banksman.testing.nats_servers import Servers
 
 CLAIMERS = 50
@@ -295,7 +295,7 @@ async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_repo
 async def test_servers_that_lost_what_they_acknowledged_are_found_out_and_what_came_last_is_kept(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "SHORT_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(publisher, "SHORT_SECONDS_MAX", 0.2)
     async with opened(nats_one, tmp_path, prefix) as log:
         writer = await Writer.claim(log)
         await writer.commit(b"one")
@@ -542,9 +542,9 @@ def test_an_address_is_shown_without_what_lets_one_in() -> None:
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from banksman.serve.fleet import Fleet
-from banksman.store.address import parse
-from banksman.store.cluster import ClusterLog
+from banksman.cluster.http.host_view import Fleet
+from banksman.cluster.store_address import parse
+from banksman.cluster.log import ClusterLog
 from tests.store.kit import Writer
 
 async def main():

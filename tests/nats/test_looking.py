@@ -12,17 +12,17 @@ from tests.nats.leases import LEASE_SECONDS
 from tests.nats.lines import stored, until
 from tests.nats.members import Here, command, here, store
 
-from banksman.core.event import SESSION_LEFT
-from banksman.run.cluster import looking, watching
-from banksman.store.bus import Hosts, HostSeen
-from banksman.store.cluster import ClusterLog
+from banksman.cluster.host import unowned_sessions
+from banksman.cluster.interfaces import Hosts, HostSeen
+from banksman.cluster.log import ClusterLog
+from banksman.core.session.event import SESSION_LEFT
 from banksman.store.log import Known, Owner
 from banksman.testing.nats_servers import Servers
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
+    monkeypatch.setattr(unowned_sessions, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
 
 
 def log_of(member: Here) -> ClusterLog:
@@ -45,7 +45,7 @@ def known(id: str, epoch: int, *, is_here: bool = True) -> Known:
 
 
 def test_what_is_on_its_way_here_is_not_let_go_of() -> None:
-    strays, grace = looking.Strays(), looking.GRACE_SECONDS
+    strays, grace = unowned_sessions.Strays(), unowned_sessions.GRACE_SECONDS
     mine, others = known("s-1", 1), known("s-2", 1, is_here=False)
     assert strays.look([mine, others], [], 0.0) == []
     assert strays.look([mine, others], [], grace - 0.1) == []
@@ -67,10 +67,10 @@ def test_who_leaves_or_only_reads_speaks_for_nobody() -> None:
 
     def spoken_for(*others: HostSeen) -> int:
         hosts = cast(Hosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
-        speaks_for = watching.speaker(hosts)
+        speaks_for = unowned_sessions.speaker(hosts)
         return sum(speaks_for(f"s-{number}") for number in range(100))
 
-    numbers = range(1, 2 * watching.SPEAKERS)
+    numbers = range(1, 2 * unowned_sessions.SPEAKERS)
     assert spoken_for(*(host(f"h-{number}", is_draining=True) for number in numbers)) == 100
     assert spoken_for(*(host(f"h-{number}", room=0) for number in numbers)) == 100
     assert 0 < spoken_for(*(host(f"h-{number}") for number in numbers)) < 100
@@ -98,7 +98,7 @@ async def test_what_is_a_hosts_by_its_record_alone_is_let_go_of(
             tenancy.record = before
             log.release("s-1", before.epoch)
         await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is not None)
-        monkeypatch.setattr(looking, "GRACE_SECONDS", 0.0)
+        monkeypatch.setattr(unowned_sessions, "GRACE_SECONDS", 0.0)
         await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is None)
         assert await log_of(two).claim("s-1")
 
@@ -122,8 +122,8 @@ async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Se
 async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "LATELY_SECONDS", -1e6)
-    monkeypatch.setattr(looking, "LOOKS_MAX", 1)
+    monkeypatch.setattr(unowned_sessions, "LATELY_SECONDS", -1e6)
+    monkeypatch.setattr(unowned_sessions, "LOOKS_MAX", 1)
     url = store(nats_one, prefix)
     async with here(url, "old") as old:
         sessions = {await left(old, tmp_path) for _ in range(3)}
@@ -137,9 +137,9 @@ async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
 async def test_of_those_that_others_speak_for_none_keeps_the_rest_waiting(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "LOOKS_MAX", 2)
+    monkeypatch.setattr(unowned_sessions, "LOOKS_MAX", 2)
     async with here(store(nats_one, prefix), "one") as one:
-        all_of_them = looking.Looking(log_of(one), one.cluster, list, lambda: True)
+        all_of_them = unowned_sessions.Looking(log_of(one), one.cluster, list, lambda: True)
         some = [known(f"s-{number}", 1) for number in range(5)]
         looked_at = [[each.id for each in all_of_them._next_of(some)] for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
         assert looked_at == [["s-0", "s-1"], ["s-2", "s-3"], ["s-4", "s-0"]]

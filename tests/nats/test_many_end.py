@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from banksman.core.event import UPDATE
+from banksman.cluster import store_address
+from banksman.cluster.log import ClusterLog, multi_reader
+from banksman.cluster.log.event_reader import Reading
+from banksman.core.session.event import UPDATE
 from banksman.errors import HistoryLost
-from banksman.store import address
-from banksman.store.cluster import ClusterLog, many
-from banksman.store.cluster.reading import Reading
 from banksman.testing.nats_servers import Servers
 
 
@@ -19,9 +19,9 @@ async def test_the_place_behind_all_is_behind_all(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More messages than are looked through for one page."""
-    monkeypatch.setattr(many, "PAGE_MESSAGES", 2)
-    monkeypatch.setattr(many, "LOOKED_MAX", 4)
-    log = ClusterLog(address.parse(nats_one.store(prefix)), tmp_path)
+    monkeypatch.setattr(multi_reader, "PAGE_MESSAGES", 2)
+    monkeypatch.setattr(multi_reader, "LOOKED_MAX", 4)
+    log = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path)
     epoch = await log.claim("s", agent="claude")
     for seq in range(10):
         stored: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -36,7 +36,7 @@ async def test_a_leader_that_is_behind_for_a_moment_does_not_lose_anybodys_place
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A front end that has heard of nothing yet, and a client that comes from another: as after a leader was frozen."""
-    log = ClusterLog(address.parse(nats_one.store(prefix)), tmp_path)
+    log = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path)
     epoch = await log.claim("s", agent="claude")
     stored: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     log.append("s", epoch, 0, 1.0, [(None, UPDATE, b"{}")], stored.set_result)
@@ -49,8 +49,8 @@ async def test_a_leader_that_is_behind_for_a_moment_does_not_lose_anybodys_place
         answer = next(answers, None)
         return await real(reading) if answer is None else answer
 
-    monkeypatch.setattr(many, "BEHIND_SECONDS_BETWEEN", 0.01)
-    other = ClusterLog(address.parse(nats_one.store(prefix)), tmp_path / "other")
+    monkeypatch.setattr(multi_reader, "BEHIND_SECONDS_BETWEEN", 0.01)
+    other = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path / "other")
     await other.ready()
     monkeypatch.setattr(Reading, "last_seq", last_seq)
     looking = other._many  # pyright: ignore[reportPrivateUsage]
@@ -58,7 +58,7 @@ async def test_a_leader_that_is_behind_for_a_moment_does_not_lose_anybodys_place
     assert not (await other.read_many(place)).events
     assert next(answers, None) is None
     # One that is of another store is told so, in the end.
-    monkeypatch.setattr(many, "BEHIND_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(multi_reader, "BEHIND_SECONDS_MAX", 0.05)
     with pytest.raises(HistoryLost):
         await other.read_many("ffff")
     await other.close()

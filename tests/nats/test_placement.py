@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.nats.lines import SECONDS_MAX, Line, lines, stored, until
 
+from banksman.cluster.log import placement as placement_module
+from banksman.cluster.log import placement_queues as needs_module
 from banksman.errors import NoOwner, Refused
-from banksman.store.cluster import needs as needs_module
-from banksman.store.cluster import placement as placement_module
 from banksman.testing.nats_servers import Servers
 
 

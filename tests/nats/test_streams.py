@@ -12,10 +12,10 @@ from tests.nats.lines import SECONDS_MAX, until
 from tests.nats.test_engine import opened
 from tests.store.kit import Writer, chunk, data, everything
 
+from banksman.cluster.log import ClusterLog, placement
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 from banksman.errors import StoreDamaged, UsageError
-from banksman.store.address import parse
-from banksman.store.cluster import ClusterLog, placement
-from banksman.store.nats import Nats
 from banksman.testing.nats_servers import Servers
 
 

@@ -15,11 +15,11 @@ from tests.nats.lines import SECONDS_MAX, until
 from tests.nats.members import QUICK, Here, here, store, there
 from tests.serve.fleet import fleet
 
-from banksman.core import event as kinds
-from banksman.core.event import Event
-from banksman.run.cluster import transcripts
-from banksman.run.cluster.transcripts import Head, Put, read, unpack, write
-from banksman.run.sessions import profiles, transcript
+from banksman.cluster.host import transcript_copies
+from banksman.cluster.host.transcript_copies import Head, Put, read, unpack, write
+from banksman.core.session import event as kinds
+from banksman.core.session.event import Event
+from banksman.sessions import profiles, transcript_path
 from banksman.testing import checks, fake_agent
 from banksman.testing.nats_servers import Servers
 
@@ -213,7 +213,7 @@ async def test_one_that_is_too_long_stays_and_the_turn_ends_well(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(transcripts, "FILE_BYTES_MAX", 100)
+    monkeypatch.setattr(transcript_copies, "FILE_BYTES_MAX", 100)
     async with here(store(nats_one, prefix), "one", room=1) as one:
         session = await one.host.open("claude", cwd=str(tmp_path), **HOW)
         for prompt in ("a" * 200, "b" * 200):
@@ -273,14 +273,14 @@ ENV = {b"HOME": b"/home/u"}
 
 def test_the_place_is_the_one_that_claude_has() -> None:
     patterns = profiles.load("claude").transcripts
-    found = transcript.place(patterns, cwd="/tmp/agents_ws.d/x", conversation="c-1", env=ENV)
+    found = transcript_path.place(patterns, cwd="/tmp/agents_ws.d/x", conversation="c-1", env=ENV)
     assert found == Path("/home/u/.claude/projects/-tmp-agents-ws-d-x/c-1.jsonl")
-    moved = transcript.place(patterns, cwd="/", conversation="c-1", env={**ENV, b"CLAUDE_CONFIG_DIR": b"/etc/c"})
+    moved = transcript_path.place(patterns, cwd="/", conversation="c-1", env={**ENV, b"CLAUDE_CONFIG_DIR": b"/etc/c"})
     assert moved == Path("/etc/c/projects/-/c-1.jsonl")
     # Nobody but Claude can make the name of a folder that is longer.
-    assert transcript.place(patterns, cwd="/" + "x" * 200, conversation="c-1", env=ENV) is None
-    assert transcript.place(patterns, cwd="/", conversation="c-1", env={}) is None
-    assert transcript.place(patterns, cwd="/", conversation="c-1", env={b"HOME": b"relative"}) is None
+    assert transcript_path.place(patterns, cwd="/" + "x" * 200, conversation="c-1", env=ENV) is None
+    assert transcript_path.place(patterns, cwd="/", conversation="c-1", env={}) is None
+    assert transcript_path.place(patterns, cwd="/", conversation="c-1", env={b"HOME": b"relative"}) is None
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_the_place_is_the_one_that_claude_has() -> None:
 )
 def test_a_name_that_is_no_word_has_no_place(conversation: str) -> None:
     patterns = profiles.load("claude").transcripts
-    assert transcript.place(patterns, cwd="/", conversation=conversation, env=ENV) is None
+    assert transcript_path.place(patterns, cwd="/", conversation=conversation, env=ENV) is None
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 // Requests: what is sent again and what is not, and what a refusal looks like.
 import assert from "node:assert/strict";
 import { after, before, beforeEach, test } from "node:test";
-import { Api, keyIn, Problem, Unreachable, withQuery } from "../../src/banksman/serve/page/net/api.js";
-import { keepToken } from "../../src/banksman/serve/page/net/page_token.js";
+import { Api, keyIn, Problem, Unreachable, withQuery } from "../../src/banksman/server/web/net/api.js";
+import { keepToken } from "../../src/banksman/server/web/net/page_token.js";
 import { Little } from "./little.js";
 
 const server = new Little();

@@ -1,7 +1,7 @@
 // Differences: both texts can be made from one, as few lines as possible change, and no pair of texts takes long.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { diffLines, EDITS_MAX, folded, tally } from "../../src/banksman/serve/page/model/diff.js";
+import { diffLines, EDITS_MAX, folded, tally } from "../../src/banksman/server/web/model/diff.js";
 import { cpuMilliseconds } from "./little.js";
 
 function sides(lines) {

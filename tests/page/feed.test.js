@@ -2,8 +2,8 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { Worker } from "node:worker_threads";
-import { Feed } from "../../src/banksman/serve/page/net/feed.js";
-import { Watching, WATCHED_MAX } from "../../src/banksman/serve/page/net/watching.js";
+import { Feed } from "../../src/banksman/server/web/net/feed.js";
+import { Watching, WATCHED_MAX } from "../../src/banksman/server/web/net/watching.js";
 import { Little, until } from "./little.js";
 
 let server, tabs, scopes = 0, surroundings;

@@ -2,8 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Hosts, stateOf, summaryOf } from "../../src/banksman/serve/page/model/hosts.js";
-import { Problem } from "../../src/banksman/serve/page/net/api.js";
+import { Hosts, stateOf, summaryOf } from "../../src/banksman/server/web/model/hosts.js";
+import { Problem } from "../../src/banksman/server/web/net/api.js";
 
 const host = (name, more = {}) => ({ id: `h-${name}`, name, room: 4, used: 1, draining: false, ...more });
 

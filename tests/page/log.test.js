@@ -1,11 +1,11 @@
 // A session's window: dense, live, bounded, whatever comes in whichever order.
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
-import { EVENTS_MAX, SessionLog } from "../../src/banksman/serve/page/model/log.js";
-import { OwnEvents } from "../../src/banksman/serve/page/model/own.js";
-import { Sessions } from "../../src/banksman/serve/page/model/sessions.js";
-import { signal } from "../../src/banksman/serve/page/model/signal.js";
-import { Api } from "../../src/banksman/serve/page/net/api.js";
+import { EVENTS_MAX, SessionLog } from "../../src/banksman/server/web/model/log.js";
+import { OwnEvents } from "../../src/banksman/server/web/model/own.js";
+import { Sessions } from "../../src/banksman/server/web/model/sessions.js";
+import { signal } from "../../src/banksman/server/web/model/signal.js";
+import { Api } from "../../src/banksman/server/web/net/api.js";
 import { Little, until } from "./little.js";
 
 /** What a feed tells, told by hand: when, and in which order, is what is tested here. */

@@ -1,8 +1,8 @@
 // Markdown from whoever: what agents write is understood, nothing in it can run, and no text takes long.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { NESTED_MAX, parse } from "../../src/banksman/serve/page/model/markdown_blocks.js";
-import { inline, isSafe } from "../../src/banksman/serve/page/model/markdown_inline.js";
+import { NESTED_MAX, parse } from "../../src/banksman/server/web/model/markdown_blocks.js";
+import { inline, isSafe } from "../../src/banksman/server/web/model/markdown_inline.js";
 import { cpuMilliseconds } from "./little.js";
 
 /** The words of a tree, without its marks. */

@@ -1,7 +1,7 @@
 // What is on its way keeps its key, through a reload as well, until the log has it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Outbox } from "../../src/banksman/serve/page/model/outbox.js";
+import { Outbox } from "../../src/banksman/server/web/model/outbox.js";
 
 /** As a browser's: it keeps texts, and only so many characters. */
 class Kept {

@@ -12,9 +12,9 @@ import {
   keysOf,
   saidAbout,
   titleOf,
-} from "../../src/banksman/serve/page/model/questions.js";
-import { above, moved, rowsOf } from "../../src/banksman/serve/page/model/queue.js";
-import { accountOf, accountText, asLine, treeOf } from "../../src/banksman/serve/page/model/why.js";
+} from "../../src/banksman/server/web/model/questions.js";
+import { above, moved, rowsOf } from "../../src/banksman/server/web/model/queue.js";
+import { accountOf, accountText, asLine, treeOf } from "../../src/banksman/server/web/model/why.js";
 
 // -- why --------------------------------------------------------------------------------------------------------------
 const WHY = {

@@ -1,7 +1,7 @@
 // What was sent is seen at once, and seen once, in whichever order the answer and the log tell of it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Pending } from "../../src/banksman/serve/page/views/pending.js";
+import { Pending } from "../../src/banksman/server/web/views/pending.js";
 
 const asked = (ask, text) => ({ ask, prompt: text, text, images: [], priority: "normal" });
 const queued = (key, prompt) => ({ kind: "turn.queued", turn: `t-${key}`, body: { key, prompt } });

@@ -1,7 +1,7 @@
 // Signals: told at once, then once for all changes of a moment.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { derived, effect, flush, signal } from "../../src/banksman/serve/page/model/signal.js";
+import { derived, effect, flush, signal } from "../../src/banksman/server/web/model/signal.js";
 
 const soon = () => new Promise((done) => setTimeout(done, 0));
 

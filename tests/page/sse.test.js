@@ -1,7 +1,7 @@
 // Server-sent events, cut wherever a network can cut them.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Parser, TooLong } from "../../src/banksman/serve/page/net/sse.js";
+import { Parser, TooLong } from "../../src/banksman/server/web/net/sse.js";
 
 const bytes = (text) => new TextEncoder().encode(text);
 const said = (text) => new Parser().push(bytes(text));

@@ -1,7 +1,7 @@
 // One connection that is kept up: when it is doubted, when it is given up, how long it is waited.
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
-import { PAUSE_MILLISECONDS_MAX, Stream } from "../../src/banksman/serve/page/net/stream.js";
+import { PAUSE_MILLISECONDS_MAX, Stream } from "../../src/banksman/server/web/net/stream.js";
 import { Little, until } from "./little.js";
 
 let server, streams, clock;

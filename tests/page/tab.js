@@ -1,6 +1,6 @@
 // A tab in a thread of its own: it can be frozen, as browsers freeze a tab that nobody sees, while it holds the lock.
 import { parentPort, workerData } from "node:worker_threads";
-import { Feed } from "../../src/banksman/serve/page/net/feed.js";
+import { Feed } from "../../src/banksman/server/web/net/feed.js";
 
 const cell = new Int32Array(workerData.shared);
 const feed = new Feed({ ...workerData.surroundings, fetch, locks: navigator.locks, now: Date.now });

@@ -3,9 +3,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { Timeline, timelineOf } from "../../src/banksman/serve/page/model/timeline.js";
-import { Spans, Timescale, heldSegments, ticks, waitingRows } from "../../src/banksman/serve/page/model/timescale.js";
-import { classOf, duration, durationShort, exitText, promptText } from "../../src/banksman/serve/page/model/words.js";
+import { Timeline, timelineOf } from "../../src/banksman/server/web/model/timeline.js";
+import { Spans, Timescale, heldSegments, ticks, waitingRows } from "../../src/banksman/server/web/model/timescale.js";
+import { classOf, duration, durationShort, exitText, promptText } from "../../src/banksman/server/web/model/words.js";
 import { cpuMilliseconds } from "./little.js";
 
 const T0 = 1_700_000_000;

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { Transcript } from "../../src/banksman/serve/page/model/transcript.js";
+import { Transcript } from "../../src/banksman/server/web/model/transcript.js";
 import { cpuMilliseconds } from "./little.js";
 
 const SAMPLE = readFileSync(new URL("./fixtures/transcript.ndjson", import.meta.url), "utf8")

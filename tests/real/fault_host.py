@@ -13,8 +13,8 @@ import os
 import sys
 
 import banksman
-from banksman.run.child import faults
-from banksman.run.child.spawner import spawner
+from banksman.process import fault_plan
+from banksman.process.zygote_client import spawner
 
 # A leader with a child that left its group and ignores TERM: ending it takes every rung.
 STUBBORN = (
@@ -48,7 +48,7 @@ def open_fds() -> int:
 
 async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
     before = open_fds()
-    plan = faults.Plan(text)
+    plan = fault_plan.Plan(text)
     spawner.plan_text = text
     plan.follow("host")
     seen: dict[str, object] = {"plan": text}
@@ -62,7 +62,7 @@ async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
         seen["error"] = type(exc).__name__
     except Exception as exc:
         seen["crash"] = repr(exc)
-    faults.follow_no_plan()
+    fault_plan.follow_no_plan()
     spawner.plan_text = ""
     seen["has_ended"] = spawner.shutdown()
     seen["fds_more"] = open_fds() - before

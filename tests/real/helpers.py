@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from tests.real.count import marked
 
 from banksman import Command, Finished, Host
-from banksman.run.child import inherited
-from banksman.run.child.process import Process
-from banksman.run.child.spawner import spawner
+from banksman.process import inherited
+from banksman.process.process import Process
+from banksman.process.zygote_client import spawner
 
 if TYPE_CHECKING:
     import pytest  # Children of a test import this file with a Python that has no pytest.

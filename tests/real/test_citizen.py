@@ -555,7 +555,7 @@ async def test_a_killed_zygote_is_replaced_and_running_commands_go_on(marker: st
 def test_a_loop_closed_without_shutdown_loses_nothing_by_the_next_use(marker: str, tmp_path: Path, whose: str) -> None:
     """`loop.close()` and nothing else. By the next use of the library tree, fds and spill file are gone."""
     code = """
-from banksman.run.child.spawner import spawner
+from banksman.process.zygote_client import spawner
 
 def fds():
     return sorted(os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")

@@ -37,9 +37,9 @@ from tests.real.helpers import (
 
 import banksman
 from banksman import Command, Ended, Finished, Host
-from banksman.core.ladder import Timings
-from banksman.run.child.launch import prepare
-from banksman.run.commands.options import Options
+from banksman.commands.options import Options
+from banksman.core.stop_ladder import Timings
+from banksman.process.launch import prepare
 
 # A leader that ignores TERM, with a child that has left its session and ignores TERM too: whatever ends this is a KILL
 # that reached beyond the group.

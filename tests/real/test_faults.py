@@ -26,7 +26,7 @@ from tests.thorough import IS_THOROUGH
 pytestmark = pytest.mark.thorough
 
 HERE = pathlib.Path(__file__).parent
-RUN = HERE.parents[1] / "src" / "banksman" / "run" / "child"
+RUN = HERE.parents[1] / "src" / "banksman" / "process"
 SCENARIOS = ("plain", "limits", "tree")
 ROLES = ("host", "zygote", "keeper")
 # What the kernel says when it has no room, by call; the rest get the one that can always happen.
@@ -137,11 +137,11 @@ HARMLESS = {
 CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}
 FILES = (
     "process.py",
-    "spawner.py",
+    "zygote_client.py",
     "pipes.py",
     "launch.py",
     "inherited.py",
-    "streams.py",
+    "stdio.py",
     *(f"keeper/{path.name}" for path in (RUN / "keeper").glob("*.py")),
 )
 
@@ -156,4 +156,4 @@ def test_no_system_call_goes_round_the_seam(name: str) -> None:
     }
     calls = {attribute for attribute in used if not attribute.isupper() and not attribute.startswith(("P_", "CLD_"))}
     beside = calls - HARMLESS - CHILD_ONLY.get(pathlib.Path(name).name, set()) - {"socket"}
-    assert not beside, f"{name} calls {sorted(beside)} and not through banksman.run.child.system"
+    assert not beside, f"{name} calls {sorted(beside)} and not through banksman.process.syscalls"

@@ -27,13 +27,13 @@ from tests.real.helpers import (
 )
 
 from banksman import Ended, Host
-from banksman.core.facts import BytesRead, Exited, KeeperActed, ProcessFact, Started, TreeEnded
-from banksman.run.child import process as process_module
-from banksman.run.child.keeper import wire
-from banksman.run.child.keeper.keeper import KILLING, Keeper
-from banksman.run.child.launch import prepare
-from banksman.run.child.process import Process
-from banksman.run.child.spawner import socketpair
+from banksman.core.process_facts import BytesRead, Exited, KeeperActed, ProcessFact, Started, TreeEnded
+from banksman.process import process as process_module
+from banksman.process.keeper import messages
+from banksman.process.keeper.keeper import KILLING, Keeper
+from banksman.process.launch import prepare
+from banksman.process.process import Process
+from banksman.process.zygote_client import socketpair
 
 SPARE = """
 def spare_of(zygote):
@@ -64,7 +64,7 @@ def test_an_order_that_cannot_be_handed_to_the_spare_keeper_costs_neither_it_nor
     every start that is under way with it; the command is to be served by a keeper forked for it."""
     code = """
 import errno
-from banksman.run.child.spawner import spawner
+from banksman.process.zygote_client import spawner
 spawner.plan_text = f"zygote:send_fds:1:{getattr(errno, WORDS[0])}:"
 before = zygote_pid()
 print([asyncio.run(banksman.execute(child(f"sys.exit({code})", MARKER))).code for code in (3, 4, 5)])
@@ -82,8 +82,8 @@ def test_a_fork_in_another_thread_in_the_middle_of_a_start_holds_none_of_our_fds
     """
     code = """
 import fcntl, warnings
-from banksman.run.child import system
-from banksman.run.child.spawner import spawner
+from banksman.process import syscalls as system
+from banksman.process.zygote_client import spawner
 
 warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 held, hold = os.pipe()
@@ -186,7 +186,7 @@ def test_a_keeper_that_dies_while_it_starts_the_command_does_not_invite_a_blind_
     Once for certain before the keeper has said that it started (it fails right after), and as a command would do it.
     """
     code = """
-from banksman.run.child.spawner import spawner
+from banksman.process.zygote_client import spawner
 
 async def attempt(*argv):
     try:
@@ -230,7 +230,7 @@ def test_the_tree_of_a_lost_keeper_has_its_whole_time_though_an_older_orphan_can
     python.write_text(f"""#!{sys.executable} -IS
 import sys
 sys.path.append(sys.argv[3].rsplit("/banksman/", 1)[0])
-from banksman.run.child.keeper import zygote
+from banksman.process.keeper import zygote
 zygote.SWEEP_SECONDS_MAX = 1.0
 zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
 """)
@@ -297,7 +297,7 @@ stay()
     assert len({swept.pid for swept in done.swept}) == 300
 
 
-@pytest.mark.parametrize("word", [wire.TERM, wire.REST])
+@pytest.mark.parametrize("word", [messages.TERM, messages.REST])
 def test_a_rung_that_comes_after_the_kill_does_not_continue_a_frozen_tree(word: str) -> None:
     """A host that was late says TERM when the keeper is already killing. With TERM goes CONT, and what was frozen, so
     that it could not run away, would run again. In the real thing that moment is too short to be hit."""
@@ -311,7 +311,7 @@ def test_a_rung_that_comes_after_the_kill_does_not_continue_a_frozen_tree(word: 
 def test_a_rung_before_the_kill_is_obeyed() -> None:
     """Or the test above would see nothing because there is nothing to see."""
     keeper, said = _bare_keeper()
-    keeper._obey((wire.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
+    keeper._obey((messages.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
     assert said == [signal.SIGTERM, signal.SIGCONT]
 
 

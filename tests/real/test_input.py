@@ -22,7 +22,7 @@ from tests.real.helpers import alive, child, frozen, run_program, start, wait_sa
 
 import banksman
 from banksman import Ended, Host, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.run.child.system import PASSED_FDS_MAX
+from banksman.process.syscalls import PASSED_FDS_MAX
 
 
 def assert_says_who_and_how(error: banksman.BanksmanError, kind: type[banksman.BanksmanError]) -> None:
@@ -43,7 +43,7 @@ def nobodys_python() -> str:
     """
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
-    check = "import sys; assert sys.version_info >= (3, 11); import banksman.run.host"
+    check = "import sys; assert sys.version_info >= (3, 11); import banksman.runtime.base_host"
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         with contextlib.suppress(OSError):
             tried = subprocess.run([python, "-c", check], env=SOURCE, user=NOBODY, capture_output=True, check=False)

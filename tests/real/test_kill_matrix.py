@@ -32,10 +32,10 @@ from tests.thorough import one_in
 
 import banksman
 from banksman import Command, Ended, Finished
-from banksman.run.child import inherited
-from banksman.run.child.spawner import spawner
-from banksman.run.commands.running import State
-from banksman.run.host import Host, default_host
+from banksman.commands.running_command import State
+from banksman.process import inherited
+from banksman.process.zygote_client import spawner
+from banksman.runtime.base_host import Host, default_host
 
 if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet

@@ -33,13 +33,13 @@ from tests.real.helpers import (
 )
 
 from banksman import Command
-from banksman.core.facts import KeeperActed, ProcessFact
+from banksman.commands.options import Options
+from banksman.commands.result import Finished
+from banksman.core.process_facts import KeeperActed, ProcessFact
 from banksman.errors import NotOwner
-from banksman.run.child.keeper import lease as keeper_lease
-from banksman.run.child.launch import prepare
-from banksman.run.child.lease import HOST_FIRST_SHARE, KILL_SHARE, Lease, kill_by
-from banksman.run.commands.finished import Finished
-from banksman.run.commands.options import Options
+from banksman.process.keeper import lease_timer as keeper_lease
+from banksman.process.launch import prepare
+from banksman.process.lease_page import HOST_FIRST_SHARE, KILL_SHARE, Lease, kill_by
 
 pytestmark = pytest.mark.thorough
 
@@ -296,7 +296,7 @@ async def test_a_second_stop_with_more_time_changes_nothing(marker: str) -> None
 # its store does at the fence it does when the loop gets to it. Then it says what became of the turn, and whether the
 # session can be had again.
 HOST = """
-from banksman.run.host import Host
+from banksman.runtime.base_host import Host
 from banksman.testing import fake_agent
 from tests.sessions.leased import LeasedLog, times
 

@@ -22,9 +22,9 @@ from tests.thorough import one_in, thorough
 
 import banksman
 from banksman import Host
-from banksman.run.child.process import Process
-from banksman.run.child.spawner import socketpair
-from banksman.run.commands import shelf
+from banksman.commands import registry
+from banksman.process.process import Process
+from banksman.process.zygote_client import socketpair
 
 pytestmark = thorough
 
@@ -216,7 +216,7 @@ def test_without_close_range_a_command_starts_as_quickly_as_ever(marker: str) ->
     """Without it, closing "all fds from 4 on" is two thousand million calls of close(): minutes for each keeper."""
     code = """
 forbid_close_range()
-from banksman.run.child.spawner import spawner
+from banksman.process.zygote_client import spawner
 
 async def main():
     try:
@@ -248,7 +248,7 @@ for module, names in ((os, ("memfd_create", "pidfd_open")), (signal, ["pidfd_sen
     python.chmod(0o700)
     code = """
 sys.executable, python = WORDS[0], sys.executable
-from banksman.run.child import system
+from banksman.process import syscalls as system
 assert not any(hasattr(os, name) for name in ("memfd_create", "pidfd_open"))
 STUBBORN = "be_deaf(); fork() or os.setsid(); say('ready'); stay()"
 
@@ -292,7 +292,7 @@ def test_a_fork_while_another_thread_takes_a_host_into_use_can_run_commands(mark
     """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
     code = """
 import warnings
-from banksman.run import bound
+from banksman.runtime import live_hosts as bound
 
 warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 holds, may_go = threading.Event(), threading.Event()
@@ -424,7 +424,7 @@ def test_json_to_a_reader_that_is_gone_ends_in_silence_and_leaves_no_file(tmp_pa
 async def test_reports_that_nobody_takes_are_kept_up_to_a_bound_and_the_oldest_goes_first(
     marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shelf, "UNREPORTED_MAX", 3)
+    monkeypatch.setattr(registry, "UNREPORTED_MAX", 3)
     async with Host() as host:
         commands = [await start(host, child("", marker)) for _ in range(3)]
         assert caplog.records == []

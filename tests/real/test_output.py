@@ -31,9 +31,9 @@ from tests.real.helpers import (
 
 import banksman
 from banksman import Ended, Host
-from banksman.run.child.pipes import READ_BYTES_MAX
-from banksman.run.commands import spill
-from banksman.run.commands.output import OUTPUT_BYTES_MAX
+from banksman.commands import spill_file
+from banksman.commands.output import OUTPUT_BYTES_MAX
+from banksman.process.pipes import READ_BYTES_MAX
 
 # Numbered lines, so that a byte that is missing, repeated or out of place is seen: how many bytes, to which fd, and how
 # often each line.
@@ -129,8 +129,8 @@ async def test_single_bytes_are_kept_like_any_other_output(marker: str) -> None:
 
 async def test_the_file_has_a_bound_too_and_what_is_beyond_both_is_counted(marker: str, spill_folder: Path) -> None:
     """Beyond the file's bound a reader is told how much it missed; nothing is invented and nothing repeated."""
-    from banksman.run.child.launch import prepare
-    from banksman.run.commands.options import Options
+    from banksman.commands.options import Options
+    from banksman.process.launch import prepare
 
     size, in_file, kept = 10_000, 3000, 1000
     async with Host() as host:
@@ -238,7 +238,7 @@ async def test_spill_files_of_a_killed_process_are_removed_by_the_next_one(marke
     killed = await asyncio.to_thread(run_program, SPILLS, marker, "killed", env=env)
     left, kept = (Path(path) for path in killed.stdout.split())
     assert (killed.returncode, left.exists(), kept.exists()) == (-signal.SIGKILL, True, True)
-    (dead,) = spill.find_dead(str(spill_folder))
+    (dead,) = spill_file.find_dead(str(spill_folder))
     assert (dead.files, dead.size) == ((str(left),), 1000)
     other = await asyncio.to_thread(run_program, SPILLS, marker, "exits", env=env)
     gone, also_kept = (Path(path) for path in other.stdout.split())
@@ -249,7 +249,7 @@ async def test_spill_files_of_a_killed_process_are_removed_by_the_next_one(marke
     assert sorted(path.name for path in spill_folder.glob("*.out")) == sorted(
         (kept.name, also_kept.name, Path(ours.stdout.file).name)
     )
-    assert list(spill.find_dead(str(spill_folder))) == []
+    assert list(spill_file.find_dead(str(spill_folder))) == []
     assert len(list(spill_folder.glob("*.owner"))) == 1
 
 

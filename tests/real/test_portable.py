@@ -9,8 +9,8 @@ import pytest
 from tests.real.count import marked
 
 import banksman
-from banksman.run.child.portable import PortableProcess
-from banksman.run.commands import running
+from banksman.commands import running_command
+from banksman.process.portable import PortableProcess
 
 # Prints "up" once a child stands beside it: in its group, or in a session of its own ("far"); "deaf" ignores TERM.
 TREE = """
@@ -26,7 +26,7 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PROCESS", PortableProcess)
+    monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
 
 
 def tree(marker: str, *words: str) -> list[str]:

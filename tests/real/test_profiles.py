@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from banksman.core.dialects.quirks import ERROR_CHARACTERS_MAX, Quirks
-from banksman.core.ladder import Timings
+from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
-from banksman.run.child import environment
-from banksman.run.sessions import known, numbers, profiles
-from banksman.run.sessions.profile import QUIET_SECONDS_MAX
+from banksman.process import environment
+from banksman.sessions import installed_agents, profiles, session_options
+from banksman.sessions.profile import QUIET_SECONDS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDINGS = ROOT / "tests" / "core" / "recordings"
@@ -385,7 +385,7 @@ def test_a_wrong_file_of_a_user_breaks_that_agent_only(users: Path) -> None:
     # What was said with it can still be read: as ours has it, or as plainly as can be.
     assert profiles.load_or_plain("gemini").dialect.name == "acp"
     assert profiles.load_or_plain("bad").name == "bad"
-    looked = {each.name: each for each in known.look()}
+    looked = {each.name: each for each in installed_agents.look()}
     assert {name for name, each in looked.items() if each.error} == {"bad", "gemini", "unspeakable name"}
     assert [name for name, each in looked.items() if each.overrides] == ["gemini"]
 
@@ -412,21 +412,21 @@ def test_what_is_found_is_what_a_shell_would_find(users: Path, tmp_path: Path, m
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("PATH", str(program.parent))
-    assert all(each.path is None for each in known.look())
+    assert all(each.path is None for each in installed_agents.look())
     program.chmod(0o755)
     (users / "mine.toml").write_text(f'extends = "custom"\ncommand = ["{program}"]\n')
-    found = {each.name: each.path for each in known.look() if each.path is not None}
+    found = {each.name: each.path for each in installed_agents.look() if each.path is not None}
     assert found == {"gemini": str(program), "mine": str(program)}
 
 
 # -- what becomes of it ----------------------------------------------------------------------------------------------
 def test_a_session_is_set_to_what_the_profile_says_or_the_caller() -> None:
     kimi = profiles.load("kimi")
-    config = numbers.read(kimi, {}).config()
+    config = session_options.read(kimi, {}).config()
     assert (config.quiet_seconds, config.leaves_tools, config.after_interrupt) == (0.05, True, "sweep")
-    config = numbers.read(kimi, {"quiet_seconds": 0, "after_interrupt": "keep"}).config()
+    config = session_options.read(kimi, {"quiet_seconds": 0, "after_interrupt": "keep"}).config()
     assert (config.quiet_seconds, config.leaves_tools, config.after_interrupt) == (0, True, "keep")
-    config = numbers.read(profiles.load("claude"), {}).config()
+    config = session_options.read(profiles.load("claude"), {}).config()
     assert (config.quiet_seconds, config.leaves_tools) == (0.0, False)
 
 
@@ -435,4 +435,4 @@ def test_a_session_is_set_to_what_the_profile_says_or_the_caller() -> None:
 )
 def test_a_wish_that_cannot_be_is_told(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
-        numbers.read(profiles.load("kimi"), options)
+        session_options.read(profiles.load("kimi"), options)

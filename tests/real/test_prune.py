@@ -32,13 +32,13 @@ from tests.real.helpers import (
     wait_until,
 )
 
-from banksman.core.facts import Exited, Started, Survivor
-from banksman.core.ladder import Timings
-from banksman.run.child import pruned, system
-from banksman.run.child.births import NOTES_MAX, Births
-from banksman.run.child.keeper import pruning
-from banksman.run.child.launch import prepare
-from banksman.run.sessions.agent import AgentEvent, Gone, Output, RealAgent, ToolsSwept
+from banksman.core.process_facts import Exited, Started, Survivor
+from banksman.core.stop_ladder import Timings
+from banksman.process import syscalls, tree_cleanup
+from banksman.process.keeper import kill_newer
+from banksman.process.launch import prepare
+from banksman.process.tree_cleanup import NOTES_MAX, Births
+from banksman.sessions.agent_process import AgentEvent, Gone, Output, RealAgent, ToolsSwept
 
 pytestmark = pytest.mark.thorough
 
@@ -225,7 +225,7 @@ async def started(marker: str, *, eof: float = 5.0) -> AsyncGenerator[Agent]:
 
 
 def now_tick() -> int:
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * system.TICKS_PER_SECOND)
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * syscalls.TICKS_PER_SECOND)
 
 
 def after(*pids: int) -> float:
@@ -354,7 +354,7 @@ def test_a_look_that_sees_nobody_but_the_newly_dead_is_no_proof(marker: str) -> 
     children are the test's."""
     code = """
 import subprocess
-from banksman.run.child.keeper.pruning import Pruning
+from banksman.process.keeper.kill_newer import Pruning
 from tests.real.test_prune import now_tick
 
 leader = subprocess.Popen(child("stay()", MARKER))
@@ -418,7 +418,7 @@ async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
             assert await agent.sweep(since) == ToolsSwept()
             seconds.append(time.monotonic() - began)
         # A sweep that waits for the grace never takes less; one that does not may take more on a busy machine.
-        assert min(seconds) < pruning.GRACE_SECONDS
+        assert min(seconds) < kill_newer.GRACE_SECONDS
         assert set(alive(marker)) == {agent.pid, *helpers}
 
 
@@ -509,7 +509,7 @@ def swept_by_end(agent: Agent) -> set[int]:
 
 HOST = f"""
 from tests.real.test_prune import Agent, TELLS_TERM, TOOLS, after
-from banksman.core.facts import Started
+from banksman.core.process_facts import Started
 
 async def main():
     agent = Agent(MARKER)
@@ -537,7 +537,7 @@ def test_a_host_that_is_killed_in_the_middle_of_it_takes_the_whole_tree_with_it(
 
 async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told that nothing is known. What the keeper does later is in no answer, but it is not lost either."""
-    monkeypatch.setattr(pruned, "ANSWER_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(tree_cleanup, "ANSWER_SECONDS_MAX", 0.2)
     async with started(marker) as agent:
         since = after(agent.pid)
         tools = await agent.tools(TOOLS["plain"])
@@ -569,7 +569,7 @@ def test_who_may_not_be_signalled_is_named_and_the_agent_goes_on(marker: str) ->
     code = f"""
 import ctypes
 from tests.real.test_prune import Agent, TOOLS, after
-from banksman.core.facts import Started
+from banksman.core.process_facts import Started
 PR_CAPBSET_DROP, CAP_KILL = 24, 5
 assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
 

@@ -11,17 +11,17 @@ from tests.real.helpers import alive, child
 from tests.real.test_prune import TOOLS, started, swept
 from tests.thorough import thorough
 
-from banksman.run.child import portable, portable_pruning
-from banksman.run.child.portable import PortableProcess
-from banksman.run.commands import running
-from banksman.run.sessions.agent import ToolsSwept
+from banksman.commands import running_command
+from banksman.process import portable, portable_cleanup
+from banksman.process.portable import PortableProcess
+from banksman.sessions.agent_process import ToolsSwept
 
 pytestmark = thorough
 
 
 @pytest.fixture(autouse=True)
 def without_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PROCESS", PortableProcess)
+    monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
 
 
 @pytest.mark.parametrize("kind", ["plain", "setsid", "term_proof", "of_three"])
@@ -58,7 +58,7 @@ def test_the_second_of_a_birth_is_read_as_ps_writes_it(marker: str) -> None:
     try:
         row = next(row for row in portable._ps() if row[0] == process.pid)  # pyright: ignore[reportPrivateUsage]
         # `ps` counts from a second of the boot that it rounds itself.
-        assert before - 1 <= portable_pruning.born(row) <= time.time() + 1
+        assert before - 1 <= portable_cleanup.born(row) <= time.time() + 1
     finally:
         process.kill()
         process.wait()

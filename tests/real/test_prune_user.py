@@ -14,7 +14,7 @@ from tests.real.helpers import REPOSITORY, child, program, wait_none
 from tests.real.test_user import as_nobody, folder, helper, left_alive, python, root
 from tests.thorough import thorough
 
-from banksman.run.child.pruned import ANSWER_SECONDS_MAX
+from banksman.process.tree_cleanup import ANSWER_SECONDS_MAX
 
 pytestmark = thorough
 
@@ -24,7 +24,7 @@ __all__ = ["folder", "helper", "python", "root"]
 PRUNES = """
 import json
 from tests.real.test_prune import Agent, TOOLS, after
-from banksman.core.facts import Started
+from banksman.core.process_facts import Started
 PYTHON, ENV, HELPER, *TOOL = WORDS
 
 async def main():

@@ -32,9 +32,9 @@ from tests.real.helpers import (
 
 import banksman
 from banksman import Command, CommandError, Ended, Host, UsageError
-from banksman.core.facts import Stream
-from banksman.run.child.portable import PortableProcess
-from banksman.run.commands import running
+from banksman.commands import running_command
+from banksman.core.process_facts import Stream
+from banksman.process.portable import PortableProcess
 
 
 @asynccontextmanager
@@ -488,7 +488,7 @@ def is_right(seen: dict[str, Any]) -> bool:
 
 # -- without a keeper ------------------------------------------------------------------------------------------------
 async def test_the_portable_process_has_terminals_too(monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
-    monkeypatch.setattr(running, "PROCESS", PortableProcess)
+    monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
     code = "say(hear(), os.get_terminal_size(0).lines, os.isatty(2), os.tcgetpgrp(0) == os.getpid())"
     async with terminal(child(code, marker), pty=(5, 6)) as command:
         await command.write(b"word\n")

@@ -18,10 +18,10 @@ from tests.real.helpers import alive, child, start, wait_pass
 
 import banksman
 from banksman import Command, Ended, Host, UsageError
-from banksman.core.facts import Stream
-from banksman.run.commands import reader as reading
-from banksman.run.commands.output import Capture
-from banksman.run.commands.reader import HELD_BYTES, OVERRUN_BYTES_MAX, OutputReader
+from banksman.commands import output_reader as reading
+from banksman.commands.output import Capture
+from banksman.commands.output_reader import HELD_BYTES, OVERRUN_BYTES_MAX, OutputReader
+from banksman.core.process_facts import Stream
 from banksman.testing import fake_agent
 
 MIB = 1 << 20

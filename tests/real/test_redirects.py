@@ -21,10 +21,10 @@ async def test_output_goes_where_it_is_sent(
     marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool
 ) -> None:
     if portable:
-        from banksman.run.child.portable import PortableProcess
-        from banksman.run.commands import running
+        from banksman.commands import running_command
+        from banksman.process.portable import PortableProcess
 
-        monkeypatch.setattr(running, "PROCESS", PortableProcess)
+        monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
     path = tmp_path / "out"
     path.write_text("what was there before")
     done = await banksman.execute(child(BOTH, marker), stdout=path)

@@ -34,9 +34,9 @@ from tests.thorough import thorough
 
 import banksman
 from banksman import Ended, Host
-from banksman.core.facts import BytesRead, ProcessFact, TreeEnded
-from banksman.run.child.launch import prepare
-from banksman.run.child.process import Process
+from banksman.core.process_facts import BytesRead, ProcessFact, TreeEnded
+from banksman.process.launch import prepare
+from banksman.process.process import Process
 
 pytestmark = thorough
 
@@ -77,7 +77,7 @@ def zygote_with(folder: Path, *changes: str) -> Path:
     python.write_text(f"""#!{sys.executable} -IS
 import os, sys
 sys.path.append(sys.argv[3].rsplit("/banksman/", 1)[0])
-from banksman.run.child.keeper import keeper, zygote
+from banksman.process.keeper import keeper; from banksman.process.keeper import zygote
 {lines}
 zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
 """)

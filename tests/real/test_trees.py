@@ -37,8 +37,8 @@ from tests.real.helpers import (
 
 import banksman
 from banksman import Ended, Host
-from banksman.core import ladder
-from banksman.run.child.keeper.tree import descendants, open_member, read_stat
+from banksman.core import stop_ladder
+from banksman.process.keeper.proc_tree import descendants, open_member, read_stat
 
 
 # -- wrappers and daemons --------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ async def test_a_keeper_that_does_not_answer_is_killed_and_its_tree_with_it(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rung. The keeper's bound of seven seconds is shortened; the zygote's is not. It is continued first."""
-    monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(stop_ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
     async with Host() as host:
         command = await start(host, child(DAEMONS["double_fork"] + "\nstay()", marker, marker), grace=0.2)
         await wait_said(command, "ready")
@@ -411,8 +411,8 @@ async def test_a_start_that_was_given_up_never_runs(
     When the zygote thaws, the orders are still in its queue. What was said to be over must not begin. One that began
     would be stopped again within a millisecond, so twenty quick ones make sure that at least one would leave a trace.
     """
-    monkeypatch.setattr(ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(ladder, "TAKE_OVER_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(stop_ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(stop_ladder, "TAKE_OVER_SECONDS_MAX", 0.1)
     argv = ["/bin/sh", "-c", 'echo ran >> "$1"', marker, str(tmp_path / "ran")]
     async with Host() as host:
         with frozen(zygote_pid()):

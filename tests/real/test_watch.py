@@ -12,12 +12,12 @@ import pytest
 from tests.real.helpers import alive, child, frozen_guards, start, wait_pass, wait_said, wait_until
 
 from banksman import Closed, Command, Ended, Host, MachineError, Refused, UsageError
-from banksman.core.facts import Stream
-from banksman.run.child.launch import prepare
-from banksman.run.commands import shelf, watching
-from banksman.run.commands.options import Options
-from banksman.run.commands.search import CONTEXT_BYTES, MATCH_BYTES_MAX, Search, is_plain
-from banksman.run.commands.watching import Match
+from banksman.commands import output_watch, registry
+from banksman.commands.options import Options
+from banksman.commands.output_watch import Match
+from banksman.commands.pattern_search import CONTEXT_BYTES, MATCH_BYTES_MAX, Search, is_plain
+from banksman.core.process_facts import Stream
+from banksman.process.launch import prepare
 
 # Writes what it is told, an expression a line.
 ECHOES = """
@@ -90,7 +90,7 @@ async def test_what_a_command_said_is_found_after_its_end() -> None:
 async def test_time_is_up_and_what_was_there_is_still_found(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine starts the helper late.
     for name in ("SEARCH_SECONDS_MAX", "OVERTIME_SECONDS_MAX"):
-        monkeypatch.setattr(watching, name, 60.0)
+        monkeypatch.setattr(output_watch, name, 60.0)
     async with echoing(marker) as command:
         await tell(command, b"x", times=300_000)
         await tell(command, b"needle")
@@ -101,7 +101,7 @@ async def test_time_is_up_and_what_was_there_is_still_found(marker: str, monkeyp
             assert match is not None
             assert match.begin == 300_000
         assert await command.watch("noth(ing)", timeout=0.05) is None
-        assert time.monotonic() - began < watching.SEARCH_SECONDS_MAX
+        assert time.monotonic() - began < output_watch.SEARCH_SECONDS_MAX
 
 
 async def test_many_watch_at_once(marker: str) -> None:
@@ -182,8 +182,8 @@ async def test_watches_one_after_the_other_share_a_process(marker: str) -> None:
 async def test_idle_searches_are_bounded_and_take_no_place_of_others(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "ASIDES_MAX", 1)
-    monkeypatch.setattr(watching, "IDLE_MATCHERS_MAX", 1)
+    monkeypatch.setattr(registry, "ASIDES_MAX", 1)
+    monkeypatch.setattr(output_watch, "IDLE_MATCHERS_MAX", 1)
     async with Host("memory:") as host:
         for _ in range(3):
             command = await start(host, child(ECHOES, marker), stdin="pipe")
@@ -252,8 +252,8 @@ async def test_a_search_that_is_killed_is_an_error(marker: str) -> None:
 # -- bounds ----------------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 async def test_a_pattern_that_never_ends_stops_nobody(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "SEARCH_SECONDS_MAX", 1.0)
-    monkeypatch.setattr(watching, "OVERTIME_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(output_watch, "SEARCH_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(output_watch, "OVERTIME_SECONDS_MAX", 0.1)
     async with echoing(marker) as command:
         await tell(command, b"x" * 60_000)
         watch = asyncio.ensure_future(command.watch("(x+x+)+y"))
@@ -286,7 +286,7 @@ stay()
 
 
 async def test_so_many_searches_and_no_more(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "ASIDES_MAX", 2)
+    monkeypatch.setattr(registry, "ASIDES_MAX", 2)
     async with echoing(marker) as command:
         two = [asyncio.ensure_future(command.watch("(x)")) for _ in range(2)]
         await wait_pass(lambda: len(searches(command)) == 2)

@@ -13,18 +13,18 @@ from tests.serve.kit import TOKEN, Served
 from tests.thorough import thorough
 
 from banksman import sockets
-from banksman.serve.entrance import accepting
+from banksman.server.http import accept_loop
 
 pytestmark = thorough
 
 FDS = 160
-ROOM = FDS - min(accepting.FDS_KEPT_BACK, FDS // 2)
+ROOM = FDS - min(accept_loop.FDS_KEPT_BACK, FDS // 2)
 
 
 def test_shares_of_port_and_socket() -> None:
     with socket.socket() as port, socket.socket(socket.AF_UNIX) as unix:
-        assert accepting.shares([port, unix], 100) == [75, 25]
-        assert accepting.shares([unix], 100) == accepting.shares([port], 100) == [100]
+        assert accept_loop.shares([port, unix], 100) == [75, 25]
+        assert accept_loop.shares([unix], 100) == accept_loop.shares([port], 100) == [100]
 
 
 def test_clients_without_a_token_do_not_keep_the_owner_out(tmp_path: Path) -> None:

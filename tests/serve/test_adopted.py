@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from banksman.serve.running import adopted
+from banksman.server.ops import child_reaper
 
 # The program is process 1. Each of its children says so by a pipe, and it looks for them in /proc, which is its own.
 PROGRAM = """
 import asyncio, os, subprocess, sys, time
-from banksman.run.child import inherited
-from banksman.run.child.spawner import spawner
-from banksman.serve.running import adopted
+from banksman.process import inherited
+from banksman.process.zygote_client import spawner
+from banksman.server.ops import child_reaper as adopted
 
 def state(pid):
     try:
@@ -121,5 +121,5 @@ def test_as_process_1(case: str) -> None:
 
 async def test_elsewhere_orphans_are_somebody_elses() -> None:
     loop = asyncio.get_running_loop()
-    assert adopted.install(loop) is None
+    assert child_reaper.install(loop) is None
     assert loop.remove_signal_handler(17) is False

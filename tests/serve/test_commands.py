@@ -17,9 +17,9 @@ import pytest
 from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, Served
 
 from banksman import Host
-from banksman.serve.api.commands import ROUTES
-from banksman.serve.api.once import Once
-from banksman.serve.api.routes import Endpoint
+from banksman.server.api.command_routes import ROUTES
+from banksman.server.api.request_replay import Once
+from banksman.server.api.route import Endpoint
 
 
 def start(served: Served, *argv: str, **more: Any) -> str:

@@ -14,8 +14,8 @@ import pytest
 from tests.serve.kit import SECONDS_MAX, Served, head, statuses, talk
 from tests.serve.test_limits import JSON_LINE, in_this_process
 
-from banksman.serve import server as servers
-from banksman.serve.entrance import wire
+from banksman.server import listener as servers
+from banksman.server.http import connection
 
 BODY = b'{"token": "not the one"}'
 SHORT = 0.1
@@ -71,7 +71,7 @@ async def waiting(port: int, seconds: float) -> bytes:
 async def test_who_was_answered_early_and_then_says_nothing_is_let_go(
     monkeypatch: pytest.MonkeyPatch, length: str, rest: bytes
 ) -> None:
-    monkeypatch.setattr(wire, "STRANGER_IDLE_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "STRANGER_IDLE_SECONDS_MAX", SHORT)
     async with in_this_process() as port, connected(port) as (reader, writer):
         begin = b"12345" if "Length" in length else b"5\r\n12345\r\n"
         writer.write(kept("POST /v1/sessions HTTP/1.1", length, port=port, token=False) + begin)
@@ -83,7 +83,7 @@ async def test_who_was_answered_early_and_then_says_nothing_is_let_go(
 async def test_blank_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no request. Nor are they one that came too late: nobody is told anything that could be taken for the
     answer to the next."""
-    monkeypatch.setattr(wire, "IDLE_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "IDLE_SECONDS_MAX", SHORT)
     async with in_this_process() as port, connected(port) as (reader, writer):
         writer.write(kept("GET /healthz HTTP/1.1", port=port))
         assert (await answer(reader))[0] == 200
@@ -97,8 +97,8 @@ async def test_blank_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPa
 
 async def test_one_that_is_idle_is_kept_as_long_as_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not only as long as the rest of a body, or a head."""
-    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", SHORT)
-    monkeypatch.setattr(wire, "HEAD_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", SHORT)
     async with in_this_process() as port, connected(port) as (reader, writer):
         writer.write(kept("POST /v1/sessions HTTP/1.1", "Content-Length: 10", port=port, token=False) + b"12345")
         assert (await answer(reader))[0] == 401
@@ -114,7 +114,7 @@ async def test_one_that_is_idle_is_kept_as_long_as_an_idle_one(monkeypatch: pyte
 async def test_a_request_that_was_sent_ahead_has_the_time_for_its_body_that_any_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
     async with in_this_process() as port:
         first = await waiting(port, SHORT)
         second = head("POST /v1/login HTTP/1.1", JSON_LINE, f"Content-Length: {len(BODY)}", port=port)
@@ -134,8 +134,8 @@ async def test_a_request_that_was_sent_ahead_has_the_time_for_its_body_that_any_
 @pytest.mark.parametrize("ahead", [b"\r\n", b"GET /heal"], ids=["a blank line", "half a head"])
 async def test_what_is_sent_ahead_does_not_end_what_runs(monkeypatch: pytest.MonkeyPatch, ahead: bytes) -> None:
     """Its own time begins when there is nothing else to wait for, and we listen."""
-    monkeypatch.setattr(wire, "HEAD_SECONDS_MAX", SHORT)
-    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", SHORT)
+    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
     async with in_this_process() as port:
         first = await waiting(port, 5 * SHORT)
         async with connected(port) as (reader, writer):
@@ -150,7 +150,7 @@ async def test_what_is_sent_ahead_does_not_end_what_runs(monkeypatch: pytest.Mon
 
 async def test_too_many_sent_ahead_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer could not be told from one to those before. What was asked first runs, and is not answered."""
-    monkeypatch.setattr(wire, "PIPELINED_MAX", 3)
+    monkeypatch.setattr(connection, "PIPELINED_MAX", 3)
     async with in_this_process() as port:
         first = await waiting(port, 5 * SHORT)
         one = kept("GET /healthz HTTP/1.1", port=port)
@@ -170,7 +170,7 @@ async def test_a_refusal_has_the_headers_that_every_answer_has(monkeypatch: pyte
         assert (statuses(usual), statuses(refusal)) == ([404], [414])
         assert names(usual) == names(refusal)
         # And those of the problem itself.
-        monkeypatch.setattr(wire, "_too_large", lambda: wire.Problem(429, "TooMany", "for this test"))
+        monkeypatch.setattr(connection, "_too_large", lambda: connection.Problem(429, "TooMany", "for this test"))
         busy = await asyncio.to_thread(talk, port, head("GET / HTTP/1.1", f"X: {'x' * 70_000}", port=port))
         assert statuses(busy) == [429]
         assert b"\r\nretry-after: 1\r\n" in busy.lower()
@@ -184,7 +184,7 @@ async def test_a_stream_that_is_cut_off_is_counted_and_a_plain_answer_is_not(
 ) -> None:
     if by_kernel:
         # Which of the two is the first is a matter of milliseconds.
-        monkeypatch.setattr(wire.Connection, "_watch_stall", leave_it)
+        monkeypatch.setattr(connection.Connection, "_watch_stall", leave_it)
     cut: asyncio.Queue[bool] = asyncio.Queue()
     count = servers.Server._on_stall  # pyright: ignore[reportPrivateUsage]
 
@@ -217,7 +217,7 @@ async def test_a_stream_that_is_cut_off_is_counted_and_a_plain_answer_is_not(
         assert cut.empty()
 
 
-def leave_it(_: wire.Connection) -> None:
+def leave_it(_: connection.Connection) -> None:
     """Somebody else does it."""
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.serve.kit import TOKEN, Served, head, shared, statuses, talk
 
-from banksman.serve.entrance import page_tokens
-from banksman.serve.entrance.page_tokens import PageTokens
+from banksman.server.http import page_tokens
+from banksman.server.http.page_tokens import PageTokens
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from tests.serve.test_stream_marks import of, said, trimmed
 from tests.thorough import thorough
 
 from banksman import Host
-from banksman.core.event import FRAMES, UPDATE, Entry, entry
-from banksman.serve.api import event_pages
-from banksman.serve.api.event_pages import Wanted
+from banksman.core.session.event import FRAMES, UPDATE, Entry, entry
+from banksman.server.api import event_pages
+from banksman.server.api.event_pages import Wanted
 from banksman.store.log import READ_EVENTS_MAX
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent

@@ -10,9 +10,9 @@ import pytest
 from tests.nats.shared import shared, some_prefix
 from tests.serve.fleet import fleet, until
 
-from banksman.store.address import parse
-from banksman.store.cluster.tokens import token
-from banksman.store.nats import Nats
+from banksman.cluster.log.streams import token
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 from banksman.testing.nats_servers import Servers
 
 

@@ -13,14 +13,14 @@ from tests.nats.shared import shared, some_prefix
 from tests.serve.fleet import fleet
 from tests.serve.test_last_host import Seen, seen
 
-from banksman.serve import fleet as fleets
-from banksman.serve.problems import Problem
-from banksman.store.address import parse
-from banksman.store.bus import Card
-from banksman.store.cluster.hosts import Said
-from banksman.store.jetstream import Message
+from banksman.cluster.http import host_view as fleets
+from banksman.cluster.interfaces import Card
+from banksman.cluster.jetstream import Message
+from banksman.cluster.log.host_leases import Said
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
+from banksman.server.problems import Problem
 from banksman.store.log import Known, Owner
-from banksman.store.nats import Nats
 from banksman.testing.nats_servers import Servers
 
 

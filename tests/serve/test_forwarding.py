@@ -15,11 +15,12 @@ from tests.serve.kit import Served
 from tests.thorough import thorough
 
 from banksman import Host
+from banksman.cluster.http import forwarded_request
+from banksman.cluster.http.forwarded_request import Request, Response, response_of
+from banksman.cluster.log.stream_mirror import Mirror
 from banksman.errors import NotFound
-from banksman.serve import app, forwarding, inside
-from banksman.serve.forwarding import Request, Response, response_of
-from banksman.serve.settings import Settings
-from banksman.store.cluster.mirror import Mirror
+from banksman.server import app, embedded
+from banksman.server.server_settings import Settings
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
 
@@ -61,7 +62,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Itera
 async def put_through(*requests: Request) -> list[Response]:
     settings = Settings(store="memory:")
     async with Host("memory:") as host:
-        context = inside.context_of(host, settings, lambda _: None)
+        context = embedded.context_of(host, settings, lambda _: None)
         app.make(context, token="a-token-of-the-tests", port=0)
         assert context.application is not None
         return [response_of(await context.application(request.encoded())) for request in requests]
@@ -99,14 +100,14 @@ async def test_a_stream_is_not_asked_for_over_the_bus() -> None:
 async def test_what_is_no_request_is_refused() -> None:
     for data in (b"", b"\xff\xfe", b"[]", b'{"method": 1}'):
         async with Host("memory:") as host:
-            context = inside.context_of(host, Settings(store="memory:"), lambda _: None)
+            context = embedded.context_of(host, Settings(store="memory:"), lambda _: None)
             app.make(context, token="a-token-of-the-tests", port=0)
             assert context.application is not None
             assert response_of(await context.application(data)).status == 400
 
 
 async def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr(forwarded_request, "ANSWER_BYTES_MAX", 10)
     (answer,) = await put_through(Request("GET", "/v1/sessions"))
     assert (answer.status, answer.title) == (500, "AnswerTooLarge")
 

@@ -14,8 +14,8 @@ import pytest
 from tests.serve.kit import SECONDS_MAX, Served
 
 from banksman import Host, Session
-from banksman.run.sessions import status
-from banksman.run.sessions.status import preview
+from banksman.sessions import status
+from banksman.sessions.status import preview
 from banksman.testing import fake_agent
 
 pytestmark = pytest.mark.thorough

@@ -10,11 +10,11 @@ import pytest
 from tests.store.kit import Writer, data, everything
 
 from banksman import Host, UsageError
-from banksman.run.sessions import recovery
-from banksman.serve import app, inside
-from banksman.serve.api.once import session_id
-from banksman.serve.forwarding import Request, response_of
-from banksman.serve.settings import Settings
+from banksman.cluster.http.forwarded_request import Request, response_of
+from banksman.server import app, embedded
+from banksman.server.api.request_replay import session_id
+from banksman.server.server_settings import Settings
+from banksman.sessions import recovery
 from banksman.store.memory import MemoryLog
 from banksman.testing import fake_agent
 
@@ -23,7 +23,7 @@ from banksman.testing import fake_agent
 async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: str | None) -> None:
     settings = Settings(store="memory:")
     async with Host("memory:") as host:
-        context = inside.context_of(host, settings, lambda _: None)
+        context = embedded.context_of(host, settings, lambda _: None)
         app.make(context, token="a-token-of-the-tests", port=0)
         assert context.application is not None
         id = session_id("the-key")

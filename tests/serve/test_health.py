@@ -11,8 +11,8 @@ from tests.serve.kit import Answer, Served
 from tests.thorough import thorough
 
 from banksman import Host
-from banksman.run import tally
-from banksman.run.tally import has_working_store
+from banksman.runtime import host_stats
+from banksman.runtime.host_stats import has_working_store
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
 
@@ -67,9 +67,9 @@ async def test_a_store_that_could_not_be_opened_is_tried_again_by_who_asks_for_i
         store.mkdir()
         assert not has_working_store(host)
         store.rmdir()
-        monkeypatch.setattr(tally, "OPEN_AGAIN_SECONDS", float("inf"))
+        monkeypatch.setattr(host_stats, "OPEN_AGAIN_SECONDS", float("inf"))
         assert not has_working_store(host)
-        monkeypatch.setattr(tally, "OPEN_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(host_stats, "OPEN_AGAIN_SECONDS", 0.0)
         assert has_working_store(host)
 
 

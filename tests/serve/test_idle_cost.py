@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 from banksman import Host, Kind
-from banksman.serve import app, server
-from banksman.serve.api.sending import SLICE_BYTES
-from banksman.serve.context import Context
-from banksman.serve.entrance.policy import Policy
-from banksman.serve.settings import Settings
-from banksman.serve.streams.counts import Counts
-from banksman.serve.streams.encoding import Form
-from banksman.serve.streams.follower import Streams
-from banksman.serve.streams.pages import PAGES_BYTES_MAX, Page, Pages
-from banksman.serve.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
-from banksman.serve.streams.waking import Waking
+from banksman.server import app
+from banksman.server import listener as server
+from banksman.server.context import Context
+from banksman.server.http.slices import SLICE_BYTES
+from banksman.server.http.start_policy import Policy
+from banksman.server.server_settings import Settings
+from banksman.server.streams.event_encoding import Form
+from banksman.server.streams.follower import Streams, Waking
+from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, Page, Pages
+from banksman.server.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
+from banksman.server.streams.stream_counters import Counts
 from banksman.testing import fake_agent
 
 TOKEN = "a-token-of-the-tests"

@@ -12,8 +12,8 @@ from tests.nats.shared import shared, some_prefix
 from tests.serve.fleet import Fleet, fleet, until
 
 from banksman import Host
-from banksman.serve import fleet as fleets
-from banksman.store.bus import Card, HostSeen
+from banksman.cluster.http import host_view as fleets
+from banksman.cluster.interfaces import Card, HostSeen
 from banksman.testing.nats_servers import Servers
 
 

@@ -13,16 +13,16 @@ import pytest
 from tests.serve.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, shared, statuses, talk
 
 from banksman import Host
-from banksman.serve import app
-from banksman.serve import server as servers
-from banksman.serve.api import routes
-from banksman.serve.context import Context
-from banksman.serve.entrance import wire
-from banksman.serve.entrance.policy import Policy
-from banksman.serve.settings import Settings
-from banksman.serve.streams.counts import Counts
-from banksman.serve.streams.follower import Streams
-from banksman.serve.streams.pages import Pages
+from banksman.server import app
+from banksman.server import listener as servers
+from banksman.server.api import route
+from banksman.server.context import Context
+from banksman.server.http import connection
+from banksman.server.http.start_policy import Policy
+from banksman.server.server_settings import Settings
+from banksman.server.streams.follower import Streams
+from banksman.server.streams.shared_pages import Pages
+from banksman.server.streams.stream_counters import Counts
 
 pytestmark = pytest.mark.thorough
 
@@ -63,9 +63,9 @@ def test_a_body_has_32_mib_and_not_a_byte_more(served: Served) -> None:
 
 async def test_body_without_a_token_has_4_kib(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has shown no token makes the server keep little, however many there are."""
-    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.1)
     async with in_this_process() as port:
-        for size, status in ((routes.STRANGER_BODY_BYTES_MAX, 401), (routes.STRANGER_BODY_BYTES_MAX + 1, 413)):
+        for size, status in ((route.STRANGER_BODY_BYTES_MAX, 401), (route.STRANGER_BODY_BYTES_MAX + 1, 413)):
             body = b'{"token":"%s"}' % (b"x" * (size - len(b'{"token":""}')))
             for length, sent in (
                 (f"Content-Length: {size}", body),
@@ -80,7 +80,7 @@ async def test_body_without_a_token_has_4_kib(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_a_body_that_does_not_say_its_length_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it still sends is not kept, and after a while not listened to: until then it can read why."""
-    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.5)
     async with in_this_process(body_bytes_max=100_000) as port:
         chunk = b"1000\r\n%s\r\n" % (b"x" * 0x1000)
         post = head("POST /v1/login HTTP/1.1", "Transfer-Encoding: chunked", JSON_LINE, port=port)
@@ -120,7 +120,7 @@ JSON_LINE = "Content-Type: application/json"
 
 def test_a_head_has_a_size(served: Served) -> None:
     port = served.port
-    long = "x" * (wire.HEAD_BYTES_MAX + 1)
+    long = "x" * (connection.HEAD_BYTES_MAX + 1)
     assert statuses(talk(port, head("GET /healthz HTTP/1.1", f"X: {'x' * 60_000}", port=port))) == [200]
     assert statuses(talk(port, head("GET /healthz HTTP/1.1", f"X: {long}", port=port))) == [431]
     assert statuses(talk(port, head("GET /healthz HTTP/1.1", f"{long}: x", port=port))) == [431]
@@ -139,7 +139,7 @@ def test_a_head_has_a_size(served: Served) -> None:
 
 def test_a_url_has_a_length(served: Served) -> None:
     port = served.port
-    fits = "x" * (wire.URL_BYTES_MAX - len("/v1/sessions?after="))
+    fits = "x" * (connection.URL_BYTES_MAX - len("/v1/sessions?after="))
     assert statuses(talk(port, head(f"GET /v1/sessions?after={fits} HTTP/1.1", port=port))) == [404]
     assert statuses(talk(port, head(f"GET /v1/sessions?after={fits}x HTTP/1.1", port=port))) == [414]
     assert statuses(talk(port, head(f"GET /{'x' * 1_000_000} HTTP/1.1", port=port))) == [414]
@@ -478,7 +478,7 @@ async def drip(port: int, begin: bytes, drop: bytes) -> tuple[bytes, float]:
 
 
 async def test_a_head_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEAD_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
         for begin, drop in (
             (b"", b"G"),
@@ -500,8 +500,8 @@ async def test_a_head_that_trickles_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 async def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "BODY_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(wire, "LINGER_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(route, "BODY_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
         for length, drop in (("Content-Length: 4000", b"x"), ("Transfer-Encoding: chunked", b"1\r\nx\r\n")):
             # One that is read, and those that nobody reads: they are answered at once, and go on. Without a token, too.
@@ -518,7 +518,11 @@ async def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 async def test_a_stream_and_a_long_wait_outlive_these_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((routes, "BODY_SECONDS_MAX"), (wire, "LINGER_SECONDS_MAX"), (wire, "HEAD_SECONDS_MAX")):
+    for module, name in (
+        (route, "BODY_SECONDS_MAX"),
+        (connection, "LINGER_SECONDS_MAX"),
+        (connection, "HEAD_SECONDS_MAX"),
+    ):
         monkeypatch.setattr(module, name, 0.1)
     async with in_this_process(heartbeat_seconds=0.05) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

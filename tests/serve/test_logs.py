@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from banksman.errors import UsageError
-from banksman.serve.running import logs
+from banksman.server.ops import logs
 
 SECRET = "tok-EN_of~mine"
 
 # What a program does with its log is seen from outside: a real stderr, a real end of the process.
 PROGRAM = """
 import logging, os, sys, threading
-from banksman.serve.running import logs
+from banksman.server.ops import logs
 log = logging.getLogger("banksman.test")
 """
 

@@ -14,11 +14,11 @@ from tests.sessions.helpers import QUICK, exists, opened
 from tests.store.kit import AT, lines
 
 from banksman import Host, Kind, NotOwner, StoreError, __version__
-from banksman.run.child.launch import prepare
-from banksman.run.commands.options import Options
-from banksman.run.sessions import registry
-from banksman.serve.running import metrics
-from banksman.serve.streams.counts import Counts
+from banksman.commands.options import Options
+from banksman.process.launch import prepare
+from banksman.server.ops import metrics
+from banksman.server.streams.stream_counters import Counts
+from banksman.sessions import registry
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog

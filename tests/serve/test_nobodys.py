@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from banksman import Host, Session
-from banksman.serve import nobodys
-from banksman.serve.nobodys import Nobodys
+from banksman.cluster.http import unowned
+from banksman.cluster.http.unowned import Nobodys
 from banksman.testing import fake_agent
 
 HANGS = fake_agent.command({"prompt 1": ["hang"]})
@@ -19,7 +19,7 @@ QUICK = {"eof_grace": 0.0, "grace": 0.3, "linger": 0.0, "drain_seconds": 0.05}
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: what is bounded here is the number of looks."""
-    monkeypatch.setattr(nobodys, "LOOK_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(unowned, "LOOK_SECONDS_MAX", 60.0)
 
 
 async def left(host: Host, name: str, *prompts: str) -> None:
@@ -62,7 +62,7 @@ async def test_who_waits_in_a_session_that_nobody_has_is_listed(tmp_path: Path) 
 async def test_a_list_looks_at_few_and_goes_on_with_the_others_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nobodys, "LOOKS_MAX", 1)
+    monkeypatch.setattr(unowned, "LOOKS_MAX", 1)
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
         for name in ("first", "second"):
             await left(host, name, "runs", f"in {name}")

@@ -17,10 +17,10 @@ import pytest
 from tests.serve.kit import Answer, Served
 
 from banksman import Host, NotFound
-from banksman.run.sessions import keys
-from banksman.serve.api import once, turns
-from banksman.serve.api import routes as http
-from banksman.serve.api.messages.turns import Ask
+from banksman.server.api import request_replay, turn_routes
+from banksman.server.api import route as http
+from banksman.server.api.messages.turn_messages import Ask
+from banksman.sessions import life
 from banksman.testing import fake_agent
 
 
@@ -163,8 +163,8 @@ def test_key_of_an_ask_that_was_never_sent_asks_again(served: Served) -> None:
 
 
 async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None:
-    asked = once.Once()
-    large = once.BYTES_MAX // 4
+    asked = request_replay.Once()
+    large = request_replay.BYTES_MAX // 4
 
     async def answer() -> http.Answer:
         return http.Answer({"argv": "x" * large}, 201)
@@ -175,16 +175,16 @@ async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None
         await asked.do("commands", str(number), _Body("x"), answer)
     kept = list(asked._entries.values())  # pyright: ignore[reportPrivateUsage]
     assert 1 <= len(kept) <= 4
-    assert asked._weight == sum(entry.weight for entry in kept) <= once.BYTES_MAX  # pyright: ignore[reportPrivateUsage]
+    assert asked._weight == sum(entry.weight for entry in kept) <= request_replay.BYTES_MAX  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_newest_answer_is_remembered_however_large_it_is() -> None:
-    asked = once.Once()
+    asked = request_replay.Once()
     times: list[int] = []
 
     async def answer() -> http.Answer:
         times.append(1)
-        return http.Answer({"argv": "x" * once.BYTES_MAX}, 201)
+        return http.Answer({"argv": "x" * request_replay.BYTES_MAX}, 201)
 
     for _ in range(2):
         await asked.do("commands", "k", _Body("x"), answer)
@@ -192,7 +192,7 @@ async def test_newest_answer_is_remembered_however_large_it_is() -> None:
 
 
 async def test_answer_that_cannot_be_encoded_is_given_to_all_and_nothing_is_done_twice() -> None:
-    asked = once.Once()
+    asked = request_replay.Once()
     times: list[int] = []
     is_begun, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -213,19 +213,19 @@ async def test_key_of_a_turn_that_retention_took_does_not_ask_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session has forgotten the key too: it remembers fewer of them than the server."""
-    monkeypatch.setattr(keys, "KEYS_MAX", 1)
+    monkeypatch.setattr(life, "KEYS_MAX", 1)
     async with Host(f"sqlite:{tmp_path}/store.db?keep_bytes=2000") as host:
         session = await host.open("claude", command=fake_agent.command())
-        context = SimpleNamespace(session=host.session, once=once.Once())
+        context = SimpleNamespace(session=host.session, once=request_replay.Once())
 
         call = SimpleNamespace(context=context, path={"id": session.id}, body=Ask(prompt="first"), key="first")
-        first = (await turns.ask(cast("Any", call))).made
+        first = (await turn_routes.ask(cast("Any", call))).made
         await (await session.turn(first)).outcome()
         with contextlib.suppress(NotFound):
             for number in itertools.count():
                 await (await session.ask("@@flood 300 200", key=str(number))).outcome()
                 await session.turn(first)
-        assert (await turns.ask(cast("Any", call))).made == first
+        assert (await turn_routes.ask(cast("Any", call))).made == first
 
 
 class _Counted(OrderedDict[Any, Any]):
@@ -249,8 +249,8 @@ class _Body(msgspec.Struct):
 @pytest.mark.thorough
 async def test_a_keyed_request_does_not_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when there are as many as are remembered, either; and what is being done is not forgotten."""
-    monkeypatch.setattr(once, "KEYS_MAX", 100)
-    asked = once.Once()
+    monkeypatch.setattr(request_replay, "KEYS_MAX", 100)
+    asked = request_replay.Once()
     entries = asked._entries = _Counted()  # pyright: ignore[reportPrivateUsage]
     is_over = asyncio.Event()
 
@@ -269,4 +269,4 @@ async def test_a_keyed_request_does_not_look_at_all_keys(monkeypatch: pytest.Mon
     assert len(entries) <= 101
     is_over.set()
     assert await asked.do("turns", "slow", _Body("slow"), answer) == (await slow).encoded()
-    assert asked._weight == once.ENTRY_BYTES * len(entries)  # pyright: ignore[reportPrivateUsage]
+    assert asked._weight == request_replay.ENTRY_BYTES * len(entries)  # pyright: ignore[reportPrivateUsage]

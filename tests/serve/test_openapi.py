@@ -12,17 +12,18 @@ import msgspec
 from schemathesis.specs.openapi import definitions
 from tests.serve.kit import Served
 
-from banksman.core import clocks, outcome
-from banksman.core import event as kinds
-from banksman.core.arbiter import Priority
-from banksman.core.rules import Verdict
-from banksman.core.state import Mode, ProcessPhase
-from banksman.core.turn import Cause, Phase
-from banksman.serve import problems
-from banksman.serve.api import commands, openapi, schemas
-from banksman.serve.api.messages import event_kinds, words
-from banksman.serve.api.messages.parts import Body, Query
-from banksman.serve.app import ROUTES
+from banksman.core.session import event as kinds
+from banksman.core.session import outcome, watchdogs
+from banksman.core.session.ask_queue import Priority
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.state import Mode, ProcessPhase
+from banksman.core.session.turn import Cause, Phase
+from banksman.server import problems
+from banksman.server.api import command_routes, openapi
+from banksman.server.api import openapi as schemas
+from banksman.server.api.messages import common_messages, event_kinds
+from banksman.server.api.messages.common_messages import Body, Query
+from banksman.server.app import ROUTES
 
 DESCRIBED: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi.describe(ROUTES)))
 OPERATIONS = {
@@ -141,13 +142,13 @@ def test_words_with_a_fixed_choice_are_named_enums() -> None:
 
 
 def test_the_words_of_the_core_are_in_the_enums() -> None:
-    assert tuple(Phase) == words.TURN_STATES
-    assert tuple(outcome.Kind) == words.OUTCOME_KINDS
-    assert tuple(outcome.By) == words.ENDED_BY
-    assert tuple(cause.value for cause in Cause) == words.INTERRUPT_CAUSES
-    assert tuple(clocks.Name) == words.CLOCK_NAMES
-    assert tuple(priority.name.lower() for priority in Priority) == words.PRIORITY_NAMES
-    assert tuple(Verdict) == words.RULINGS
+    assert tuple(Phase) == common_messages.TURN_STATES
+    assert tuple(outcome.Kind) == common_messages.OUTCOME_KINDS
+    assert tuple(outcome.By) == common_messages.ENDED_BY
+    assert tuple(cause.value for cause in Cause) == common_messages.INTERRUPT_CAUSES
+    assert tuple(watchdogs.Name) == common_messages.CLOCK_NAMES
+    assert tuple(priority.name.lower() for priority in Priority) == common_messages.PRIORITY_NAMES
+    assert tuple(Verdict) == common_messages.RULINGS
 
 
 def test_every_phase_of_an_open_session_is_in_its_enum() -> None:
@@ -155,7 +156,7 @@ def test_every_phase_of_an_open_session_is_in_its_enum() -> None:
     modes = {mode.name.lower() for mode in Mode} - {"open"}
     processes = {phase.name.lower() for phase in ProcessPhase} - {"none", "ready"}
     turns = set(Phase) - {Phase.QUEUED, Phase.ENDED}
-    assert modes | processes | turns <= set(words.PHASES)
+    assert modes | processes | turns <= set(common_messages.PHASES)
 
 
 def test_nothing_that_may_be_left_out_has_a_default() -> None:
@@ -203,7 +204,7 @@ def test_every_kind_of_event_is_described() -> None:
 
 
 def test_every_signal_of_the_enum_is_taken() -> None:
-    assert all(commands._signal(name) for name in words.SIGNALS)  # pyright: ignore[reportPrivateUsage]
+    assert all(command_routes._signal(name) for name in common_messages.SIGNALS)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_events_of_a_real_session_are_as_described(tmp_path: Path) -> None:

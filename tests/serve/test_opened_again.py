@@ -15,8 +15,8 @@ from tests.serve.test_forwarding import put_through
 from tests.sessions.test_durable import RETRIES, Disk
 
 from banksman import Host, Session
+from banksman.cluster.http.forwarded_request import Request
 from banksman.errors import StoreFull
-from banksman.serve.forwarding import Request
 from banksman.testing import fake_agent
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.serve.kit import Served, head, statuses, talk
 
-from banksman.serve import page
-from banksman.serve.page import POLICY, ROUTES
+from banksman.server import web
+from banksman.server.web import POLICY, ROUTES
 
-FOLDER = Path(page.__file__).parent
+FOLDER = Path(web.__file__).parent
 PATHS = [route.path for route in ROUTES]
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 # Namespaces are names that look like addresses. Nobody asks for them.

@@ -16,8 +16,8 @@ import pytest
 from tests.serve.kit import SECONDS_MAX, Served
 
 from banksman import Host, sockets
-from banksman.run.child.keeper.tree import read_stat
-from banksman.serve.entrance import peers
+from banksman.process.keeper.proc_tree import read_stat
+from banksman.server.http import peer_identity
 
 # Connects to the socket `argv[1]` as a descendant of kind `argv[2]`, and writes the answer to the file `argv[3]`.
 KNOCK = """
@@ -146,11 +146,11 @@ def test_chain_ends_at_a_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch
     def read(pid: int) -> tuple[int, str, int] | None:
         return None if pid == parent else read_stat(pid)
 
-    monkeypatch.setattr(peers, "read_stat", read)
+    monkeypatch.setattr(peer_identity, "read_stat", read)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert sockets.peer_pid(ours) == os.getpid()
-        assert peers.standing_of(ours) is peers.Standing.FREE
+        assert peer_identity.standing_of(ours) is peer_identity.Standing.FREE
 
 
 def test_client_whose_ancestors_cannot_be_read_is_not_taken_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_client_whose_ancestors_cannot_be_read_is_not_taken_for_free(monkeypatch
     def fails(path: str, bytes_max: int) -> bytes:
         raise OSError(errno.EMFILE, "too many open files", path)
 
-    monkeypatch.setattr(peers, "read_proc", fails)
+    monkeypatch.setattr(peer_identity, "read_proc", fails)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert peers.standing_of(ours) is peers.Standing.UNCLEAR
+        assert peer_identity.standing_of(ours) is peer_identity.Standing.UNCLEAR

@@ -18,9 +18,9 @@ from tests.serve.kit import Served, shared
 
 from banksman import Host
 from banksman.errors import UsageError
-from banksman.serve.entrance.policy import Policy
-from banksman.serve.problems import Problem
-from banksman.serve.settings import Settings
+from banksman.server.http.start_policy import Policy
+from banksman.server.problems import Problem
+from banksman.server.server_settings import Settings
 from banksman.testing import fake_agent
 
 FAKE = fake_agent.command()[:-1]

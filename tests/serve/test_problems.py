@@ -10,7 +10,7 @@ import pytest
 from tests.serve.kit import Answer, Served
 
 from banksman import errors
-from banksman.serve.problems import CLOSING_HINT, problem_of
+from banksman.server.problems import CLOSING_HINT, problem_of
 from banksman.testing import fake_agent
 
 MEMBERS = {"type", "title", "status", "detail", "hint", "ids"}

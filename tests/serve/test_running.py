@@ -19,8 +19,8 @@ from tests.serve.kit import TOKEN, Served, port_of, terminate
 from tests.serve.test_talking import wait_for
 from tests.thorough import thorough
 
-from banksman.serve import server as servers
-from banksman.serve.problems import CLOSING_HINT
+from banksman.server import listener as servers
+from banksman.server.problems import CLOSING_HINT
 
 HANGS = {"prompt work": ["hang"]}
 

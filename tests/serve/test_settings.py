@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from banksman.errors import UsageError
-from banksman.serve.inside import store_of
-from banksman.serve.settings import Settings, is_loopback, load
+from banksman.server.embedded import store_of
+from banksman.server.server_settings import Settings, is_loopback, load
 
 
 def written(folder: Path, text: str) -> Path:

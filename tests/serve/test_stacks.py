@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from banksman.serve.running import stacks
+from banksman.server.ops import stack_dump
 
 
 def functions(stack: list[str]) -> list[str]:
@@ -38,7 +38,7 @@ async def running(*coroutines: Any, name: str = "mine") -> AsyncGenerator[list[a
 
 
 def found(name: str) -> dict[str, Any]:
-    return next(task for task in stacks.take()["tasks"] if task["name"] == name)
+    return next(task for task in stack_dump.take()["tasks"] if task["name"] == name)
 
 
 class Awaitable:
@@ -166,7 +166,7 @@ async def test_threads_are_seen_too() -> None:
     thread.start()
     ready.wait()
     try:
-        threads = stacks.take()["threads"]
+        threads = stack_dump.take()["threads"]
     finally:
         end.set()
         thread.join()
@@ -179,26 +179,26 @@ async def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.Monk
     async def deep(left: int) -> None:
         await (deep(left - 1) if left else asyncio.Event().wait())
 
-    async with running(deep(stacks.FRAMES_MAX - 2), deep(stacks.FRAMES_MAX - 1), name="x" * 300):
-        whole, cut = (stack for stack in (one["stack"] for one in stacks.take()["tasks"]) if len(stack) > 5)
-        assert len(whole) == stacks.FRAMES_MAX
+    async with running(deep(stack_dump.FRAMES_MAX - 2), deep(stack_dump.FRAMES_MAX - 1), name="x" * 300):
+        whole, cut = (stack for stack in (one["stack"] for one in stack_dump.take()["tasks"]) if len(stack) > 5)
+        assert len(whole) == stack_dump.FRAMES_MAX
         assert "more" not in whole[0]
         assert cut[0] == "(1 more)"
         assert functions(cut)[-1] == "wait"
-        assert len(cut) == stacks.FRAMES_MAX + 1
-    monkeypatch.setattr(stacks, "TASKS_MAX", 3)
+        assert len(cut) == stack_dump.FRAMES_MAX + 1
+    monkeypatch.setattr(stack_dump, "TASKS_MAX", 3)
     async with running(*(asyncio.Event().wait() for _ in range(5))):
-        taken = stacks.take()
+        taken = stack_dump.take()
         assert len(taken["tasks"]) == 3
         assert taken["left_out"] == {"tasks": 3, "threads": 0}
-        assert stacks.text(taken).startswith("3 tasks (and 3 more)\n")
+        assert stack_dump.text(taken).startswith("3 tasks (and 3 more)\n")
 
 
 async def test_it_can_be_sent_and_be_read() -> None:
     async with running(asyncio.Event().wait(), name="a\nb"):
-        taken = stacks.take()
+        taken = stack_dump.take()
         assert json.loads(json.dumps(taken)) == taken
-        text = stacks.text(taken)
+        text = stack_dump.text(taken)
         assert "\n  a\\nb-0 Event.wait\n    " in text
         assert "threads\n  MainThread\n" in text
 
@@ -206,7 +206,7 @@ async def test_it_can_be_sent_and_be_read() -> None:
 # -- signals ----------------------------------------------------------------------------------------------------------
 SERVER = """
 import asyncio, os, signal, sys, time
-from banksman.serve.running import logs, stacks
+from banksman.server.ops import logs; from banksman.server.ops import stack_dump as stacks
 
 def stuck():
     os.write(1, b"!")

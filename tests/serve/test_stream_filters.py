@@ -18,9 +18,9 @@ from tests.serve.test_stream_pages import Reader, last_seq, streams_of
 from tests.thorough import thorough
 
 from banksman import Host
-from banksman.core.event import FRAMES
-from banksman.serve.streams.encoding import Form
-from banksman.serve.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession
+from banksman.core.session.event import FRAMES
+from banksman.server.streams.event_encoding import Form
+from banksman.server.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession
 from banksman.testing import fake_agent
 from banksman.testing.checks import Message
 

@@ -14,7 +14,7 @@ import pytest
 from tests.serve.joining import NDJSON, SSE, Client, body, is_live, walk
 from tests.serve.kit import Sent, Served, Stream
 
-from banksman.serve.streams.sources import PAGE_EVENTS_MAX
+from banksman.server.streams.sources import PAGE_EVENTS_MAX
 from banksman.testing import checks
 from banksman.testing.checks import Message
 

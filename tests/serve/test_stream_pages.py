@@ -11,13 +11,12 @@ import pytest
 from tests.serve.joining import SSE, Received, is_live
 
 from banksman import Host, Session
-from banksman.serve.streams import pages as pages_module
-from banksman.serve.streams.counts import Counts
-from banksman.serve.streams.encoding import Form
-from banksman.serve.streams.follower import Follower, Streams
-from banksman.serve.streams.pages import PAGES_BYTES_MAX, Page, Pages
-from banksman.serve.streams.sources import Cursor, ManySessions, OneSession
-from banksman.serve.streams.waking import Waking
+from banksman.server.streams import shared_pages as pages_module
+from banksman.server.streams.event_encoding import Form
+from banksman.server.streams.follower import Follower, Streams, Waking
+from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, Page, Pages
+from banksman.server.streams.sources import Cursor, ManySessions, OneSession
+from banksman.server.streams.stream_counters import Counts
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, Visit
 

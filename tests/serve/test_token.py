@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import UsageError
-from banksman.serve.entrance import token
+from banksman.server.http import token_file
 
 SERVER = """
 import os, sys
 from pathlib import Path
-from banksman.serve.entrance import token
+from banksman.server.http import token_file as token
 os.write(1, b"!")
 sys.stdin.buffer.read(1)
 os.write(1, token.load_or_make(Path(sys.argv[1])).encode())
@@ -33,20 +33,20 @@ def test_it_is_made_once_and_private_whatever_the_umask_is(tmp_path: Path) -> No
     path = tmp_path / "state" / "banksman" / "token"
     umask = os.umask(0o277)
     try:
-        made = token.load_or_make(path)
+        made = token_file.load_or_make(path)
     finally:
         os.umask(umask)
     assert len(made) == 43
     assert mode(path) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["token"]
-    assert token.load_or_make(path) == made
-    assert token.load_or_make(tmp_path / "other" / "token") != made
+    assert token_file.load_or_make(path) == made
+    assert token_file.load_or_make(tmp_path / "other" / "token") != made
 
 
 def test_the_folders_that_it_makes_are_private(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
-        token.load_or_make(tmp_path / "state" / "banksman" / "token")
+        token_file.load_or_make(tmp_path / "state" / "banksman" / "token")
     finally:
         os.umask(umask)
     assert [mode(tmp_path / "state"), mode(tmp_path / "state" / "banksman")] == [0o700, 0o700]
@@ -86,7 +86,7 @@ def test_without_links_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", link)
-    made = token.load_or_make(path)
+    made = token_file.load_or_make(path)
     assert path.read_text().strip() == made
     assert (made == "theirs") is comes_first
     assert [entry.name for entry in tmp_path.iterdir()] == ["token"]
@@ -96,7 +96,7 @@ def test_a_token_of_the_users_own_is_taken_without_the_end_of_its_line(tmp_path:
     path = tmp_path / "token"
     path.write_bytes(b"my-own~token\r\n")
     path.chmod(0o600)
-    assert token.load_or_make(path) == "my-own~token"
+    assert token_file.load_or_make(path) == "my-own~token"
 
 
 def _link(path: Path) -> None:
@@ -150,32 +150,32 @@ def test_what_cannot_be_a_secret_is_refused(tmp_path: Path, prepare: Callable[[P
     prepare(folder / "token")
     before = sorted(entry.name for entry in folder.iterdir())
     with pytest.raises(UsageError, match=why) as caught:
-        token.load_or_make(folder / "token")
+        token_file.load_or_make(folder / "token")
     assert caught.value.hint
     assert sorted(entry.name for entry in folder.iterdir()) == before
 
 
 def test_as_long_as_may_be_is_taken(tmp_path: Path) -> None:
     _write(b"x" * 4096)(tmp_path / "token")
-    assert token.load_or_make(tmp_path / "token") == "x" * 4096
+    assert token_file.load_or_make(tmp_path / "token") == "x" * 4096
 
 
 def test_a_folder_that_cannot_be_is_the_callers_to_change(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot keep the token") as caught:
-        token.load_or_make(tmp_path / "file" / "token")
+        token_file.load_or_make(tmp_path / "file" / "token")
     assert "token_file" in caught.value.hint
 
 
 def test_where_it_is_if_nobody_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert token.default_path() == tmp_path / "banksman" / "token"
+    assert token_file.default_path() == tmp_path / "banksman" / "token"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert token.default_path() == tmp_path / "home" / ".local" / "state" / "banksman" / "token"
+    assert token_file.default_path() == tmp_path / "home" / ".local" / "state" / "banksman" / "token"
     monkeypatch.setenv("HOME", "/")
     with pytest.raises(UsageError, match="no home folder"):
-        token.default_path()
+        token_file.default_path()
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_where_it_is_if_nobody_says_where(monkeypatch: pytest.MonkeyPatch, tmp_p
     ],
 )
 def test_any_two_texts_can_be_compared(a: str, b: str, same: bool) -> None:
-    assert token.is_same(a, b) is same
+    assert token_file.is_same(a, b) is same

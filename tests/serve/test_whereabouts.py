@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import BanksmanError
-from banksman.serve.running import whereabouts
+from banksman.server.ops import discovery_file
 
 SERVER = """
 import sys
 from pathlib import Path
-from banksman.serve.running import whereabouts
+from banksman.server.ops import discovery_file as whereabouts
 folder = Path(sys.argv[1])
 for number in range(int(sys.argv[2])):
     whereabouts.announce(folder, f"http://{sys.argv[3]}/{number}")
@@ -30,57 +30,57 @@ whereabouts.announce(folder, f"http://{sys.argv[3]}/last")
 
 def test_it_says_where_and_who(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    whereabouts.announce(folder, "http://127.0.0.1:4380/")
+    discovery_file.announce(folder, "http://127.0.0.1:4380/")
     found = json.loads((folder / "server.json").read_text())
     assert sorted(found) == ["pid", "started", "url"]
     assert (found["url"], found["pid"]) == ("http://127.0.0.1:4380/", os.getpid())
     assert abs(found["started"] - (folder / "server.json").stat().st_mtime) < 60
     assert stat.S_IMODE((folder / "server.json").stat().st_mode) == 0o600
     assert [entry.name for entry in folder.iterdir()] == ["server.json"]
-    whereabouts.withdraw(folder)
+    discovery_file.withdraw(folder)
     assert list(folder.iterdir()) == []
-    whereabouts.withdraw(folder)
+    discovery_file.withdraw(folder)
 
 
 def test_what_another_has_put_there_stays(tmp_path: Path) -> None:
-    whereabouts.announce(tmp_path, "http://one")
+    discovery_file.announce(tmp_path, "http://one")
     # The same pid, as two containers may have it, and another server.
     other = json.dumps({"url": "http://two", "pid": os.getpid(), "started": 0})
     (tmp_path / "server.json").write_text(other)
-    whereabouts.withdraw(tmp_path)
+    discovery_file.withdraw(tmp_path)
     assert (tmp_path / "server.json").read_text() == other
 
 
 def test_what_somebody_has_removed_already_is_not_worth_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whereabouts.announce(tmp_path, "http://one")
+    discovery_file.announce(tmp_path, "http://one")
     (tmp_path / "server.json").unlink()
-    whereabouts.withdraw(tmp_path)
+    discovery_file.withdraw(tmp_path)
     assert caplog.records == []
 
 
 def test_what_this_process_never_said_is_not_taken_back(tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text("{}")
-    whereabouts.withdraw(tmp_path)
+    discovery_file.withdraw(tmp_path)
     assert (tmp_path / "server.json").exists()
 
 
 def test_a_removal_waits_for_who_is_about_to_put_its_own_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The race itself: while somebody has the folder locked nothing is removed, though what is there is still ours."""
-    monkeypatch.setattr(whereabouts, "LOCK_SECONDS_MAX", 0.05)
-    whereabouts.announce(tmp_path, "http://one")
+    monkeypatch.setattr(discovery_file, "LOCK_SECONDS_MAX", 0.05)
+    discovery_file.announce(tmp_path, "http://one")
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        whereabouts.withdraw(tmp_path)
+        discovery_file.withdraw(tmp_path)
         assert (tmp_path / "server.json").exists()
         # To announce is safe without the lock.
-        whereabouts.announce(tmp_path, "http://two")
+        discovery_file.announce(tmp_path, "http://two")
         assert json.loads((tmp_path / "server.json").read_text())["url"] == "http://two"
     finally:
         os.close(fd)
-    whereabouts.withdraw(tmp_path)
+    discovery_file.withdraw(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,8 +98,8 @@ def test_servers_that_come_and_go_leave_the_last_one(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BanksmanError, match=r"server\.json"):
-        whereabouts.announce(tmp_path / "file", "http://one")
-    whereabouts.withdraw(tmp_path / "file")
+        discovery_file.announce(tmp_path / "file", "http://one")
+    discovery_file.withdraw(tmp_path / "file")
 
 
 def test_a_second_server_leaves_the_first_to_its_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,12 +107,12 @@ def test_a_second_server_leaves_the_first_to_its_clients(tmp_path: Path, caplog:
         url = f"http://127.0.0.1:{first.getsockname()[1]}"
         said = json.dumps({"url": url, "pid": os.getppid(), "started": 0})
         (tmp_path / "server.json").write_text(said)
-        whereabouts.announce(tmp_path, "http://127.0.0.1:1")
+        discovery_file.announce(tmp_path, "http://127.0.0.1:1")
         assert (tmp_path / "server.json").read_text() == said
         assert url in caplog.text
-        whereabouts.withdraw(tmp_path)
+        discovery_file.withdraw(tmp_path)
         assert (tmp_path / "server.json").read_text() == said
     # Nobody answers there any more, though a process of that pid lives: it is somebody else's by now.
-    whereabouts.announce(tmp_path, "http://127.0.0.1:1")
+    discovery_file.announce(tmp_path, "http://127.0.0.1:1")
     assert json.loads((tmp_path / "server.json").read_text())["url"] == "http://127.0.0.1:1"
-    whereabouts.withdraw(tmp_path)
+    discovery_file.withdraw(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from tests.sessions.helpers import QUICK, Case, check
 
 from banksman import Event, Host
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import fake_acp
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from tests.sessions.helpers import QUICK, Case, Script
 
 from banksman import Event, Host, Kind, Session
-from banksman.core import event as kinds
-from banksman.core.state import ProcessPhase
+from banksman.core.session import event as kinds
+from banksman.core.session.state import ProcessPhase
 from banksman.testing import checks, fake_agent
 from banksman.testing.fake_agent import Process
 

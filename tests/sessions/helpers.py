@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from banksman import Event, Host, Outcome, Session, Turn
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import checks, fake_agent
 from banksman.testing.fake_agent import Evidence, Process
 

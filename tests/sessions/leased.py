@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from banksman.core.event import Entry
+from banksman.core.session.event import Entry
 from banksman.errors import NotOwner, Unreachable
 from banksman.store.log import Done, Guard, Known
 from banksman.store.memory import MemoryLog

@@ -13,7 +13,7 @@ from tests.sessions.crashing import Agents, Remote, keepers, marked, remote
 from tests.sessions.helpers import QUICK, bodies, exists
 
 from banksman import Event, Host, Kind, Session
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import checks
 
 NAME = "the one"

@@ -11,8 +11,8 @@ from tests.sessions.acp_case import bodies, killed, known, methods, opened, sent
 from tests.sessions.helpers import SHORT_DRAIN, Case, exists
 
 from banksman import INTERACTIVE, Kind, Turn, UsageError
-from banksman.core import event as kinds
-from banksman.core.outcome import By
+from banksman.core.session import event as kinds
+from banksman.core.session.outcome import By
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.sessions.acp_case import bodies, opened, replies
 from tests.sessions.helpers import Case
 
 from banksman import Answer, Kind, Question, UsageError
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 ASK = "@@permission ls"
 

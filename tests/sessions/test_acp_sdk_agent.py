@@ -15,9 +15,9 @@ from tests.sessions.helpers import Case
 from tests.thorough import thorough
 
 from banksman import Host
-from banksman.core import event as kinds
-from banksman.core.outcome import By, Kind
-from banksman.run.sessions.questions import Question
+from banksman.core.session import event as kinds
+from banksman.core.session.outcome import By, Kind
+from banksman.sessions.questions import Question
 
 pytestmark = thorough
 

@@ -18,9 +18,9 @@ from tests.sessions.helpers import QUICK, Case, answers, bodies, exists, opened,
 from tests.sessions.takeover import read
 
 from banksman import Answered, Event, Host, Kind, NotFound, NotOwner, Question, Session, UsageError
-from banksman.core import event as kinds
-from banksman.run.sessions import questions
-from banksman.run.sessions.questions import find_answer
+from banksman.core.session import event as kinds
+from banksman.sessions import questions
+from banksman.sessions.questions import find_answer
 
 ASK = '@@ask Bash {"command":"ls"}\n@@say went on'
 # The agent's own name for a question, which it uses again and again.

@@ -11,9 +11,9 @@ import pytest
 from tests.sessions.helpers import Case, answers, opened, requesting, requests, touch
 
 from banksman import Hook, Host, Kind, Session, Tool, UsageError
-from banksman.core.questioning import CALLBACKS_MAX
-from banksman.run.sessions import hooks as run_hooks
-from banksman.run.sessions import tools as run_tools
+from banksman.core.session.questions import CALLBACKS_MAX
+from banksman.sessions import hooks as run_hooks
+from banksman.sessions import tools as run_tools
 from banksman.testing import fake_agent
 
 INPUT = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}

@@ -8,7 +8,7 @@ import pytest
 from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, opened, touch
 
 from banksman import Kind
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 COMPACTING = '@@raw {"type":"system","subtype":"status","status":"compacting"}'
 COMPACTED = '@@raw {"type":"system","subtype":"compact_boundary"}'

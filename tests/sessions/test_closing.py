@@ -12,7 +12,7 @@ from tests.real.helpers import wait_until
 from tests.sessions.helpers import QUICK, exists, opened, prompts, touch
 
 from banksman import Closed, Host, Kind, Session, Turn
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import checks, fake_agent
 
 

@@ -15,9 +15,9 @@ import pytest
 from tests.sessions.helpers import QUICK, Case, bodies, check, exists
 
 from banksman import Answer, Event, Host, Kind, Question, Turn, UsageError
-from banksman.core import event as kinds
-from banksman.core.outcome import By
-from banksman.run.sessions import profiles
+from banksman.core.session import event as kinds
+from banksman.core.session.outcome import By
+from banksman.sessions import profiles
 from banksman.testing import fake_codex
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.sessions.helpers import Case, opened, sent
 
 from banksman import Hook, Kind, Tool, UsageError
-from banksman.run.sessions import profiles
+from banksman.sessions import profiles
 
 IMAGE = {"type": "image", "mimeType": "image/png", "data": "iVBORw0KGgo="}
 SENT_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}

@@ -16,8 +16,8 @@ from tests.sessions.crowd import Crowd, argv, crowd, recalled
 from tests.sessions.helpers import QUICK, Case, bodies, check, opened, prompts
 
 from banksman import Host, Kind, NotOwner, Question, Tool, UsageError
-from banksman.core import event as kinds
-from banksman.run.host import Host as PlainHost
+from banksman.core.session import event as kinds
+from banksman.runtime.base_host import Host as PlainHost
 from banksman.store.memory import MemoryLog
 from banksman.testing import fake_agent
 

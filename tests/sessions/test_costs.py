@@ -10,7 +10,7 @@ import pytest
 from tests.sessions.helpers import Case, bodies, ended, opened
 
 from banksman import Kind, Outcome
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 
 def costing(total: Any, **members: Any) -> str:

@@ -27,8 +27,8 @@ from tests.sessions.helpers import QUICK, bodies, exists
 from tests.sessions.takeover import check, read, recalled
 
 from banksman import Host, Kind, Outcome, QueueFull, Session, Turn, UsageError
-from banksman.core import event as kinds
-from banksman.core.outcome import By
+from banksman.core.session import event as kinds
+from banksman.core.session.outcome import By
 from banksman.errors import StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from banksman.testing import checks, fake_agent
 

@@ -10,8 +10,8 @@ import pytest
 from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, opened, prompts, requests
 
 from banksman import AgentError, Kind
-from banksman.core import event as kinds
-from banksman.core.hearing import LARGE_PROMPT_CHARACTERS
+from banksman.core.session import event as kinds
+from banksman.core.session.agent_output import LARGE_PROMPT_CHARACTERS
 
 TOO_LONG = "Prompt is too long"
 OVERFLOW = {"is_error": True, "terminal_reason": "prompt_too_long", "result": TOO_LONG, "api_error_status": 400}

@@ -20,10 +20,10 @@ from tests.sessions.leased import LeasedLog, times
 from tests.thorough import IS_THOROUGH
 
 from banksman import Command, Kind, NotOwner, Session
+from banksman.commands import running_command
 from banksman.errors import BanksmanError, Closed, Unreachable
-from banksman.run.child.portable import PortableProcess
-from banksman.run.commands import running
-from banksman.run.host import Host, Settles
+from banksman.process.portable import PortableProcess
+from banksman.runtime.base_host import Host, Settles
 from banksman.testing import fake_acp, fake_agent
 
 # So long that whoever waits for it has not been cut.
@@ -72,7 +72,7 @@ async def test_everybody_is_told_and_the_tree_is_dead_in_time(
 ) -> None:
     """However long the ladder's waits are set to; and what waits for its turn does not wait any more."""
     if is_portable:
-        monkeypatch.setattr(running, "PROCESS", PortableProcess)
+        monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
     async with opened(tmp_path, marker) as case:
         turn = await case.reaches("one\n@@hold 50 setsid\n@@hang")
         waiting = await case.ask("two")

@@ -11,10 +11,10 @@ from tests.sessions.helpers import QUICK, opened, touch
 from tests.store.kit import Writer
 
 from banksman import Event, Host, Kind, StoreError, UsageError
-from banksman.core import event as kinds
-from banksman.core.event import Project
-from banksman.run import host as run_host
-from banksman.run.sessions.following import Readers
+from banksman.core.session import event as kinds
+from banksman.core.session.event import Project
+from banksman.runtime import base_host as run_host
+from banksman.sessions.log_reader import Readers
 from banksman.store.log import Page
 from banksman.store.memory import MemoryLog
 from banksman.testing import checks, fake_agent
@@ -170,7 +170,7 @@ async def test_rest_is_kept_only_when_no_follower_is_in_the_store(monkeypatch: p
 async def test_a_follower_beyond_what_a_closed_host_keeps_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("banksman.run.sessions.registry.REST_BYTES_MAX", 1)
+    monkeypatch.setattr("banksman.sessions.registry.REST_BYTES_MAX", 1)
     seen: list[Event] = []
     async with Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command(), options=QUICK)

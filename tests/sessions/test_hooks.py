@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from banksman.core.schema import VALUE_DEPTH_MAX
+from banksman.core.json_schema import VALUE_DEPTH_MAX
 from banksman.errors import UsageError
-from banksman.run.sessions import hooks
-from banksman.run.sessions.hooks import (
+from banksman.sessions import hooks
+from banksman.sessions.hooks import (
     AGENT_GRACE_SECONDS,
     ENDING_SECONDS_MAX,
     EVENTS,

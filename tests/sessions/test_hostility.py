@@ -11,10 +11,10 @@ import pytest
 from tests.sessions.helpers import QUICK, opened, touch
 
 from banksman import BugError, Host, Kind, Question, UsageError
-from banksman.core import event as kinds
-from banksman.core import session as core
-from banksman.core.session_facts import AskWithdrawn
-from banksman.run.sessions.registry import SESSIONS_KEPT_MAX
+from banksman.core.session import event as kinds
+from banksman.core.session import step as core
+from banksman.core.session.facts import AskWithdrawn
+from banksman.sessions.registry import SESSIONS_KEPT_MAX
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.sessions.helpers import SHORT_DRAIN, bodies, ended, exists, interrupts, opened, prompts, sent, touch
 
 from banksman import By, Kind
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 
 async def test_an_interrupted_turn_keeps_what_it_said(tmp_path: Path) -> None:

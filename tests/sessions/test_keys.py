@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import cast
 
 from banksman import Host, Kind
-from banksman.core.keys import Key
-from banksman.core.turn import Phase
-from banksman.run.sessions.keys import TURNS_MAX, Keys
-from banksman.run.sessions.turn import Turn
+from banksman.core.session.idempotency import Key
+from banksman.core.session.turn import Phase
+from banksman.sessions.life import TURNS_MAX, Keys
+from banksman.sessions.turn import Turn
 from banksman.testing import fake_agent
 
 

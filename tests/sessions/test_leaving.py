@@ -15,12 +15,12 @@ from tests.sessions.helpers import QUICK, SHORT_DRAIN, bodies, exists, opened, p
 from tests.sessions.takeover import check, recalled
 
 from banksman import Closed, Event, Host, Kind, Moved, Moving, NotOwner, Session, Turn, threads
-from banksman.core import event as kinds
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.state import Mode
-from banksman.run.sessions import recovery
-from banksman.run.sessions.abandoned import is_waited_in
+from banksman.core.session import event as kinds
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Mode
+from banksman.sessions import recovery
+from banksman.sessions.leftovers import is_waited_in
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import checks, fake_agent
 
@@ -405,7 +405,7 @@ async def test_it_is_not_opened_again_by_its_name_before_it_has_left(tmp_path: P
 
 
 async def test_a_bounded_memory_forgets_nobody_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banksman.run.sessions.registry.SESSIONS_KEPT_MAX", 0)
+    monkeypatch.setattr("banksman.sessions.registry.SESSIONS_KEPT_MAX", 0)
     async with opened(tmp_path, host=Host("memory:"), is_checked=False) as case:
         turn = await case.ask("one")
         await case.session.leave(0.0)

@@ -15,14 +15,14 @@ import pytest
 from tests.sessions.helpers import exists
 
 from banksman import Host, Kind, NotOwner, Refused, Session, threads
-from banksman.run.child import orphans
-from banksman.run.sessions.following import Readers
+from banksman.process import orphans
+from banksman.sessions.log_reader import Readers
 from banksman.testing import fake_agent
 
 # A host that dies with a turn in its log that has begun.
 DEAD = """
 import asyncio, os, sys
-from banksman.core.event import TURN_QUEUED, TURN_STARTED, SESSION_OPENED, entry
+from banksman.core.session.event import TURN_QUEUED, TURN_STARTED, SESSION_OPENED, entry
 from banksman.store.sqlite import SqliteLog
 
 async def main(path, command):

@@ -10,9 +10,9 @@ from tests.sessions.crowd import Crowd, argv, crowd, recalled, retired, tasks
 from tests.sessions.helpers import Case, bodies, exists, opened, touch
 
 from banksman import BACKGROUND, INTERACTIVE, Host, Kind, Turn, UsageError
-from banksman.core import event as kinds
-from banksman.run.sessions import pool
-from banksman.run.sessions.agent import AgentProcess
+from banksman.core.session import event as kinds
+from banksman.sessions import pool
+from banksman.sessions.agent_process import AgentProcess
 
 IDLE = {"idle_seconds": 0.2}
 

@@ -12,7 +12,7 @@ import pytest
 from tests.sessions.helpers import SHORT_DRAIN, bodies, interrupts, let_pass, opened, prompts, sent, touch
 
 from banksman import BACKGROUND, INTERACTIVE, NORMAL, Busy, Kind, QueueFull, Refused, Turn
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 
 async def outside(asking: Coroutine[Any, Any, Turn]) -> Turn:

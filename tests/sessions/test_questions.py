@@ -23,9 +23,9 @@ from tests.sessions.helpers import (
 )
 
 from banksman import Answer, Kind, Question, Session, UsageError
-from banksman.core import event as kinds
-from banksman.core.questioning import QUESTIONS_MAX
-from banksman.run.sessions import questions
+from banksman.core.session import event as kinds
+from banksman.core.session.questions import QUESTIONS_MAX
+from banksman.sessions import questions
 
 ASK = '@@ask Bash {"command":"ls"}\n@@say went on'
 ELICITATION = {

@@ -14,10 +14,10 @@ import pytest
 from tests.sessions.helpers import QUICK, bodies, opened, prompts
 
 from banksman import AgentError, BugError, Host, Kind, UsageError
-from banksman.core import event as kinds
-from banksman.core import session as core
-from banksman.core.session_facts import Fact, FramesRead, InterruptAsked
-from banksman.core.state import Session as State
+from banksman.core.session import event as kinds
+from banksman.core.session import step as core
+from banksman.core.session.facts import Fact, FramesRead, InterruptAsked
+from banksman.core.session.state import Session as State
 from banksman.testing import checks, fake_agent
 
 

@@ -17,8 +17,8 @@ from tests.sessions.helpers import QUICK, SHORT_DRAIN, Case, Script, bodies, end
 from tests.thorough import one_in
 
 from banksman import BACKGROUND, By, Kind, ProgramNotFound, Question, Tool, UsageError, threads
-from banksman.core import event as kinds
-from banksman.run.sessions import profiles
+from banksman.core.session import event as kinds
+from banksman.sessions import profiles
 from banksman.testing import fake_agent
 from banksman.testing.fake_agent import Evidence
 

@@ -9,8 +9,8 @@ import pytest
 from tests.sessions.helpers import Case, answers, bodies, opened, requesting, requests, sent
 
 from banksman import Host, Kind, Question, UsageError
-from banksman.core import event as kinds
-from banksman.core.rules import RULES_MAX
+from banksman.core.session import event as kinds
+from banksman.core.session.permissions import RULES_MAX
 from banksman.testing import fake_agent
 
 

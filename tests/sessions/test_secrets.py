@@ -14,9 +14,9 @@ from tests.sessions.helpers import QUICK, exists
 from tests.sessions.takeover import read, recalled
 
 from banksman import Host, Kind, Outcome, Question, Session, UsageError
-from banksman.core.event import TURN_ENDED, UPDATE
-from banksman.core.living import STDERR_CHARACTERS_MAX
-from banksman.run.sessions.agent import STDERR_BYTES_MAX
+from banksman.core.session.event import TURN_ENDED, UPDATE
+from banksman.core.session.process_life import STDERR_CHARACTERS_MAX
+from banksman.sessions.agent_process import STDERR_BYTES_MAX
 
 NAME = "the one"
 SECRETS = ["hunter2-is-my-key", 'with "quotes" and \\ in it', "geheim\u00fcber\u00e4lles"]

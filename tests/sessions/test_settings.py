@@ -12,8 +12,8 @@ import pytest
 from tests.sessions.helpers import Case, bodies, exists, opened, requests, touch
 
 from banksman import AgentError, Closed, Kind, QueueFull, UsageError
-from banksman.core import event as kinds
-from banksman.core.settings import CHANGES_MAX
+from banksman.core.session import event as kinds
+from banksman.core.session.settings import CHANGES_MAX
 
 # What is left unanswered is given up after a moment.
 SHORT = {"setting_seconds": 0.2}

@@ -19,8 +19,8 @@ from tests.sessions.takeover import check, outcomes, read, recalled
 from tests.store.kit import Writer
 
 from banksman import Closed, Event, Host, Kind, NotOwner, Session, Tool, UsageError
-from banksman.core import event as kinds
-from banksman.core.event import entry
+from banksman.core.session import event as kinds
+from banksman.core.session.event import entry
 from banksman.errors import HistoryLost, NameTaken
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import checks

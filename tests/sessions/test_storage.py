@@ -21,7 +21,7 @@ import pytest
 from tests.sessions.helpers import QUICK, opened
 
 from banksman import Event, Host, Kind, Outcome, Session
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import checks
 
 # An agent that answers each prompt with the bytes of the file that the prompt names, and writes them as it is told to:

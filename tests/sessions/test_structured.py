@@ -10,7 +10,7 @@ import pytest
 from tests.sessions.helpers import bodies, ended, opened, prompts, requests
 
 from banksman import AgentError, Kind, UsageError
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 WORD = {"type": "object", "properties": {"word": {"type": "string"}}}

@@ -28,9 +28,9 @@ from tests.store.kit import Writer
 from tests.thorough import IS_THOROUGH, one_in, thorough
 
 from banksman import Event, Host, Kind, Session
-from banksman.core import event as kinds
-from banksman.core.event import entry
-from banksman.run.child import orphans
+from banksman.core.session import event as kinds
+from banksman.core.session.event import entry
+from banksman.process import orphans
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import checks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.sessions.helpers import SHORT_DRAIN, Case, answers, bodies, exists, opened, requesting, touch
 
 from banksman import Kind, Question
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 # Much shorter than these tests wait; the processes that are to be spared are spared for another reason.
 IDLE = {"idle_seconds": 0.1}

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banksman.errors import UsageError
-from banksman.run.sessions import tools
-from banksman.run.sessions.tools import RESULT_BYTES_MAX, VERSIONS, Tool, ToolServer, tool
+from banksman.sessions import tools
+from banksman.sessions.tools import RESULT_BYTES_MAX, VERSIONS, Tool, ToolServer, tool
 from banksman.testing import sim
 
 ANY = {"type": "object"}

@@ -10,7 +10,7 @@ from tests.sessions.helpers import bodies, ended, exists, opened, prompts, touch
 from tests.thorough import thorough
 
 from banksman import AgentError, By, Kind, UsageError
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 from banksman.testing import checks
 
 # Agents by what they leave out: what names a prompt, what announces a turn.

@@ -9,14 +9,14 @@ from typing import Any, cast
 from tests.real.helpers import alive, child
 from tests.sessions.test_workspace_terminals import TREE, said
 
-from banksman.core.meaning import Requested, Wants
-from banksman.core.session_effects import CallBack, EndTerminals
-from banksman.core.session_facts import CallbackAnswered, TerminalsEnded
-from banksman.run.sessions.callbacks import Callbacks
-from banksman.run.sessions.driver import Driver
-from banksman.run.sessions.hooks import Hooks
-from banksman.run.sessions.tools import ToolServer
-from banksman.run.sessions.workspace import Workspace
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.session.effects import CallBack, EndTerminals
+from banksman.core.session.facts import CallbackAnswered, TerminalsEnded
+from banksman.sessions.callbacks import Callbacks
+from banksman.sessions.driver import Driver
+from banksman.sessions.hooks import Hooks
+from banksman.sessions.tools import ToolServer
+from banksman.sessions.workspace import Workspace
 
 
 class Door:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from banksman.errors import BanksmanError, Closed, NotFound, Refused, UsageError
-from banksman.run.sessions.workspace import Workspace, files, paths
-from banksman.run.sessions.workspace.lane import Lane
+from banksman.sessions.workspace import Workspace, files, safe_paths
+from banksman.sessions.workspace.worker_thread import Lane
 
 NOBODY = 65534
 # Enough for the race to be met in each of its windows, many times over, in a second or two.
@@ -73,8 +73,8 @@ async def serve_write(workspace: Workspace, path: object, content: Any = "new") 
 
 
 @contextlib.contextmanager
-def opened_root(root: Path) -> Generator[paths.Root]:
-    opened = paths.open_root(str(root))
+def opened_root(root: Path) -> Generator[safe_paths.Root]:
+    opened = safe_paths.open_root(str(root))
     with contextlib.closing(opened.folder):
         yield opened
 
@@ -250,15 +250,15 @@ def test_links_that_go_round_come_to_an_end(root: Path) -> None:
     with pytest.raises(UsageError, match="more than 40 links"):
         read(root, f"{root}/a/text")
     os.symlink("text", root / "link-1")
-    for number in range(2, paths.LINKS_MAX + 2):
+    for number in range(2, safe_paths.LINKS_MAX + 2):
         os.symlink(f"link-{number - 1}", root / f"link-{number}")
-    assert read(root, f"{root}/link-{paths.LINKS_MAX}") == "one\ntwo\nthree\n"
+    assert read(root, f"{root}/link-{safe_paths.LINKS_MAX}") == "one\ntwo\nthree\n"
     with pytest.raises(UsageError, match="more than 40 links"):
-        read(root, f"{root}/link-{paths.LINKS_MAX + 1}")
+        read(root, f"{root}/link-{safe_paths.LINKS_MAX + 1}")
 
 
 def test_folders_are_gone_through_up_to_a_bound(root: Path) -> None:
-    deepest = "a/" * (paths.FOLDERS_MAX - 1)
+    deepest = "a/" * (safe_paths.FOLDERS_MAX - 1)
     write(root, f"{root}/{deepest}text", "deep")
     assert read(root, f"{root}/{deepest}text") == "deep"
     with pytest.raises(UsageError, match="too deep"):
@@ -396,7 +396,7 @@ def as_nobody(call: Callable[[], object]) -> BaseException | None:
 
 
 @pytest.fixture
-def foreign(root: Path) -> Generator[paths.Root]:
+def foreign(root: Path) -> Generator[safe_paths.Root]:
     """The root, for a user who owns nothing of it."""
     if os.geteuid():
         pytest.skip("to be another user takes root")
@@ -404,7 +404,7 @@ def foreign(root: Path) -> Generator[paths.Root]:
         yield opened
 
 
-def test_a_file_whose_folder_takes_no_other_is_written_in_place(root: Path, foreign: paths.Root) -> None:
+def test_a_file_whose_folder_takes_no_other_is_written_in_place(root: Path, foreign: safe_paths.Root) -> None:
     (root / "text").chmod(0o666)
     root.chmod(0o755)
     inode = (root / "text").stat().st_ino
@@ -415,7 +415,7 @@ def test_a_file_whose_folder_takes_no_other_is_written_in_place(root: Path, fore
     assert (root / "text").read_text() == "by nobody"
 
 
-def test_a_file_of_another_user_stays_theirs(root: Path, foreign: paths.Root) -> None:
+def test_a_file_of_another_user_stays_theirs(root: Path, foreign: safe_paths.Root) -> None:
     (root / "text").chmod(0o666)
     root.chmod(0o777)
     assert as_nobody(lambda: files.write(foreign, f"{root}/text", b"by nobody")) is None
@@ -423,7 +423,7 @@ def test_a_file_of_another_user_stays_theirs(root: Path, foreign: paths.Root) ->
     assert not partials(root)
 
 
-def test_a_file_that_may_not_be_written_is_not_replaced_either(root: Path, foreign: paths.Root) -> None:
+def test_a_file_that_may_not_be_written_is_not_replaced_either(root: Path, foreign: safe_paths.Root) -> None:
     (root / "text").chmod(0o444)
     root.chmod(0o777)
     assert isinstance(as_nobody(lambda: files.write(foreign, f"{root}/text", b"by nobody")), UsageError)
@@ -569,7 +569,7 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere_else(root: Path) -> N
     read_texts: set[str] = set()
 
     def enter(_: int) -> None:
-        with contextlib.closing(paths.open_folder(opened, f"{root}/d")) as folder:
+        with contextlib.closing(safe_paths.open_folder(opened, f"{root}/d")) as folder:
             assert os.path.samestat(os.fstat(folder.fd), inside)
 
     with flipping(root / "d", root / "e"), opened_root(root) as opened:

@@ -14,13 +14,12 @@ import pytest
 from tests.real.helpers import alive, child, wait_none
 from tests.sessions.test_workspace_files import flipping
 
-from banksman.core.facts import Exited
+from banksman.core.process_facts import Exited
 from banksman.errors import BanksmanError, Closed, NotFound, ProgramNotFound, Refused, UsageError
-from banksman.run.sessions.agent import AgentEvent, Gone
-from banksman.run.sessions.workspace import Workspace
-from banksman.run.sessions.workspace import terminals as run_terminals
-from banksman.run.sessions.workspace.tail import Tail
-from banksman.run.sessions.workspace.terminals import TERMINALS_MAX
+from banksman.sessions.agent_process import AgentEvent, Gone
+from banksman.sessions.workspace import Workspace
+from banksman.sessions.workspace import terminals as run_terminals
+from banksman.sessions.workspace.terminals import TERMINALS_MAX, Tail
 
 # A tool with a child of each kind, which all say that they stand. The leader goes at TERM, as most do.
 TREE = """

@@ -14,12 +14,12 @@ from tests.sessions.helpers import SHORT_DRAIN, exists, interrupts, opened, prom
 from tests.thorough import thorough
 
 from banksman import AgentError, By, Kind
-from banksman.core import event as kinds
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.core.state import Stdin
-from banksman.run.sessions import backlog, oversize, tenure
-from banksman.run.sessions.counters import Counters
+from banksman.core.session import event as kinds
+from banksman.core.session.state import Stdin
+from banksman.core.wire.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
+from banksman.sessions import agent_backlog, log_writer, oversize_frames
+from banksman.sessions.counters import Counters
 from banksman.testing import checks
 
 pytestmark = thorough
@@ -193,8 +193,8 @@ async def test_an_interrupt_to_a_closed_stdin_ends_the_turn(tmp_path: Path) -> N
 async def test_turn_ends_by_its_result_when_stdin_broke_before_the_result_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, kind: Kind, said: str
 ) -> None:
-    monkeypatch.setattr(backlog, "PASS_SECONDS_MAX", 0.001)
-    monkeypatch.setattr(backlog, "FLOOD_SECONDS", -1.0)
+    monkeypatch.setattr(agent_backlog, "PASS_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(agent_backlog, "FLOOD_SECONDS", -1.0)
     deaf, broke = tmp_path / "deaf", tmp_path / "broke"
     patient = {"eof_grace": 60.0, "grace": 60.0}
     async with opened(tmp_path, memory=True, options=patient) as case:
@@ -249,7 +249,7 @@ async def test_both_pipes_full_at_once_is_no_deadlock(tmp_path: Path) -> None:
 async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenure, "UNCOMMITTED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(log_writer, "UNCOMMITTED_BYTES_MAX", 20_000)
     paused: list[bool] = []
     async with opened(tmp_path) as case:
         driver: Any = case.session._driver  # pyright: ignore[reportPrivateUsage]
@@ -273,7 +273,7 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
 async def test_a_turn_is_interrupted_also_while_reading_is_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenure, "UNCOMMITTED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(log_writer, "UNCOMMITTED_BYTES_MAX", 20_000)
     async with opened(tmp_path) as case:
         turn = await case.ask("@@flood 1000000 1000")
         await case.wait_event(lambda e: b"content_block_delta" in e.data)
@@ -331,8 +331,8 @@ async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> Non
 
 
 def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oversize, "SPILLED_BYTES_MAX", 10)
-    spilled, counters = oversize.Oversize(), Counters()
+    monkeypatch.setattr(oversize_frames, "SPILLED_BYTES_MAX", 10)
+    spilled, counters = oversize_frames.Oversize(), Counters()
 
     def take(*pieces: bytes) -> dict[str, Any]:
         whole = b"".join(pieces)

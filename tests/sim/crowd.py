@@ -13,12 +13,12 @@ from typing import Any
 
 from tests.sim.scene import TERSE, Scene
 
-from banksman.core import event as kinds
-from banksman.core.outcome import Kind
-from banksman.core.session_effects import StartProcess
+from banksman.core.session import event as kinds
+from banksman.core.session.effects import StartProcess
+from banksman.core.session.outcome import Kind
 from banksman.errors import AgentError
-from banksman.run.sessions.agent import AgentEvent, Failed, Gone, OnEvent, Output, Spawn
-from banksman.run.sessions.pool import START_SECONDS_MAX, Pool
+from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent, Output, Spawn
+from banksman.sessions.pool import START_SECONDS_MAX, Pool
 from banksman.testing import sim
 from banksman.testing.world import Manner, Phase, Play, World, WorldLog, WorldProcess
 

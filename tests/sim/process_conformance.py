@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.facts import Exited, Started
-from banksman.core.meaning import Replied
-from banksman.run.sessions.agent import (
+from banksman.core.dialects.meaning import Replied
+from banksman.core.process_facts import Exited, Started
+from banksman.sessions.agent_process import (
     AgentEvent,
     AgentProcess,
     Failed,

@@ -10,13 +10,13 @@ from typing import Any
 
 from tests.sim.scene import MOMENT, TERSE, Scene, explored
 
-from banksman.core import event as kinds
-from banksman.core.event import Event
-from banksman.core.outcome import Kind
+from banksman.core.session import event as kinds
+from banksman.core.session.event import Event
+from banksman.core.session.outcome import Kind
 from banksman.errors import StoreError
-from banksman.run.sessions import tenure
-from banksman.run.sessions.questions import Answer, Answered, Question
-from banksman.run.sessions.turn import Turn
+from banksman.sessions import log_writer
+from banksman.sessions.questions import Answer, Answered, Question
+from banksman.sessions.turn import Turn
 from banksman.testing import sim
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog
 
@@ -424,7 +424,7 @@ async def frames_are_taken_at_once() -> None:
 @case(steps_max=5000)
 async def the_log_is_slower_than_the_agent() -> None:
     """The agent is not read on before the log has what it said."""
-    before, tenure.UNCOMMITTED_BYTES_MAX = tenure.UNCOMMITTED_BYTES_MAX, 2000
+    before, log_writer.UNCOMMITTED_BYTES_MAX = log_writer.UNCOMMITTED_BYTES_MAX, 2000
     try:
         words = tuple(f"{number}" * 500 for number in range(9))
         scene = Scene({"a": Play(says=words)}, manners=[Manner()], log=WorldLog(commit_seconds=0.1))
@@ -438,7 +438,7 @@ async def the_log_is_slower_than_the_agent() -> None:
         assert any(was_paused)
         assert (await turn.outcome()).kind is Kind.DONE
     finally:
-        tenure.UNCOMMITTED_BYTES_MAX = before
+        log_writer.UNCOMMITTED_BYTES_MAX = before
 
 
 def starts_badly(name: str, *manners: Manner, kinds: set[Kind]) -> Scenario:

@@ -11,24 +11,23 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from banksman.core import event as kinds
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import Event
-from banksman.core.outcome import Kind, Outcome, Receipt
-from banksman.core.past import Past
-from banksman.core.replay import replay
-from banksman.core.session_facts import Timer
-from banksman.core.state import Mode, ProcessPhase, Stdin
-from banksman.core.state import Session as State
-from banksman.core.turn import Turn as Waiting
+from banksman.core.session import event as kinds
+from banksman.core.session.event import Event
+from banksman.core.session.facts import Timer
+from banksman.core.session.history import Past, replay
+from banksman.core.session.outcome import Kind, Outcome, Receipt
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Mode, ProcessPhase, Stdin
+from banksman.core.session.state import Session as State
+from banksman.core.session.turn import Turn as Waiting
 from banksman.errors import BanksmanError, BugError, Busy, Closed, Moved, NotOwner, QueueFull, Refused, StoreError
-from banksman.run.sessions.agent import Spawn
-from banksman.run.sessions.life import Life
-from banksman.run.sessions.pool import Pool
-from banksman.run.sessions.questions import OnQuestion
-from banksman.run.sessions.session import Session, Turn
-from banksman.run.sessions.tenure import lease_name
+from banksman.sessions.agent_process import Spawn
+from banksman.sessions.life import Life
+from banksman.sessions.log_writer import lease_name
+from banksman.sessions.pool import Pool
+from banksman.sessions.questions import OnQuestion
+from banksman.sessions.session import Session, Turn
 from banksman.testing import checks, sim
 from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
 

@@ -15,13 +15,13 @@ pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 from tests.sim.scenarios import CASES  # noqa: E402
 from tests.thorough import thorough  # noqa: E402
 
-from banksman.core.session_facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
-from banksman.run.sessions.agent import AgentEvent, WriteBroke  # noqa: E402
-from banksman.run.sessions.driver import Driver  # noqa: E402
-from banksman.run.sessions.following import Readers  # noqa: E402
-from banksman.run.sessions.promises import Promises  # noqa: E402
-from banksman.run.sessions.questions import Questions  # noqa: E402
-from banksman.run.sessions.tenure import Tenure  # noqa: E402
+from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
+from banksman.sessions.agent_process import AgentEvent, WriteBroke  # noqa: E402
+from banksman.sessions.driver import Driver  # noqa: E402
+from banksman.sessions.log_reader import Readers  # noqa: E402
+from banksman.sessions.log_writer import Tenure  # noqa: E402
+from banksman.sessions.promises import Promises  # noqa: E402
+from banksman.sessions.questions import Questions  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
 Patch = Callable[[type, str, Callable[..., Any]], None]

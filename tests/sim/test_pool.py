@@ -17,11 +17,11 @@ from tests.sim.crowd import Crowd  # noqa: E402
 from tests.sim.scenarios import Scenario, named  # noqa: E402
 from tests.sim.scene import MOMENT, explored  # noqa: E402
 
-from banksman.core.outcome import Kind  # noqa: E402
-from banksman.core.session_effects import BeIdle  # noqa: E402
+from banksman.core.session.effects import BeIdle  # noqa: E402
+from banksman.core.session.outcome import Kind  # noqa: E402
 from banksman.errors import BugError, NotOwner  # noqa: E402
-from banksman.run.sessions.driver import Driver  # noqa: E402
-from banksman.run.sessions.pool import START_SECONDS_MAX, Pool  # noqa: E402
+from banksman.sessions.driver import Driver  # noqa: E402
+from banksman.sessions.pool import START_SECONDS_MAX, Pool  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Manner, Play, WorldLog  # noqa: E402
 

@@ -21,7 +21,7 @@ pytest.register_assert_rewrite("tests.sim.scene")
 from tests.sim.scene import Scene, budget  # noqa: E402
 from tests.thorough import sample  # noqa: E402
 
-from banksman.core.outcome import By, Kind  # noqa: E402
+from banksman.core.session.outcome import By, Kind  # noqa: E402
 from banksman.errors import StoreError  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog  # noqa: E402

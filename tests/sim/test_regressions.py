@@ -18,10 +18,10 @@ pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 from tests.sim.scenarios import CASES  # noqa: E402
 from tests.sim.scene import Scene  # noqa: E402
 
-from banksman.core import event as kinds  # noqa: E402
-from banksman.core.outcome import Kind  # noqa: E402
+from banksman.core.session import event as kinds  # noqa: E402
+from banksman.core.session.outcome import Kind  # noqa: E402
 from banksman.errors import StoreError, UsageError  # noqa: E402
-from banksman.run.sessions.following import REST_BYTES_MAX  # noqa: E402
+from banksman.sessions.log_reader import REST_BYTES_MAX  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Play, WorldLog  # noqa: E402
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from banksman.core.ladder import Timings
-from banksman.core.session_effects import StartProcess
+from banksman.core.session.effects import StartProcess
+from banksman.core.stop_ladder import Timings
 from banksman.errors import NotOwner, StoreError
-from banksman.run.child.launch import prepare
-from banksman.run.sessions.agent import AgentProcess, OnEvent, Output, RealAgent
+from banksman.process.launch import prepare
+from banksman.sessions.agent_process import AgentProcess, OnEvent, Output, RealAgent
 from banksman.store.log import Head, Log
 from banksman.testing import fake_agent, sim
 from banksman.testing.world import Fault, Manner, World, WorldLog

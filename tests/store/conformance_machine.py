@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from tests.store.kit import AT, Refusal, everything, known, lines, until
 
-from banksman.core.event import Entry, Event
+from banksman.core.session.event import Entry, Event
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
 from banksman.store.log import Done, Head, Log, Snapshot
 

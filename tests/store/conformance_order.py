@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.store.kit import AT, Opens, Writer, data, everything, everything_placed, follow_all
 
-from banksman.core.event import Event, Project
+from banksman.core.session.event import Event, Project
 from banksman.errors import HistoryLost, StoreError, UsageError
 from banksman.store.log import READ_EVENTS_MAX
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.store.kit import AT, Answers, Opens, Refusal, Writer, chunk, data, everything, follow, known, lines
 
-from banksman.core.event import UPDATE, Event, entry
+from banksman.core.session.event import UPDATE, Event, entry
 from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import READ_EVENTS_MAX, Chunk, Head
 

@@ -29,12 +29,12 @@ import msgspec
 from tests.store import killing
 from tests.store.killing import Call, Death
 
-from banksman.core.event import Entry, Event
+from banksman.core.session.event import Entry, Event
 from banksman.errors import BanksmanError, NotOwner, StoreError
 from banksman.store.log import Snapshot
-from banksman.store.sqlite import SqliteLog, schema
-from banksman.store.sqlite.appending import Append
-from banksman.store.sqlite.work import Operation
+from banksman.store.sqlite import SqliteLog, tables
+from banksman.store.sqlite.append import Append
+from banksman.store.sqlite.operations import Operation
 from banksman.store.sqlite.writer import Writer
 
 SESSION = "crash"
@@ -221,7 +221,7 @@ class Runs:
         self._count(death)
         if death.code in {0, -9}:
             problems = looked_at(path, self._campaign.level, death.said)
-            kept = {path, f"{path}-hosts", schema.backup_path(path, 1)}
+            kept = {path, f"{path}-hosts", tables.backup_path(path, 1)}
             problems += [f"it was left behind: {left.name}" for left in folder.iterdir() if str(left) not in kept]
         else:
             problems = [f"the child ended by itself with {death.code}"]
@@ -285,13 +285,13 @@ def die_in_migration(campaign: Campaign) -> Report:
     """A store of today's schema, opened at each run by a process that knows a newer one."""
     old = Path(campaign.folder) / "old"
     run_writer(campaign, str(old))
-    today = schema.SCHEMA
-    schema.SCHEMA = today + 1
+    today = tables.SCHEMA
+    tables.SCHEMA = today + 1
 
     def add_column(connection: sqlite3.Connection) -> None:
         connection.execute("ALTER TABLE sessions ADD COLUMN more TEXT")
 
-    schema.MIGRATIONS[today] = add_column
+    tables.MIGRATIONS[today] = add_column
     runs = Runs(campaign)
 
     def migrate(path: str, kill_at: int) -> Death:
@@ -302,7 +302,7 @@ def die_in_migration(campaign: Campaign) -> Report:
 
         shutil.copy(old, path)
         death = killing.run(lambda fd: asyncio.run(open_and_close(fd)), path, kill_at=kill_at)
-        backup = schema.backup_path(path, today)
+        backup = tables.backup_path(path, today)
         if os.path.exists(backup):
             runs.report.backups += 1
             with contextlib.closing(sqlite3.connect(backup)) as connection:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from banksman.core.event import UPDATE, Entry, Event
+from banksman.core.session.event import UPDATE, Entry, Event
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import READ_EVENTS_MAX, Chunk, Done, Known, Log, Placed
 

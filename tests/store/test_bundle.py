@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.thorough import one_in
 
-from banksman.core.event import PROCESS_EXITED, SENT, TURN_ENDED, TURN_QUEUED, UPDATE, Entry, entry
+from banksman.core.session.event import PROCESS_EXITED, SENT, TURN_ENDED, TURN_QUEUED, UPDATE, Entry, entry
 from banksman.errors import UsageError
 from banksman.store.bundle import RUN_FRAMES_MAX, bundle, scrubber
 from banksman.store.memory import MemoryLog

@@ -21,9 +21,9 @@ import pytest
 from tests.thorough import thorough
 
 from banksman.errors import StoreDamaged
-from banksman.store.sqlite import damage, health
-from banksman.store.sqlite.damage import check_file, check_tail, closed, opened
-from banksman.store.sqlite.opening import Opening
+from banksman.store.sqlite import store_health, wal_check
+from banksman.store.sqlite.open_file import Opening
+from banksman.store.sqlite.wal_check import check_file, check_tail, closed, opened
 
 pytestmark = thorough
 
@@ -92,7 +92,7 @@ def left(path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def counts_nothing() -> Iterator[None]:
     yield
-    assert not +damage._logs  # pyright: ignore[reportPrivateUsage]
+    assert not +wal_check._logs  # pyright: ignore[reportPrivateUsage]
 
 
 def cut(amount: int) -> Callable[[Path], None]:
@@ -169,7 +169,7 @@ def test_store_that_is_empty_beside_its_log_is_damage(
             Opening(str(left), level="normal").open()
         assert f"{left}-wal" in caught.value.hint
         with pytest.raises(StoreDamaged):
-            health.look(left)
+            store_health.look(left)
     assert files_beside(left) == before
     # The control: SQLite says nothing, and deletes the log.
     with contextlib.closing(sqlite3.connect(left)) as connection:
@@ -385,11 +385,11 @@ def test_in_a_long_log_each_frame_is_seen_and_the_newest_are_verified(path: Path
     """Past the bound a frame of another generation or of zeros is noticed, and a changed byte is not: it is stated."""
     killed_writer(path, 600)
     frames = (os.path.getsize(log_of(path)) - LOG_HEADER) // FRAME
-    assert frames > damage.VERIFIED_FRAMES_MAX + 100
+    assert frames > wal_check.VERIFIED_FRAMES_MAX + 100
     check_tail(str(path))
     kept = log_of(path).read_bytes()
     # The oldest that is verified, and the one before it.
-    first = frames - damage.VERIFIED_FRAMES_MAX
+    first = frames - wal_check.VERIFIED_FRAMES_MAX
     for number, is_seen in ((first, True), (first - 1, False)):
         flip(LOG_HEADER + number * FRAME + 24 + 100)(log_of(path))
         if is_seen:

@@ -22,13 +22,13 @@ from typing import Any
 import pytest
 
 from banksman.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from banksman.store.sqlite import faults
-from banksman.store.sqlite.faults import translate
+from banksman.store.sqlite import sqlite_errors
+from banksman.store.sqlite.sqlite_errors import translate
 
 # Ends by itself, and says as JSON what each attempt came to.
 _PROGRAM = """
 import errno, json, os, resource, signal, sqlite3, sys
-from banksman.store.sqlite.faults import translate
+from banksman.store.sqlite.sqlite_errors import translate
 signal.alarm(60)
 WORDS = sys.argv[1:]
 
@@ -102,7 +102,7 @@ def test_a_store_that_may_not_grow_is_full(path: Path) -> None:
         connection.execute("PRAGMA max_page_count=40").fetchall()
         error = translated(path, "append to", lambda: connection.execute("INSERT INTO rows VALUES (zeroblob(1000000))"))
     assert type(error) is StoreFull
-    assert error.hint == faults.FREE_SPACE
+    assert error.hint == sqlite_errors.FREE_SPACE
     assert error.ids["code"] == "SQLITE_FULL"
 
 
@@ -131,7 +131,7 @@ attempt(small, "read", lambda: sqlite3.connect(small).execute("SELECT count(*) F
 """
     said = with_own_mounts(code, tmp_path)
     assert [answer["class"] for answer in said] == ["StoreFull"] * 4
-    assert [answer["hint"] for answer in said] == [faults.FREE_SPACE] * 4
+    assert [answer["hint"] for answer in said] == [sqlite_errors.FREE_SPACE] * 4
     assert [answer["code"] for answer in said] == ["SQLITE_FULL", "SQLITE_FULL", "ENOSPC", "SQLITE_IOERR_SHMSIZE"]
 
 
@@ -159,7 +159,7 @@ with open(f"{WORDS[0]}/file", "wb") as file:
 """
     by_sqlite, by_kernel = run(code, tmp_path)
     assert (by_sqlite["class"], by_sqlite["code"]) == ("StoreError", "SQLITE_IOERR_WRITE")
-    assert by_sqlite["hint"] == faults.LOOK_AT_DISK
+    assert by_sqlite["hint"] == sqlite_errors.LOOK_AT_DISK
     assert (by_kernel["class"], by_kernel["code"]) == ("StoreFull", "EFBIG")
 
 
@@ -178,7 +178,7 @@ def test_a_store_that_is_opened_for_reading_may_not_be_written(path: Path) -> No
     with connected(Path(f"file:{path}?mode=ro"), uri=True) as connection:
         error = translated(path, "append to", lambda: connection.execute("DELETE FROM rows"))
     assert type(error) is StoreReadOnly
-    assert error.hint == faults.ALLOW_WRITING
+    assert error.hint == sqlite_errors.ALLOW_WRITING
 
 
 def test_who_lacks_the_right_is_told_so() -> None:
@@ -232,7 +232,7 @@ def test_a_file_that_was_taken_away_is_not_called_a_matter_of_rights(path: Path)
         connection.execute("PRAGMA journal_mode=delete").fetchall()
         path.rename(path.with_name("elsewhere"))
         error = translated(path, "append to", lambda: connection.execute("DELETE FROM rows"))
-    assert (type(error), error.hint) == (StoreReadOnly, faults.MOVED)
+    assert (type(error), error.hint) == (StoreReadOnly, sqlite_errors.MOVED)
     assert error.ids["code"] == "SQLITE_READONLY_DBMOVED"
 
 
@@ -241,7 +241,7 @@ def test_a_store_that_another_writes_is_busy(path: Path) -> None:
     with connected(path) as one, connected(path) as other:
         one.execute("BEGIN IMMEDIATE")
         error = translated(path, "append to", lambda: other.execute("BEGIN IMMEDIATE"))
-        assert (type(error), error.hint) == (StoreBusy, faults.LET_GO)
+        assert (type(error), error.hint) == (StoreBusy, sqlite_errors.LET_GO)
         one.execute("ROLLBACK")
         # A reader whose picture is older than the last write may not go on to write; this too is one to try again.
         one.execute("BEGIN")
@@ -270,7 +270,7 @@ def test_a_foreign_file_is_damage(path: Path) -> None:
     path.write_bytes(b"not a store " * 1000)
     with connected(path) as connection:
         error = translated(path, "open", lambda: connection.execute("SELECT * FROM sqlite_schema").fetchall())
-    assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, faults.RESTORE, "SQLITE_NOTADB")
+    assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, sqlite_errors.RESTORE, "SQLITE_NOTADB")
 
 
 def test_a_page_that_was_overwritten_is_damage(path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_page_that_was_overwritten_is_damage(path: Path) -> None:
     path.write_bytes(data)
     with connected(path) as connection:
         error = translated(path, "read", lambda: connection.execute("SELECT * FROM rows").fetchall())
-    assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, faults.RESTORE, "SQLITE_CORRUPT")
+    assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, sqlite_errors.RESTORE, "SQLITE_CORRUPT")
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
@@ -287,9 +287,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "store"
     for what in (lambda: sqlite3.connect(path), lambda: os.stat(path)):
         error = translated(path, "open", what)
-        assert (type(error), error.hint) == (StoreError, faults.MAKE_FOLDER)
+        assert (type(error), error.hint) == (StoreError, sqlite_errors.MAKE_FOLDER)
     error = translated(tmp_path, "open", lambda: sqlite3.connect(tmp_path))
-    assert (type(error), error.hint) == (StoreError, faults.MAKE_FOLDER)
+    assert (type(error), error.hint) == (StoreError, sqlite_errors.MAKE_FOLDER)
 
 
 def test_too_many_open_files_are_no_fault_of_the_disk(path: Path) -> None:

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from tests.thorough import one_in
 
-from banksman.core.event import UPDATE
+from banksman.core.session.event import UPDATE
 from banksman.errors import HistoryLost, NotOwner, UsageError
 from banksman.store.log import Head, Log, Owner
 from banksman.store.memory import MemoryLog

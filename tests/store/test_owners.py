@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import StoreError
-from banksman.store.sqlite import owners
-from banksman.store.sqlite.owners import Hosts, identity
+from banksman.store.sqlite import host_locks
+from banksman.store.sqlite.host_locks import Hosts, identity
 
 _PROGRAM = """
 import os, signal, sys
-from banksman.store.sqlite.owners import Hosts
+from banksman.store.sqlite.host_locks import Hosts
 signal.alarm(60)
 PATH, HOST_ID = sys.argv[1], int(sys.argv[2])
 
@@ -252,7 +252,7 @@ def test_many_threads_that_come_and_go_lose_nobodys_lock(path: str) -> None:
             thread.join()
         assert seen == [True] * 400
         assert seen_from_outside(path, *range(1, 6)) == [True, False, False, False, False]
-    assert not owners._files  # pyright: ignore[reportPrivateUsage]
+    assert not host_locks._files  # pyright: ignore[reportPrivateUsage]
 
 
 def test_an_id_is_held_once(path: str) -> None:
@@ -292,7 +292,7 @@ def test_identity_names_this_process() -> None:
 
 def seen_from_outside(path: str, *host_ids: int) -> list[bool]:
     code = (
-        "import sys; from banksman.store.sqlite.owners import Hosts; hosts = Hosts(sys.argv[1]);"
+        "import sys; from banksman.store.sqlite.host_locks import Hosts; hosts = Hosts(sys.argv[1]);"
         "print(*(int(hosts.is_alive(int(word))) for word in sys.argv[2:]))"
     )
     argv = [sys.executable, "-c", code, path, *map(str, host_ids)]

@@ -19,9 +19,9 @@ import pytest
 
 from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreError, StoreFull
 from banksman.store.log import Chunk, Head, Log, Snapshot
-from banksman.store.sqlite import SqliteLog, opening
+from banksman.store.sqlite import SqliteLog, open_file
 from banksman.store.sqlite.chunks import CHUNK_BYTES
-from banksman.store.sqlite.work import LOST_CHUNKS_MAX, Work
+from banksman.store.sqlite.operations import LOST_CHUNKS_MAX, Work
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -149,7 +149,7 @@ async def test_what_is_behind_a_transaction_that_failed_is_refused_though_it_cou
 
 
 async def test_who_holds_the_file_longer_than_we_wait_is_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "BUSY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     await writer.commit(b"a")

@@ -22,12 +22,12 @@ import pytest
 from tests.thorough import thorough
 
 from banksman.errors import NotOwner, StoreError
-from banksman.store.sqlite import SqliteLog, damage, opening, upkeep, waiting
-from banksman.store.sqlite.appending import Append
+from banksman.store.sqlite import SqliteLog, maintenance, open_file, tail_wait, wal_check
+from banksman.store.sqlite.append import Append
 from banksman.store.sqlite.chunks import CHUNK_BYTES
-from banksman.store.sqlite.owners import Hosts, Process, identity
-from banksman.store.sqlite.recent import CHUNKS_MAX, ENTRY_BYTES, Recent
-from banksman.store.sqlite.work import Work
+from banksman.store.sqlite.host_locks import Hosts, Process, identity
+from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.recent_chunks import CHUNKS_MAX, ENTRY_BYTES, Recent
 from banksman.store.sqlite.writer import AGAIN_SECONDS
 
 pytest.register_assert_rewrite("tests.store.conformance")
@@ -381,7 +381,7 @@ async def test_an_upkeep_that_fails_by_a_bug_keeps_nobody_waiting(path: Path, mo
     def excess(*_: object) -> None:
         raise Odd
 
-    monkeypatch.setattr(upkeep, "excess", excess)
+    monkeypatch.setattr(maintenance, "excess", excess)
     log = SqliteLog(path, bytes_max=1)
     writer = await Writer.claim(log)
     async with asyncio.timeout(10):
@@ -411,18 +411,18 @@ async def test_a_store_that_cannot_be_made_to_forget_for_good_refuses_and_does_n
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first that the thread does is to say that what is deleted is overwritten."""
-    real = opening.Opening.open
+    real = open_file.Opening.open
 
     def deny(action: int, first: str | None, *_: str | None) -> int:
         is_it = action == sqlite3.SQLITE_PRAGMA and first == "secure_delete"
         return sqlite3.SQLITE_DENY if is_it else sqlite3.SQLITE_OK
 
-    def opened(self: opening.Opening) -> sqlite3.Connection:
+    def opened(self: open_file.Opening) -> sqlite3.Connection:
         connection = real(self)
         connection.set_authorizer(deny)
         return connection
 
-    monkeypatch.setattr(opening.Opening, "open", opened)
+    monkeypatch.setattr(open_file.Opening, "open", opened)
     log = SqliteLog(path)
     async with asyncio.timeout(10):
         with pytest.raises(StoreError, match="not authorized"):
@@ -447,7 +447,7 @@ def test_a_log_whose_loop_was_closed_in_the_middle_of_its_close_can_be_abandoned
         loop.close()
     log.abandon()
     log.abandon()
-    assert not +damage._logs  # pyright: ignore[reportPrivateUsage]
+    assert not +wal_check._logs  # pyright: ignore[reportPrivateUsage]
     assert [one.name for one in threading.enumerate() if one.name.startswith("banksman-store")] == []
 
 
@@ -472,7 +472,7 @@ async def test_who_is_told_late_that_a_session_is_not_ours_any_more_has_missed_n
 async def test_a_wait_ends_also_if_the_session_became_ours_between_two_looks(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "WATCH_SECONDS", 3600.0)
+    monkeypatch.setattr(tail_wait, "WATCH_SECONDS", 3600.0)
     here, there = SqliteLog(path), SqliteLog(path)
     theirs = await Writer.claim(there)
     waits = [asyncio.ensure_future(here.wait_past("s", seq)) for seq in (0, 1)]
@@ -571,7 +571,7 @@ async def test_a_release_that_failed_by_the_store_is_made_up_for(
     path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Nobody here has the session, and as long as this process lives nobody else could."""
-    monkeypatch.setattr(opening, "BUSY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log, there = SqliteLog(path), SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
     assert await writer.take("claude:x") is None
@@ -599,7 +599,7 @@ async def test_a_release_that_failed_by_the_store_is_made_up_for(
 async def test_a_release_that_is_made_up_for_takes_nothing_from_who_claimed_since(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "BUSY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log = SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
     with other(path, "BEGIN IMMEDIATE"):

@@ -16,7 +16,7 @@ import pytest
 
 from banksman.errors import NotOwner, StoreError, StoreFull
 from banksman.store.sqlite import SqliteLog
-from banksman.store.sqlite.work import Work
+from banksman.store.sqlite.operations import Work
 
 pytest.register_assert_rewrite("tests.store.conformance")
 

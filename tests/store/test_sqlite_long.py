@@ -20,8 +20,8 @@ import pytest
 
 from banksman.errors import StoreError, StoreFull, StoreReadOnly, UsageError
 from banksman.store.log import Chunk, Head, Snapshot
-from banksman.store.sqlite import SqliteLog, rests, spool
-from banksman.store.sqlite.work import Work
+from banksman.store.sqlite import SqliteLog, deleted_sessions, spool
+from banksman.store.sqlite.operations import Work
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -38,14 +38,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rests, "PIECE_CHUNKS_MAX", 3)
+    monkeypatch.setattr(deleted_sessions, "PIECE_CHUNKS_MAX", 3)
 
 
 @pytest.fixture
 def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """After some small pieces nothing more is removed until this is set, as if there were many more."""
-    monkeypatch.setattr(rests, "PIECE_CHUNKS_MAX", 3)
-    remove_some, pieces = rests.remove_some, 0
+    monkeypatch.setattr(deleted_sessions, "PIECE_CHUNKS_MAX", 3)
+    remove_some, pieces = deleted_sessions.remove_some, 0
     go_on = threading.Event()
 
     def remove_slowly(work: Work, session: str) -> bool:
@@ -53,7 +53,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         pieces += 1
         return remove_some(work, session) if pieces < 5 or go_on.is_set() else True
 
-    monkeypatch.setattr(rests, "remove_some", remove_slowly)
+    monkeypatch.setattr(deleted_sessions, "remove_some", remove_slowly)
     return go_on
 
 
@@ -336,7 +336,7 @@ async def test_what_is_not_waited_for_goes_all_the_same(path: Path, how: str, go
 DIES_DELETING = """
 import asyncio, os, signal, sys
 from banksman.store.log import Chunk
-from banksman.store.sqlite import SqliteLog, rests
+from banksman.store.sqlite import SqliteLog; from banksman.store.sqlite import deleted_sessions as rests
 
 rests.PIECE_CHUNKS_MAX = 3
 remove_some, pieces = rests.remove_some, []
@@ -383,7 +383,7 @@ async def test_what_a_dead_process_has_left_of_a_history_nobody_sees_and_the_nex
 
 
 async def test_a_piece_is_bounded_in_bytes_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rests, "PIECE_BYTES_MAX", 250_000)
+    monkeypatch.setattr(deleted_sessions, "PIECE_BYTES_MAX", 250_000)
     log = SqliteLog(path)
     await log.restore("s", name=None, agent="", chunks=lambda: (chunk(seq, b"x" * 100_000) for seq in range(1, 31)))
     work = log._bridge._work  # pyright: ignore[reportPrivateUsage]

@@ -18,7 +18,7 @@ import pytest
 
 from banksman.errors import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew, UsageError
 from banksman.store.log import Head
-from banksman.store.sqlite import SqliteLog, schema
+from banksman.store.sqlite import SqliteLog, tables
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -175,12 +175,12 @@ async def test_an_empty_file_becomes_a_store(path: Path) -> None:
 
 
 async def test_a_store_of_a_newer_banksman_is_refused_and_left_alone(written: Path) -> None:
-    change(written, f"PRAGMA user_version = {schema.SCHEMA + 1}")
+    change(written, f"PRAGMA user_version = {tables.SCHEMA + 1}")
     before = files(written)
     with pytest.raises(StoreTooNew, match="newer") as raised:
         SqliteLog(written)
     assert raised.value.hint
-    assert raised.value.ids["schema"] == schema.SCHEMA + 1
+    assert raised.value.ids["schema"] == tables.SCHEMA + 1
     assert files(written) == before
 
 
@@ -193,8 +193,8 @@ def older(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         connection.execute("ALTER TABLE sessions ADD COLUMN mood TEXT")
         connection.execute("UPDATE sessions SET mood = 'fine'")
 
-    monkeypatch.setattr(schema, "MIGRATIONS", {schema.SCHEMA: migrate})
-    monkeypatch.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
+    monkeypatch.setattr(tables, "MIGRATIONS", {tables.SCHEMA: migrate})
+    monkeypatch.setattr(tables, "SCHEMA", tables.SCHEMA + 1)
     return written
 
 
@@ -206,7 +206,7 @@ async def test_an_older_store_is_copied_then_migrated(older: Path) -> None:
     await log.close()
     assert rows(older, "SELECT mood FROM sessions") == [("fine",)]
     assert rows(older, "PRAGMA user_version") == [(2,)]
-    backup = Path(schema.backup_path(str(older), 1))
+    backup = Path(tables.backup_path(str(older), 1))
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     assert rows(backup, "PRAGMA user_version") == [(1,)]
     assert rows(backup, "PRAGMA integrity_check") == [("ok",)]
@@ -217,10 +217,10 @@ async def test_an_older_store_is_copied_then_migrated(older: Path) -> None:
 
 async def test_a_copy_is_a_store_for_who_made_it(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await SqliteLog(older).close()
-    monkeypatch.setattr(schema, "SCHEMA", 1)
+    monkeypatch.setattr(tables, "SCHEMA", 1)
     with pytest.raises(StoreTooNew):
         SqliteLog(older)
-    shutil.copy(schema.backup_path(str(older), 1), older)
+    shutil.copy(tables.backup_path(str(older), 1), older)
     log = SqliteLog(older)
     await (await Writer.claim(log)).commit(b"c")
     assert data(await everything(log)) == [b"a", b"b", b"c"]
@@ -229,7 +229,7 @@ async def test_a_copy_is_a_store_for_who_made_it(older: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("why", ["sql", "bug"])
 async def test_a_migration_that_fails_leaves_the_store_as_it_was_and_the_copy(older: Path, why: str) -> None:
-    works = schema.MIGRATIONS[1]
+    works = tables.MIGRATIONS[1]
 
     def fails(connection: sqlite3.Connection) -> None:
         works(connection)
@@ -237,15 +237,15 @@ async def test_a_migration_that_fails_leaves_the_store_as_it_was_and_the_copy(ol
             raise ZeroDivisionError
         connection.execute("SELECT nothing")
 
-    schema.MIGRATIONS[1] = fails
+    tables.MIGRATIONS[1] = fails
     with pytest.raises(StoreError, match="from schema 1 to 2") as raised:
         SqliteLog(older)
-    assert schema.backup_path(str(older), 1) in raised.value.hint
+    assert tables.backup_path(str(older), 1) in raised.value.hint
     assert rows(older, "PRAGMA user_version") == [(1,)]
     assert "mood" not in str(rows(older, "SELECT sql FROM sqlite_master"))
-    assert rows(Path(schema.backup_path(str(older), 1)), "SELECT seq FROM sessions") == [(2,)]
+    assert rows(Path(tables.backup_path(str(older), 1)), "SELECT seq FROM sessions") == [(2,)]
     # And again, this time for good.
-    schema.MIGRATIONS[1] = works
+    tables.MIGRATIONS[1] = works
     log = SqliteLog(older)
     assert data(await everything(log)) == [b"a", b"b"]
     await log.close()

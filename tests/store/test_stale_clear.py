@@ -25,15 +25,15 @@ from tests.sim.scene import explored
 from tests.store.kit import AT, Answers, everything, known, until
 from tests.thorough import IS_THOROUGH
 
-from banksman.core import event as kinds
-from banksman.core import past as pasts
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import Entry, entry
-from banksman.core.outcome import Kind
-from banksman.core.past import Past
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.event import Entry, entry
+from banksman.core.session.history import Past
+from banksman.core.session.outcome import Kind
+from banksman.core.session.session_config import Config
 from banksman.errors import NotOwner, UsageError
-from banksman.run.sessions import recovery
+from banksman.sessions import recovery
 from banksman.store.log import Done, Log
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import sim

@@ -21,10 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.core import past as pasts
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import (
+from banksman.core.session import history as pasts
+from banksman.core.session.event import (
     PROCESS_STARTED,
     SENT,
     SESSION_IMPORTED,
@@ -35,10 +34,11 @@ from banksman.core.event import (
     Event,
     entry,
 )
-from banksman.core.redaction import REDACTED, Redactor
+from banksman.core.session.session_config import Config
+from banksman.core.wire.redaction import REDACTED, Redactor
 from banksman.errors import NameTaken, StoreDamaged, StoreError, StoreFull, UsageError
-from banksman.run.sessions import recovery
-from banksman.store import files, transfer
+from banksman.sessions import recovery
+from banksman.store import private_file, transfer
 from banksman.store.log import NUMBER_MAX, Chunk
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
@@ -595,7 +595,7 @@ async def test_the_file_is_its_owners_only(tmp_path: Path) -> None:
 async def test_more_than_is_written_at_once_is_written_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "WRITE_BYTES", 100)
+    monkeypatch.setattr(private_file, "WRITE_BYTES", 100)
     lines = [b"%d\n" % number for number in range(1000)]
     await write_new(tmp_path / "file", lines_of(*lines))
     assert (tmp_path / "file").read_bytes() == b"".join(lines)
@@ -648,7 +648,7 @@ async def test_of_what_is_cancelled_half_way_nothing_is_left(tmp_path: Path) -> 
     reached = asyncio.Event()
 
     async def lines() -> AsyncIterator[bytes]:
-        yield b"x" * files.WRITE_BYTES
+        yield b"x" * private_file.WRITE_BYTES
         reached.set()
         await asyncio.Event().wait()
 
@@ -672,7 +672,7 @@ async def test_a_full_disk_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, tm
     def opened(_: str) -> tuple[str, Any]:
         return str(tmp_path / "partial"), open(full, "wb", buffering=0)
 
-    monkeypatch.setattr(files, "_opened", opened)
+    monkeypatch.setattr(private_file, "_opened", opened)
     with pytest.raises(StoreFull):
         await write_new(tmp_path / "file", lines_of(b"a\n"))
     assert os.listdir(tmp_path) == []

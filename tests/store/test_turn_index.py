@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from banksman.core.event import entry
+from banksman.core.session.event import entry
 from banksman.store.log import Page
 from banksman.store.memory import MemoryLog
-from banksman.store.sqlite import SqliteLog, chunks, turns
-from banksman.store.turns import TurnIndexes
+from banksman.store.sqlite import SqliteLog, chunks, turn_table
+from banksman.store.turn_index import TurnIndexes
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -42,17 +42,17 @@ class Steps:
             self.unpacked += 1
             return unpack(*args)  # pyright: ignore[reportArgumentType]
 
-        monkeypatch.setattr(turns, "unpacked", counted)
-        find = turns.find
+        monkeypatch.setattr(turn_table, "unpacked", counted)
+        find = turn_table.find
 
-        def counting(connection: sqlite3.Connection, session: str, turn: str) -> turns.Found:
+        def counting(connection: sqlite3.Connection, session: str, turn: str) -> turn_table.Found:
             connection.set_progress_handler(self._step, 1)
             try:
                 return find(connection, session, turn)
             finally:
                 connection.set_progress_handler(None, 0)
 
-        monkeypatch.setattr(turns, "find", counting)
+        monkeypatch.setattr(turn_table, "find", counting)
 
     def _step(self) -> int:
         self.count += 1
@@ -90,7 +90,7 @@ async def test_a_store_of_before_the_index_is_indexed_once(tmp_path: Path, monke
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TABLE turns")
         connection.execute("ALTER TABLE sessions DROP COLUMN indexed")
-    monkeypatch.setattr(turns, "PIECE_BYTES_MAX", 500)
+    monkeypatch.setattr(turn_table, "PIECE_BYTES_MAX", 500)
     steps = Steps(monkeypatch)
     log = SqliteLog(path)
     await write_turns(log, range(30, 31))
@@ -175,7 +175,7 @@ async def test_an_index_in_memory_reads_every_event_once() -> None:
 async def test_indexes_in_memory_forget_the_session_that_was_looked_at_longest_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("banksman.store.turns.TURNS_MAX", 25)
+    monkeypatch.setattr("banksman.store.turn_index.TURNS_MAX", 25)
     log = MemoryLog()
     reads: list[str] = []
 
@@ -195,7 +195,7 @@ async def test_indexes_in_memory_forget_the_session_that_was_looked_at_longest_a
 
 
 async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banksman.store.turns.TURNS_MAX", 25)
+    monkeypatch.setattr("banksman.store.turn_index.TURNS_MAX", 25)
     log = MemoryLog()
     for session in ("slow", "a", "b"):
         await write_turns(log, range(20 if session == "slow" else 10), session)
@@ -210,9 +210,9 @@ async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(mo
     indexes = TurnIndexes(counted)
     slow = asyncio.create_task(indexes.find("slow", "t-9", identity=1, first=1))
     await asyncio.sleep(0)
-    monkeypatch.setattr("banksman.store.turns.SESSIONS_MAX", 1)
+    monkeypatch.setattr("banksman.store.turn_index.SESSIONS_MAX", 1)
     assert await indexes.find("a", "t-9", identity=1, first=1) is not None
-    monkeypatch.setattr("banksman.store.turns.SESSIONS_MAX", 10)
+    monkeypatch.setattr("banksman.store.turn_index.SESSIONS_MAX", 10)
     is_held.set()
     assert await slow is not None
     for session in ("a", "b"):
@@ -225,7 +225,7 @@ async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(mo
 
 
 async def test_indexes_in_memory_are_of_a_bounded_number_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banksman.store.turns.SESSIONS_MAX", 3)
+    monkeypatch.setattr("banksman.store.turn_index.SESSIONS_MAX", 3)
     log = MemoryLog()
     indexes = TurnIndexes(log.read)
     for number in range(10):

@@ -14,23 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.cli.reaching.client import Client
-from banksman.cli.reaching.finding import named
-from banksman.cli.saying.style import PLAIN
-from banksman.cli.saying.terminal import as_line
-from banksman.cli.saying.widths import cut, padded, rows, width, wrapped
-from banksman.cli.saying.wording import prompt_of, tokens_of
-from banksman.cli.watching import keys as keyboard
-from banksman.cli.watching import overview
-from banksman.cli.watching.asking import question_of
-from banksman.cli.watching.editor import HISTORY_MAX, LINE_CHARACTERS_MAX, Editor
-from banksman.cli.watching.keys import Decoder, Key, Pasted
-from banksman.cli.watching.loop import Loop, Typed
-from banksman.cli.watching.screen import Look, Status, duration_in_words, seconds_in_words
-from banksman.cli.watching.stops import Stops
-from banksman.cli.watching.survey import ORDER, Row
-from banksman.cli.watching.telling import Teller
-from banksman.cli.watching.turn import TurnWatch, Wishes
+from banksman.cli.client.client import Client
+from banksman.cli.client.discovery import named
+from banksman.cli.output.style import PLAIN
+from banksman.cli.output.terminal import as_line
+from banksman.cli.output.text_width import cut, padded, rows, width, wrapped
+from banksman.cli.output.wording import prompt_of, tokens_of
+from banksman.cli.tui import keyboard, session_table
+from banksman.cli.tui.ctrl_c import Stops
+from banksman.cli.tui.event_loop import Loop, Typed
+from banksman.cli.tui.event_view import Teller
+from banksman.cli.tui.keyboard import Decoder, Key, Pasted
+from banksman.cli.tui.line_editor import HISTORY_MAX, LINE_CHARACTERS_MAX, Editor
+from banksman.cli.tui.question_view import question_of
+from banksman.cli.tui.screen import Look, Status, duration_in_words, seconds_in_words
+from banksman.cli.tui.session_table import ORDER, Row
+from banksman.cli.tui.turn_view import TurnWatch, Wishes
 
 LETTERS = st.text(st.sampled_from("ab é日本🙂e\u0301한 "), max_size=60)
 COLUMNS = st.integers(1, 40)
@@ -221,7 +220,7 @@ def test_columns_go_in_the_order_that_is_said() -> None:
     one = row("running", prompt="do it " * 40, since=10.0, **more)
     shown: list[set[str]] = []
     for columns in range(160, 9, -1):
-        head, line = overview.lines([one], columns, 100.0, style=PLAIN, selected=None)
+        head, line = session_table.lines([one], columns, 100.0, style=PLAIN, selected=None)
         assert width(head) == columns
         assert width(line) == columns
         heads = set(head.replace("…", " ").split())
@@ -229,7 +228,7 @@ def test_columns_go_in_the_order_that_is_said() -> None:
             shown.append(heads)
     gone = [before - after for before, after in itertools.pairwise(shown)]
     names = {"processes": "PIDS", "memory": "MEMORY", "prompt": "DOES"}
-    expected = [names.get(name, name.upper()) for name in overview.DROPPED]
+    expected = [names.get(name, name.upper()) for name in session_table.DROPPED]
     assert [word for each in gone for word in each if word in expected][: len(expected)] == expected
 
 

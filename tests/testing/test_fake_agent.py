@@ -1066,8 +1066,8 @@ def test_it_starts_without_the_rest_of_banksman() -> None:
     ours = {name for name in modules if name.startswith("banksman")}
     assert {name for name in ours if not name.startswith("banksman.testing.fake_agent")} == {
         "banksman",
-        "banksman.run",
-        "banksman.run.shutdown",
+        "banksman.runtime",
+        "banksman.runtime.shutdown",
         "banksman.testing",
     }
     assert not modules & {"ast", "asyncio", "dataclasses", "inspect", "msgspec", "pathlib", "site", "typing"}

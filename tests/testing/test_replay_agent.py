@@ -15,9 +15,9 @@ from tests.core.recordings import reading
 from tests.sessions.helpers import QUICK
 
 from banksman import Event, Session, Turn
-from banksman.core import event as kinds
-from banksman.core.outcome import Outcome
-from banksman.run.host import Host
+from banksman.core.session import event as kinds
+from banksman.core.session.outcome import Outcome
+from banksman.runtime.base_host import Host
 from banksman.store.bundle import bundle
 from banksman.store.memory import MemoryLog
 from banksman.testing import fake_agent

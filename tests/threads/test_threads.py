@@ -39,8 +39,8 @@ from banksman import (
     UsageError,
     threads,
 )
-from banksman.run import bridge as bridges
-from banksman.run.bridge import Bridge, Latch
+from banksman.runtime import loop_thread as bridges
+from banksman.runtime.loop_thread import Bridge, Latch
 from banksman.testing import fake_agent
 
 T = TypeVar("T")

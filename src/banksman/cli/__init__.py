@@ -120,7 +120,7 @@ def _print(text: str, code: int) -> int:
         print(text, end="", flush=True)
     except OSError as exc:
         print(f"banksman: cannot write to stdout: {exc.strerror}", file=sys.stderr)
-        from banksman.cli.saying.terminal import close_stdout  # noqa: PLC0415
+        from banksman.cli.output.terminal import close_stdout  # noqa: PLC0415
 
         close_stdout()
         return NOT_SAID
@@ -143,7 +143,7 @@ def _call(verb: str, words: list[str]) -> int:
     # It gives its own away, to an editor, and looks itself at what there is.
     if verb != "acp":
         _fill_standard_fds()
-    return int(import_module(f"banksman.cli.verbs.{verb}").main(words))
+    return int(import_module(f"banksman.cli.commands.{verb}").main(words))
 
 
 def _unknown(word: str) -> int:

@@ -15,10 +15,9 @@ It starts in no time: without a file nothing is imported that reads one.
 
 from __future__ import annotations
 
+from banksman.config.file_path import chosen_path, default_path
 from banksman.config.keys import KEYS, Key, Kind
-from banksman.config.layers import Config, Setting, known, load
-from banksman.config.places import chosen_path, default_path
-from banksman.config.variables import Stray, strays
+from banksman.config.layers import Config, Setting, Stray, known, load, strays
 
 __all__ = [
     "KEYS",

@@ -1,4 +1,8 @@
-"""One precedence for every key: flag, variable, file, default."""
+"""The layer of `BANKSMAN_*` variables, and those that are none of ours.
+
+A variable that is not known is no error: programs that start us have variables of their own, and a letter too many in
+somebody's profile must not end every verb. `config show` and `doctor` mention it, with the nearest that is known.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,44 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from banksman.config import reading, variables
+from banksman.config import toml_file
+from banksman.config.file_path import CONFIG_VARIABLE, Place, chosen_path
 from banksman.config.keys import KEYS, Key
-from banksman.config.places import Place, chosen_path
-from banksman.config.values import checked
+from banksman.config.typed_value import checked, nearest, of_text
 from banksman.errors import UsageError
+
+PREFIX = "BANKSMAN_"
+
+
+class Stray(NamedTuple):
+    """A variable that means nothing to us, and the one that may be meant."""
+
+    name: str
+    nearest: str
+
+
+def read() -> dict[str, Any]:
+    """Values by the names of their keys. An empty variable is one that is not set."""
+    found: dict[str, Any] = {}
+    for name, key in KEYS.items():
+        text = os.environ.get(key.variable, "")
+        if text:
+            found[name] = of_text(key, text, where=key.variable)
+    return found
+
+
+def strays() -> list[Stray]:
+    known = [CONFIG_VARIABLE, *(key.variable for key in KEYS.values())]
+    return [
+        Stray(name, nearest(name, known))
+        for name in sorted(os.environ)
+        if name.startswith(PREFIX) and name not in known
+    ]
+
+
+# One precedence for every key: flag, variable, file, default.
 
 DEFAULT = "default"
 
@@ -73,8 +108,8 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
     """`flags` by the names of keys; None among them: not given. `path`: what `--config` says. Raises `UsageError`: a
     file that cannot be read, a key that is not known, a value that is not what its key takes."""
     place = chosen_path(path)
-    in_file = reading.read(place)
-    in_variables = variables.read()
+    in_file = toml_file.read(place)
+    in_variables = read()
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in given:
         assert name in KEYS, f"a flag for no key: {name}"
@@ -109,7 +144,7 @@ def _without_secrets(url: str) -> str:
 def known(name: str) -> Key:
     """The key of this name. `UsageError` with the nearest if there is none."""
     if name not in KEYS:
-        from banksman.config.nearest import nearest  # noqa: PLC0415
+        from banksman.config.typed_value import nearest  # noqa: PLC0415
 
         raise UsageError(f"there is no key {name!r:.80}", hint=f"do you mean {nearest(name, KEYS)!r}?")
     return KEYS[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import banksman
 from banksman import Host
-from banksman.core import event as kinds
+from banksman.core.session import event as kinds
 
 # Speaks for a long while when it is first asked, and repeats what it is told otherwise.
 SCRIPT = {"prompt 1": ["stream 1000 0.02"]}

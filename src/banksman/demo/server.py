@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from banksman import BACKGROUND, INTERACTIVE, Host, Session
 from banksman.demo import cast
 from banksman.folders import state_folder
-from banksman.serve import main, settings
+from banksman.server import main, server_settings
 
 NAME = "fix-ci"
 
@@ -25,7 +25,7 @@ NAME = "fix-ci"
 def serve(port: str) -> int:
     """`port` empty: the usual one."""
     flags = {"port": int(port) if port else None, "store": f"sqlite:{state_folder() / 'demo.db'}"}
-    return main.run(settings.load(None, flags), then=_play)
+    return main.run(server_settings.load(None, flags), then=_play)
 
 
 async def _play(host: Host, _url: str) -> None:

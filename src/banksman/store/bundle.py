@@ -10,7 +10,7 @@ The frames are whole, so that the bundle can be played: `python -m banksman.test
 agent that says them again. Of our own events there is what happened and to which turn, with the few members that say
 how (`SHOWN`); no prompt, and no text of anybody's. Times count from the first event.
 
-**What is taken out**, in every string of every frame: the secrets that were configured (see core/redaction.py); what
+**What is taken out**, in every string of every frame: the secrets that were configured (core/wire/redaction.py); what
 looks like a key, a token or a password in an address; e-mail addresses; the user's home folder and name in paths. An
 agent that streams says a key in pieces, each in a frame of its own: so the pieces that follow each other are also
 looked at as one text, and if that has something to take out, all of them are replaced by as many `x`.
@@ -33,10 +33,10 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
-from banksman.core.event import UPDATE, Event
-from banksman.core.redaction import REDACTED, Redactor, in_strings
-from banksman.store.files import write_new
+from banksman.core.session.event import UPDATE, Event
+from banksman.core.wire.redaction import REDACTED, Redactor, in_strings
 from banksman.store.log import Known, Log
+from banksman.store.private_file import write_new
 from banksman.store.transfer import events_of, found, frame_of, line_of
 
 VERSION = 1

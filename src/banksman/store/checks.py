@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from banksman.errors import UsageError
-from banksman.store.log import READ_EVENTS_MAX
+from banksman.store.log import NUMBER_MAX, READ_EVENTS_MAX, Chunk
 
 
 def checked_limit(limit: int) -> int:
@@ -36,3 +38,32 @@ def check_no_host(session: str) -> None:
     would hear what is meant for the host."""
     if session.startswith("host:"):
         raise UsageError("a session cannot have the id of a host", hint="one that does not begin so", session=session)
+
+
+# What makes chunks a history, whichever engine restores it, and wherever they come from.
+
+
+def checked(session: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The chunks, as they come. `UsageError` as soon as they are no history: it has an event or more and is dense, its
+    epochs do not fall, and its numbers leave room to count on."""
+    seq, epoch = None, 1
+    for chunk in chunks:
+        first = chunk.first if seq is None else seq + 1
+        if chunk.first != first or chunk.first < 1 or not chunk.entries:
+            raise UsageError(
+                "the history is not dense", hint="each chunk begins where the last one ended", session=session, seq=seq
+            )
+        if chunk.epoch < epoch:
+            raise UsageError("the history's epochs fall", session=session, first=chunk.first, epoch=chunk.epoch)
+        seq, epoch = chunk.last, chunk.epoch
+        if seq > NUMBER_MAX or epoch > NUMBER_MAX:
+            raise UsageError(
+                "the history's numbers are too high",
+                hint=f"no seq and no epoch is more than {NUMBER_MAX}",
+                session=session,
+                seq=seq,
+                epoch=epoch,
+            )
+        yield chunk
+    if seq is None:
+        raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from banksman.core.event import Entry, Event, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import HistoryLost, NotOwner, StoreError
 
 Done = Callable[[StoreError | NotOwner | None], None]

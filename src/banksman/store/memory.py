@@ -41,10 +41,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from banksman.core.event import Entry, Project
+from banksman.core.session.event import Entry, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.checks import check_after, check_seq, checked_limit
-from banksman.store.history import checked
+from banksman.store.checks import check_after, check_seq, checked, checked_limit
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from banksman.core.event import Entry, Event, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import UsageError
 from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot, history_lost
-from banksman.store.turns import TurnIndex
+from banksman.store.turn_index import TurnIndex
 
 # What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
 # allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is

@@ -24,8 +24,8 @@ as much as the first, since the file may be another by then, and the engine take
 The hash says that a file is whole, not who wrote it: it may be a stranger's. So behind its events an import writes one
 of its own, `session.imported`, with the id that the session had there and the time. All before it is history, to be
 read. How the session was opened and which process it had is forgotten at it, as is what was open or waited: see
-core/past.py and core/replay.py. Whoever wants to go on with the session opens it by its name, with a command of its
-own. What is exported after an import has that event, and each further import adds another.
+core/session/history.py. Whoever wants to go on with the session opens it by its name, with a command of its own. What
+is exported after an import has that event, and each further import adds another.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeGuard, cast
 
-from banksman.core import past as pasts
-from banksman.core.config import Config
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import FRAMES, SESSION_IMPORTED, Entry, Event, entry
-from banksman.core.redaction import Redactor
-from banksman.core.streamed_redaction import StreamedRedactor
+from banksman.core.session import history as pasts
+from banksman.core.session.event import FRAMES, SESSION_IMPORTED, Entry, Event, entry
+from banksman.core.session.session_config import Config
+from banksman.core.wire.redaction import Redactor
+from banksman.core.wire.stream_redaction import StreamedRedactor
 from banksman.errors import StoreError, StoreTooNew, UsageError
-from banksman.store.files import absolute, write_new
 from banksman.store.log import NUMBER_MAX, Chunk, Known, Log, Snapshot
+from banksman.store.private_file import absolute, write_new
 
 VERSION = 1
 # A frame is at most 32 MiB, and twice that as text at the worst: past it base64 is shorter. A prompt has no such bound,

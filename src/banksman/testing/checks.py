@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
-from banksman.core import event as kinds
-from banksman.core.event import Event
-from banksman.core.outcome import Outcome
+from banksman.core.session import event as kinds
+from banksman.core.session.event import Event
+from banksman.core.session.outcome import Outcome
 
 Frame = dict[str, Any]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from banksman.core.session_effects import StartProcess
+from banksman.core.session.effects import StartProcess
 from banksman.errors import AgentError
-from banksman.run.sessions.agent import OnEvent
+from banksman.sessions.agent_process import OnEvent
 from banksman.testing.world_agent import Ack, Play, Stage, answer_to
 from banksman.testing.world_process import Manner, Phase, WorldProcess
 from banksman.testing.world_store import Fault, WorldLog

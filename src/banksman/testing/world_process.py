@@ -12,9 +12,9 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from banksman.core.facts import Exited, Started, Survivor, Swept
+from banksman.core.process_facts import Exited, Started, Survivor, Swept
 from banksman.errors import AgentError, BanksmanError, CommandError
-from banksman.run.sessions.agent import (
+from banksman.sessions.agent_process import (
     AgentEvent,
     Failed,
     Gone,

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from banksman.core.event import Entry, Project
+from banksman.core.session.event import Entry, Project
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import READ_EVENTS_MAX, Done, ManyPage, Page, ProjectOf, Snapshot
 from banksman.store.memory import SESSION_BYTES_MAX, MemoryLog

@@ -14,8 +14,8 @@ from tests.agents.matrix.abilities import NAMES
 from tests.agents.matrix.steps import STEPS
 from tests.agents.matrix.table import SIDES, Cell, in_all, ordered
 
-from banksman.run.sessions import profiles
-from banksman.run.sessions.profile import CAPABILITIES, Profile
+from banksman.sessions import profiles
+from banksman.sessions.profile import CAPABILITIES, Profile
 
 HEAD = """\
 # Conformance

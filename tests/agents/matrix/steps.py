@@ -22,8 +22,8 @@ from tests.agents.matrix.came import Came
 from tests.agents.matrix.place import Place, said
 
 from banksman import Host, Outcome, Session, Turn
-from banksman.core import event as kinds
-from banksman.run.sessions.questions import Question
+from banksman.core.session import event as kinds
+from banksman.sessions.questions import Question
 
 # One that is said to be wrong by the caller, so that no agent tries again.
 STATUS = 400

@@ -23,13 +23,10 @@ from typing import Any
 from tests.core.recordings import reading
 from tests.core.recordings.reading import Cut, Entry
 
-from banksman.core.decision import Decision
 from banksman.core.dialects.acp import acp
-from banksman.core.dialects.acp_speech import AcpSpeech
+from banksman.core.dialects.acp.conversation import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
-from banksman.core.dialects.quirks import Quirks
-from banksman.core.framing import Framing, Mixed
-from banksman.core.meaning import (
+from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     Replied,
@@ -41,6 +38,9 @@ from banksman.core.meaning import (
     ToolEnded,
     TurnOver,
 )
+from banksman.core.dialects.quirks import Quirks
+from banksman.core.session.permissions import Decision
+from banksman.core.wire.framing import Framing, Mixed
 
 NAMES = sorted(path.stem for path in reading.FOLDER.glob("acp*.jsonl"))
 HANDSHAKE = "handshake-1"

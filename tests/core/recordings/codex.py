@@ -21,10 +21,10 @@ from typing import Any
 
 from tests.core.recordings import reading
 
-from banksman.core.decision import Decision
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Setup, Speech, Spoken
-from banksman.core.meaning import Meaning, Requested, Told
+from banksman.core.dialects.meaning import Meaning, Requested, Told
+from banksman.core.session.permissions import Decision
 
 NAMES = sorted(path.stem for path in reading.FOLDER.glob("codex-*.jsonl"))
 # A number that no request of ours has.

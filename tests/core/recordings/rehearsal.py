@@ -20,16 +20,10 @@ from typing import Any
 from tests.core.recordings import reading
 from tests.core.recordings.reading import Cut, Entry
 
-from banksman.core import event as kinds
-from banksman.core.arbiter import NORMAL
-from banksman.core.config import Config
-from banksman.core.decision import Decision
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.event import Event
-from banksman.core.framing import Framing, Mixed
-from banksman.core.outcome import Outcome
-from banksman.core.session import step
-from banksman.core.session_effects import (
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import (
     Append,
     CancelTimer,
     Effect,
@@ -40,7 +34,8 @@ from banksman.core.session_effects import (
     StartTimer,
     WriteFrame,
 )
-from banksman.core.session_facts import (
+from banksman.core.session.event import Event
+from banksman.core.session.facts import (
     Asked,
     CloseAsked,
     Committed,
@@ -55,8 +50,13 @@ from banksman.core.session_facts import (
     Subject,
     TimerFired,
 )
-from banksman.core.state import Naming, ProcessPhase, Session
-from banksman.core.turn import Ask
+from banksman.core.session.outcome import Outcome
+from banksman.core.session.permissions import Decision
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Naming, ProcessPhase, Session
+from banksman.core.session.step import step
+from banksman.core.session.turn import Ask
+from banksman.core.wire.framing import Framing, Mixed
 
 # The process that the recording is of. Another one that the session wants after it never gets as far as to run.
 RECORDED = 1

@@ -17,10 +17,10 @@ from typing import Any
 
 from banksman import config
 from banksman.cli.acp.own_server import START_SECONDS_MAX, OwnServer
-from banksman.cli.reaching.client import Client, ClientError, Lost, NoServer, segment
-from banksman.cli.reaching.finding import Place, announced, named
-from banksman.cli.reaching.stream import seq_of
-from banksman.cli.saying.terminal import say_aside
+from banksman.cli.client.client import Client, ClientError, Lost, NoServer, segment
+from banksman.cli.client.discovery import Place, announced, named
+from banksman.cli.client.event_stream import seq_of
+from banksman.cli.output.terminal import say_aside
 from banksman.errors import BanksmanError
 from banksman.folders import state_folder
 

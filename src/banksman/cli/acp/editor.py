@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from banksman.cli.acp.backend import Backend
+from banksman.cli.acp.editor_pipes import LINE_BYTES_MAX, Outbox
+from banksman.cli.acp.editor_session import Talk
 from banksman.cli.acp.methods import Method, Methods, Usual, text_of
+from banksman.cli.acp.open_questions import Answer
 from banksman.cli.acp.outcomes import Refusal, bug, refusal_of
-from banksman.cli.acp.questions import Answer
-from banksman.cli.acp.talk import Talk
-from banksman.cli.acp.updates import Update
-from banksman.cli.acp.wire import LINE_BYTES_MAX, Outbox
-from banksman.cli.saying.terminal import say_aside
-from banksman.core.jsonrpc import (
+from banksman.cli.acp.session_updates import Update
+from banksman.cli.output.terminal import say_aside
+from banksman.core.wire.jsonrpc import (
     INVALID_REQUEST,
     JSONRPC,
     METHOD_NOT_FOUND,

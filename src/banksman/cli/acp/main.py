@@ -16,11 +16,11 @@ from types import FrameType
 from banksman.cli import INTERRUPTED, OK, USAGE
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor import Editor
+from banksman.cli.acp.editor_pipes import Outbox, lines, take_stdio
 from banksman.cli.acp.methods import Usual
 from banksman.cli.acp.own_server import OwnServer, Wish, Wishes
-from banksman.cli.acp.wire import Outbox, lines, take_stdio
-from banksman.cli.parsing import Parser, split_command
-from banksman.cli.saying.terminal import as_line, say_aside
+from banksman.cli.arguments import Parser, split_command
+from banksman.cli.output.terminal import as_line, say_aside
 from banksman.errors import UsageError
 
 # What is still to be written when we leave may take so long, if the editor reads.

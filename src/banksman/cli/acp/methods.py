@@ -1,24 +1,62 @@
-"""What an editor may ask for, by name. Each method is given a request and gives back its result; or None, if somebody
-else answers it, in its time.
-"""
+"""The sessions of the server, as an editor lists them. The protocol wants the folder of each, which its log tells."""
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from banksman import __version__
-from banksman.cli.acp import settings
+from banksman.cli.acp import session_settings
 from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.listing import list_sessions
+from banksman.cli.acp.editor_session import Listener, Prompt, Talk
+from banksman.cli.acp.editor_sessions import Talks
 from banksman.cli.acp.outcomes import bad_params
-from banksman.cli.acp.talk import Listener, Prompt, Talk
-from banksman.cli.acp.talks import Talks
-from banksman.cli.reaching.client import segment
-from banksman.core.jsonrpc import Call, Notice
+from banksman.cli.client.client import Client, Problem, segment
+from banksman.cli.client.event_stream import seq_of
+from banksman.core.wire.jsonrpc import Call, Notice
+
+# Each costs two small requests.
+PAGE_SESSIONS_MAX = 50
+
+
+def list_sessions(client: Client, *, cursor: Any, cwd: Any) -> dict[str, Any]:
+    """One page, oldest first, of those in this folder; None: of all."""
+    for name, value in (("cursor", cursor), ("cwd", cwd)):
+        if value is not None and not isinstance(value, str):
+            raise bad_params(f"{name} is no text")
+    page = client.get("/v1/sessions", {"after": cursor, "limit": PAGE_SESSIONS_MAX})
+    shown = [info for session in page["sessions"] if (info := _info(client, session)) is not None]
+    listed: dict[str, Any] = {"sessions": [info for info in shown if cwd is None or info["cwd"] == cwd]}
+    # A page may have fewer than it could, or none at all; this alone says that there is another.
+    if page["next"] is not None:
+        listed["nextCursor"] = page["next"]
+    return listed
+
+
+def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
+    """None: it was deleted in this moment, or its folder is not known any more."""
+    path = f"/v1/sessions/{segment(session['id'])}/events"
+    try:
+        page = client.get(path, {"limit": 1})
+        head = seq_of(page["head"] or "") or 1
+        last = client.get(path, {"after": head - 1, "limit": 1})["events"]
+    except Problem:
+        return None
+    cwd = page["events"][0]["body"].get("cwd") if page["events"] else None
+    if not isinstance(cwd, str):
+        return None
+    info = {"sessionId": session["id"], "cwd": cwd, "title": session["name"]}
+    if last:
+        info["updatedAt"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last[0]["at"]))
+    return info
+
+
+# What an editor may ask for, by name. Each method is given a request and gives back its result; or None, if somebody
+# else answers it, in its time.
 
 PROTOCOL_VERSION = 1
 # What an editor may say about a new session beyond the protocol, in its `_meta.banksman`.
@@ -116,7 +154,7 @@ class Methods:
         talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]))
         self.talks.add(talk)
         # Before anything of it is told: the editor does not know it yet.
-        self._editor.answer(call.id, result | settings.told(talk.settings))
+        self._editor.answer(call.id, result | session_settings.told(talk.settings))
         self.talks.follow(talk)
 
     def _load(self, call: Call) -> None:
@@ -139,12 +177,12 @@ class Methods:
 
     def _set_config_option(self, call: Call) -> dict[str, Any]:
         id = text_of(call, "configId")
-        if id not in settings.NAMES:
-            raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(settings.NAMES)}")
-        name, value = settings.NAMES[id], text_of(call, "value")
+        if id not in session_settings.NAMES:
+            raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(session_settings.NAMES)}")
+        name, value = session_settings.NAMES[id], text_of(call, "value")
         talk = self._change(call, name, value)
         # The log says it too, in a moment: the answer does not wait for that.
-        return {"configOptions": settings.config_options(settings.chosen(talk.settings, name, value))}
+        return {"configOptions": session_settings.config_options(session_settings.chosen(talk.settings, name, value))}
 
     def _change(self, call: Call, name: str, value: str) -> Talk:
         talk = self.talks.find(text_of(call, "sessionId"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from banksman.cli.reaching.client import Problem
-from banksman.core.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
+from banksman.cli.client.client import Problem
+from banksman.core.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from banksman.errors import BanksmanError, UsageError
 
 _STOPPED = ("interrupted", "preempted", "withdrawn")

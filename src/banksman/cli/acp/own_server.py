@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from banksman.cli.reaching.client import Client, ClientError, NoServer
-from banksman.cli.reaching.finding import Place, named
+from banksman.cli.client.client import Client, ClientError, NoServer
+from banksman.cli.client.discovery import Place, named
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 
@@ -132,8 +132,8 @@ class OwnServer:
 
     def _run(self) -> bool:
         try:
-            from banksman.serve.main import run  # noqa: PLC0415
-            from banksman.serve.settings import load  # noqa: PLC0415
+            from banksman.server.main import run  # noqa: PLC0415
+            from banksman.server.server_settings import load  # noqa: PLC0415
         except ModuleNotFoundError as exc:
             if (exc.name or "").startswith("banksman"):
                 raise

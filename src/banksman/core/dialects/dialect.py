@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from banksman.core.decision import Decision
-from banksman.core.meaning import Meaning, Requested, Told
-from banksman.core.rules import Verdict
+from banksman.core.dialects.meaning import Meaning, Requested, Told
+from banksman.core.session.permissions import Decision, Verdict
 
 # Of Banksman: agents are told who speaks to them. A test holds it to the package's.
 CLIENT_VERSION = "0.1.0"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from banksman.core.schema.pattern import NoPattern, TooMuch, compiled
+from banksman.core.json_schema.regex import NoPattern, TooMuch, compiled
 
 SERVICES = ("fs", "terminal")
 # A message of an error is short. A longer text is an answer, whatever it begins with, and is not looked at.

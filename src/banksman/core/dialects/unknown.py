@@ -14,7 +14,7 @@ from banksman.core.dialects.acp import Acp
 from banksman.core.dialects.claude import CLAUDE, Claude
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Dialect, Projector, Transcript
-from banksman.core.members import UNDECODABLE
+from banksman.core.wire.partial_json import UNDECODABLE
 
 
 class _Look(msgspec.Struct, gc=False):

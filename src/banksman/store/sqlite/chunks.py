@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from banksman.core.event import Entry, Event, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
 
 # What a chunk weighs besides its blob: the row with its numbers, and its entry in the index.

@@ -20,9 +20,9 @@ import time
 from dataclasses import dataclass
 
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.sqlite import rests
-from banksman.store.sqlite.appending import no_owner
-from banksman.store.sqlite.work import Operation, Work
+from banksman.store.sqlite import deleted_sessions
+from banksman.store.sqlite.append import no_owner
+from banksman.store.sqlite.operations import Operation, Work
 
 log = logging.getLogger("banksman")
 
@@ -51,7 +51,7 @@ def _claimed_epoch(work: Work, session: str, name: str | None, agent: str | None
         if not agent:
             raise UsageError("there is no such session", hint="was it deleted?", session=session)
         check_name(work, name, session)
-        rests.clear(work, session)
+        deleted_sessions.clear(work, session)
         epoch = deleted_epoch(work) + 1
         now = time.time()
         work.execute(

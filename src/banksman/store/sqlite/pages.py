@@ -11,10 +11,10 @@ import sqlite3
 from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import NamedTuple
 
-from banksman.core.event import Entry, Event, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
 from banksman.store.log import Page, Snapshot, history_lost
-from banksman.store.positions import BEGINNING, Position
+from banksman.store.position import BEGINNING, Position
 from banksman.store.sqlite.chunks import checksum, events_of, missing, uncounted, unpacked
 
 # A page ends with the chunk that exceeds it.

@@ -23,11 +23,11 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from banksman.errors import StoreError
-from banksman.store.history import checked
+from banksman.store.checks import checked
 from banksman.store.log import Chunk
 from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
-from banksman.store.sqlite.faults import translate
-from banksman.store.sqlite.work import Work
+from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.sqlite_errors import translate
 
 # What it is called after the store's own name.
 SUFFIX = "-restore-"

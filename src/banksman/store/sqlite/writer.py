@@ -26,12 +26,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from banksman.errors import StoreError, StoreReadOnly
-from banksman.store.sqlite import opening, ownership, rests, spool, upkeep
-from banksman.store.sqlite.appending import Append, Runs
-from banksman.store.sqlite.faults import ALLOW_WRITING, is_of_store, translate
-from banksman.store.sqlite.presence import Presence
-from banksman.store.sqlite.upkeep import Retention
-from banksman.store.sqlite.work import Operation, Work
+from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, spool
+from banksman.store.sqlite.append import Append, Runs
+from banksman.store.sqlite.maintenance import Retention
+from banksman.store.sqlite.open_file import Presence
+from banksman.store.sqlite.operations import Operation, Work
+from banksman.store.sqlite.sqlite_errors import ALLOW_WRITING, is_of_store, translate
 
 # What one transaction may hold: some tenths of a second of a disk's time.
 GROUP_BYTES_MAX = 16 << 20
@@ -265,9 +265,9 @@ class Writer:
         self._sync(False)
         for session in sessions:
             # Looked at first without the lock, since mostly there is nothing to take.
-            if upkeep.excess(self._work, session, self._retention, now) is not None:
+            if maintenance.excess(self._work, session, self._retention, now) is not None:
                 self._work.execute("BEGIN IMMEDIATE")
-                upkeep.retain(self._work, session, self._retention, now)
+                maintenance.retain(self._work, session, self._retention, now)
                 self._work.execute("COMMIT")
 
     def _remove_rest(self, *, pieces_max: float = 1) -> None:
@@ -279,12 +279,12 @@ class Writer:
         try:
             if not self._has_looked_for_rests:
                 self._has_looked_for_rests = True
-                work.rests.update(dict.fromkeys(rests.found(work)))
+                work.rests.update(dict.fromkeys(deleted_sessions.found(work)))
             while work.rests and pieces_max > 0:
                 pieces_max -= 1
                 self._sync(False)
                 work.execute("BEGIN IMMEDIATE")
-                rests.remove_some(work, next(iter(work.rests)))
+                deleted_sessions.remove_some(work, next(iter(work.rests)))
                 work.execute("COMMIT")
             self._tidy_if_due()
         except Exception as exc:
@@ -324,7 +324,7 @@ class Writer:
             ((busy, _, _),) = self._work.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return not busy
         finally:
-            self._work.execute(f"PRAGMA busy_timeout = {round(opening.BUSY_SECONDS_MAX * 1000)}")
+            self._work.execute(f"PRAGMA busy_timeout = {round(open_file.BUSY_SECONDS_MAX * 1000)}")
 
     def _end(self) -> None:
         self._remove_rest(pieces_max=math.inf)

@@ -1,0 +1,128 @@
+"""The questions that are open in one session, as one editor is asked them.
+
+Whoever follows the session is asked, each editor and each person at a page or a shell, and the first answer is the
+question's one answer; the server says whose that was. So here it is only seen to it that an editor is asked what is
+still open, once, and need not go on asking its user when somebody else was faster.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from banksman.cli.acp import permission_request
+from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
+from banksman.cli.client.client import ClientError, NoServer, segment
+from banksman.cli.output.terminal import as_line, say_aside
+from banksman.core.wire.jsonrpc import Reply
+from banksman.errors import BanksmanError
+
+Answer = Callable[[Reply], None]
+
+
+class Asker(Protocol):
+    """The editor, as far as it can be asked something."""
+
+    def ask(self, method: str, params: dict[str, Any], on_reply: Answer) -> int | None: ...
+    def withdraw(self, id: int) -> None: ...
+
+
+class Questions:
+    """`title_of`: what a tool call is called that the editor knows already. `on_asked` and `on_answered` are for the
+    thread that follows the session, and never wait for the server."""
+
+    def __init__(self, editor: Asker, backend: Backend, session: str, title_of: Callable[[Any], str | None]) -> None:
+        self._editor = editor
+        self._backend = backend
+        self._session = session
+        self._path = f"/v1/sessions/{segment(session)}/questions"
+        self._title_of = title_of
+        # For the table: those that are open, and the requests by which the editor was asked; None: it was not, or has
+        # answered. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._open: dict[str, int | None] = {}
+
+    @property
+    def are_open(self) -> bool:
+        with self._lock:
+            return bool(self._open)
+
+    def on_asked(self, question: str, *, waits: bool) -> None:
+        """`waits`: the editor is still being told what was before; see `put_all`."""
+        with self._lock:
+            self._open[question] = None
+        if not waits:
+            self._begin(question)
+
+    def on_answered(self, question: str) -> None:
+        """By whoever came first. If that was not this editor, it need not ask its user any more."""
+        with self._lock:
+            request = self._open.pop(question, None)
+        if request is not None:
+            self._editor.withdraw(request)
+
+    def put_all(self) -> None:
+        """Those that nobody has answered by now."""
+        with self._lock:
+            waiting = list(self._open)
+        for question in waiting:
+            self._begin(question)
+
+    def _begin(self, question: str) -> None:
+        threading.Thread(target=self._put, args=(question,), name="banksman-acp question", daemon=True).start()
+
+    def _put(self, question: str) -> None:
+        """Put it to the editor, if it is still open: most are answered by a rule in the moment in which they are asked,
+        and a window that opens and closes again is no service to anybody."""
+        listed = self._listed(question)
+        asked = next((each for each in listed if each["id"] == question), None)
+        if asked is None:
+            return
+        if asked["wants"] != "permission":
+            say_aside(f"banksman: an editor cannot be asked this: see banksman answer {self._session} {question}")
+            return
+        asked = {**asked, "question": question}
+        params = permission_request.request(self._session, asked, self._title_of)
+        request = self._editor.ask("session/request_permission", params, lambda reply: self._on_reply(asked, reply))
+        with self._lock:
+            is_open = question in self._open
+            if is_open:
+                self._open[question] = request
+        if not is_open and request is not None:
+            # Answered elsewhere in between, and then there was nothing yet to take back.
+            self._editor.withdraw(request)
+
+    def _listed(self, question: str) -> list[dict[str, Any]]:
+        """Those that wait for an answer. A server that is away is waited for: the question may still be open in the
+        next one."""
+        deadline = time.monotonic() + AWAY_SECONDS_MAX
+        while True:
+            try:
+                return self._backend.client.get(self._path)["questions"]
+            except NoServer as exc:
+                with self._lock:
+                    is_open = question in self._open
+                if not is_open or time.monotonic() > deadline:
+                    say_aside(f"banksman: question {question} cannot be looked at: {exc}")
+                    return []
+            except BanksmanError as exc:
+                say_aside(f"banksman: question {question} cannot be looked at: {exc}")
+                return []
+            time.sleep(AWAY_SECONDS)
+
+    def _on_reply(self, asked: dict[str, Any], reply: Reply) -> None:
+        """The editor's answer. It is the question's only if it is the first."""
+        failure = reply.error
+        body = (
+            permission_request.answer(asked, reply.result) if failure is None else permission_request.refused(failure)
+        )
+        if body is None:
+            return
+        if "message" in body:
+            say_aside(f"banksman: question {asked['question']}: {as_line(body['message'])}")
+        try:
+            self._backend.insist(f"{self._path}/{segment(asked['question'])}", body)
+        except ClientError as exc:
+            say_aside(f"banksman: question {asked['question']} could not be answered: {exc}")

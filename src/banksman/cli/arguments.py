@@ -1,0 +1,132 @@
+"""The flags of a verb, in the one form that all verbs have. Nothing here knows a server: `exec` must start fast."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from banksman.cli import USAGE
+
+# Lines that are longer are hard to read, however wide the terminal is.
+WIDTH_MAX = 100
+WIDTH_MIN = 40
+
+
+class Help(argparse.HelpFormatter):
+    """As wide as the terminal, within reason. Paragraphs are filled; lines that are indented are commands, and stay as
+    they are. The same under every Python, for the documentation is made from it."""
+
+    def __init__(self, prog: str) -> None:
+        import shutil  # noqa: PLC0415  It costs time, and only who asks for help has it.
+
+        width = min(max(shutil.get_terminal_size().columns, WIDTH_MIN), WIDTH_MAX)
+        super().__init__(prog, max_help_position=min(30, width // 3), width=width - 1)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(self._paragraph(part, width) for part in text.strip("\n").split("\n\n"))
+
+    def _paragraph(self, text: str, width: int) -> str:
+        lines: list[str] = []
+        words: list[str] = []
+        for line in (*text.split("\n"), " "):
+            if not line.startswith(" "):
+                words.append(line)
+                continue
+            lines += self._split_lines(" ".join(words), width) if words else ()
+            words.clear()
+            lines.append(line)
+        return "\n".join(lines[:-1])
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        from textwrap import wrap  # noqa: PLC0415
+
+        # Neither a flag that is named in a sentence nor a path is torn: it is there to be copied.
+        return wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return str(action.metavar or action.dest)
+        names = ", ".join(action.option_strings)
+        if action.nargs == 0:
+            return names
+        taken = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+        return f"{names} {taken}"
+
+
+class Parser(argparse.ArgumentParser):
+    """`notes`: what else there is to know, exit codes among it. The help ends with an example, always. `is_lenient`:
+    this verb does its work with a file of settings that is wrong, too, since it is about that file."""
+
+    def __init__(
+        self,
+        verb: str,
+        usage: str,
+        description: str,
+        example: str,
+        *,
+        notes: str = "",
+        usage_code: int = USAGE,
+        is_lenient: bool = False,
+    ) -> None:
+        super().__init__(
+            prog=f"banksman {verb}",
+            usage=f"banksman {verb} {usage}".rstrip(),
+            description=description,
+            epilog=f"{notes.rstrip()}\n\nexample:\n  {example}\n",
+            formatter_class=Help,
+            allow_abbrev=False,
+        )
+        self._usage_code = usage_code
+        self._is_lenient = is_lenient
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self._refuse(message)
+
+    def _refuse(self, why: object) -> NoReturn:
+        from banksman.cli.output.terminal import as_line, say_aside  # noqa: PLC0415  As the rest, only if needed.
+
+        say_aside(f"{self.prog}: {as_line(why)}")
+        sys.exit(self._usage_code)
+
+    def read(self, words: list[str]) -> argparse.Namespace:
+        """Flags and words in any order."""
+        return self.parse_intermixed_args(words)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Every way to parse comes through here. Where --format was not given, the settings say what it is."""
+        found, rest = super().parse_known_args(args, namespace)
+        if getattr(found, "format", "") is None:
+            found.format = self._usual_format()
+        return found, rest
+
+    def _usual_format(self) -> str:
+        from banksman import config  # noqa: PLC0415
+        from banksman.errors import UsageError  # noqa: PLC0415
+
+        try:
+            return config.load().value("format")
+        except UsageError as exc:
+            # Whoever was not understood gets the usual form; a verb that needs the settings refuses by itself.
+            if self._is_lenient:
+                return "text"
+            self._refuse(exc)
+
+
+def add_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, json: str, quiet: str) -> None:  # pyright: ignore[reportPrivateUsage]
+    """`json`, `quiet`: what is said in these forms."""
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "quiet"),
+        help=f"text for people (the usual); json: {json}; quiet: {quiet}",
+    )
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="short for --format json")
+
+
+def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """What is before `--`, and the command after it; None: there is no `--`."""
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]

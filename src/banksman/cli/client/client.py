@@ -1,0 +1,376 @@
+"""One request, one answer: JSON from the server, or an error that says who must act.
+
+Standard library only, one connection per request, no redirects and no proxies: the token goes to the server that was
+named and to nobody else. A request that may be repeated without harm (a GET, or one with an `Idempotency-Key`) is
+repeated a few times when its connection is lost half way; any other is not, because it may have been done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, cast
+from urllib.parse import quote, urlencode
+
+from banksman import sockets
+from banksman.cli.client.discovery import Place
+from banksman.cli.client.replies import checked, decode
+from banksman.cli.client.session_owners import Owners, Request, owner_of
+from banksman.cli.output.progress import Telling
+from banksman.cli.output.wording import hint_of
+from banksman.errors import BanksmanError
+
+CONNECT_SECONDS_MAX = 10.0
+# A server that is alive answers sooner, unless it was asked to wait. Closing and interrupting take as long as ladders.
+ANSWER_SECONDS_MAX = 120.0
+# To look takes a moment, but for what a look was asked to wait for.
+LOOK_SECONDS_MAX = 30.0
+ANSWER_BYTES_MAX = 512 << 20
+# How often a request that may be repeated is, and the pauses before.
+RETRY_SECONDS = (0.2, 1.0, 3.0)
+
+Query = Mapping[str, str | int | float | None]
+
+
+class ClientError(BanksmanError):
+    """The server could not be asked, or said no."""
+
+
+class NoServer(ClientError):
+    """Nobody answers there, or not as our server does."""
+
+
+class Lost(NoServer):
+    """The connection was lost after it had been made: what was asked for may have been done."""
+
+
+class Silent(Lost):
+    """It is there, and says nothing. It had its time, so it is not asked again."""
+
+
+class Problem(ClientError):
+    """The server's refusal, in its own words."""
+
+    def __init__(self, title: str, detail: str, *, hint: str = "", status: int, ids: Mapping[str, Any] | None = None):
+        super().__init__(detail or title, hint=hint)
+        self.title = title
+        self.detail = detail
+        self.status = status
+        self.retry_seconds: float | None = None
+        self.ids = dict(ids or {})
+
+
+class NotLetIn(Problem):
+    """There is no token, or not the right one."""
+
+
+class Client:
+    """Asks the server that `find` names at that moment: one that was started anew may have moved."""
+
+    def __init__(self, find: Callable[[], Place], *, on_gone: Callable[[Place], None] | None = None) -> None:
+        """`on_gone` is told of each place where nobody answered, before `find` is asked again."""
+        self._find = find
+        self._on_gone = on_gone
+        self._pause: Callable[[float], None] = time.sleep
+        self._owners = Owners()
+
+    @property
+    def place(self) -> Place:
+        return self._find()
+
+    def get(self, path: str, query: Query | None = None) -> Any:
+        return self.request("GET", path, query=query)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None) -> Any:
+        return self.request("POST", path, body={} if body is None else body, key=key)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """The decoded answer; None if it has no body. `key` makes what is not a GET safe to repeat.
+
+        What is refused because another process of this machine has the session is asked of that one."""
+        request = Request(method, path, query, body, key)
+        pauses = iter(RETRY_SECONDS)
+        refusal: Problem | None = None
+        # Of a request that names no session in its path (to open one by its name): for this once.
+        once: Place | None = None
+        while True:
+            owner = once or self._owners.place(request.session)
+            try:
+                return self._repeated(request, once)
+            except Lost:
+                raise
+            except NoServer as exc:
+                if owner is None:
+                    raise
+                failure: ClientError = exc
+            except Problem as exc:
+                found = None if owner is not None else owner_of(exc.title, exc.ids, self._find())
+                if found is not None:
+                    refusal = exc
+                    once = self._owners.remember(request, found)
+                    continue
+                if owner is None or not _is_going(exc):
+                    raise
+                self._owners.forget(request.session)
+                failure = exc
+            # Its owner may have ended in this very moment, and then whoever refused us can have the session.
+            once = None
+            pause = next(pauses, None)
+            if pause is None:
+                raise failure if refusal is None else _unreachable(refusal) from failure
+            self._pause(pause)
+
+    def _repeated(self, request: Request, once: Place | None) -> Any:
+        headers = {"Accept": "application/json"}
+        if request.key is not None:
+            headers["Idempotency-Key"] = request.key
+        pauses = iter(RETRY_SECONDS if request.method == "GET" or request.key is not None else ())
+        was_there = False
+        while True:
+            place = once or self._place_for(request.session)
+            try:
+                with (
+                    Telling(f"waiting for {place.url}"),
+                    _exchange(
+                        *(place, request.method, request.path),
+                        query=request.query,
+                        body=request.body,
+                        headers=headers,
+                        answer_seconds_max=_patience(request),
+                    ) as response,
+                ):
+                    answer = _decoded(_read(response, place), place)
+                # What is deleted leaves nothing to say.
+                if answer is not None or request.method != "DELETE":
+                    answer = checked(answer, is_look=request.method == "GET")
+                self._owners.note_asked(request, place)
+                return answer
+            except NoServer as exc:
+                self._note_gone(place)
+                # One that was never there is told at once; one that went away may be on its way back.
+                was_there = was_there or isinstance(exc, Lost)
+                pause = next(pauses, None) if was_there and not isinstance(exc, Silent) else None
+                if pause is None:
+                    raise
+            self._pause(pause)
+
+    def _place_for(self, session: str | None) -> Place:
+        """Who is asked about it. What its owner had accepted from us, and has died with, is asked for again first."""
+        orphan = self._owners.take_orphan(session)
+        if orphan is not None:
+            try:
+                self.request(orphan.method, orphan.path, body=orphan.body, key=orphan.key)
+            except NoServer:
+                self._owners.put_back(orphan)
+            except Problem:
+                pass  # It is refused now. What is asked next hears of what became of it.
+        return self._owners.place(session) or self._find()
+
+    @contextlib.contextmanager
+    def stream(
+        self, path: str, *, query: Query | None, headers: Mapping[str, str], silence_seconds_max: float
+    ) -> Generator[http.client.HTTPResponse]:
+        """A 2xx whose body is still to be read. To read it may raise `Lost`, after so long without a byte too."""
+        place = self._place_for(Request("GET", path).session)
+        try:
+            with _exchange(
+                place, "GET", path, query=query, headers=headers, answer_seconds_max=silence_seconds_max
+            ) as response:
+                yield response
+        except NoServer:
+            self._note_gone(place)
+            raise
+
+    def _note_gone(self, place: Place) -> None:
+        self._owners.note_gone(place)
+        if self._on_gone is not None:
+            self._on_gone(place)
+
+
+def _patience(request: Request) -> float:
+    """How long the answer may take."""
+    if request.method != "GET":
+        return ANSWER_SECONDS_MAX
+    return LOOK_SECONDS_MAX + float((request.query or {}).get("wait") or 0.0)
+
+
+def segment(text: str) -> str:
+    """An id or a name as one segment of a path, whatever is in it."""
+    return quote(text, safe="")
+
+
+def _is_going(error: Problem) -> bool:
+    """Said by whoever has had the session: it has let go of it, or is about to."""
+    return error.status == 503 or error.title == "NotOwner"
+
+
+def _unreachable(refusal: Problem) -> Problem:
+    """The refusal, and what to do where the one that has the session does not hear us."""
+    hint = f"end that process (kill {refusal.ids.get('pid')}), and the next verb goes on with the session"
+    return Problem(
+        refusal.title, f"{refusal.detail}, and does not answer", hint=hint, status=refusal.status, ids=refusal.ids
+    )
+
+
+@contextlib.contextmanager
+def _exchange(
+    place: Place,
+    method: str,
+    path: str,
+    *,
+    query: Query | None,
+    headers: Mapping[str, str],
+    body: Mapping[str, Any] | None = None,
+    answer_seconds_max: float = ANSWER_SECONDS_MAX,
+) -> Generator[http.client.HTTPResponse]:
+    """A 2xx whose body is still to be read. Raises `Problem` for anything else, `NoServer` or `Lost`."""
+    connection = _connect(place)
+    try:
+        with _losses(place):
+            assert isinstance(connection.sock, socket.socket)
+            connection.sock.settimeout(answer_seconds_max)
+            target = _target(place, path, query)
+            response = _ask(connection, method, target, token=place.token, body=body, headers=headers)
+        # The response has the socket now: to close the connection would not close it.
+        with contextlib.closing(response):
+            if not 200 <= response.status < 300:
+                raise _problem(response, place)
+            with _losses(place):
+                yield response
+    finally:
+        connection.close()
+
+
+class _BySocket(http.client.HTTPConnection):
+    """To a socket of this machine. Its `Host` says localhost, for want of another."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=CONNECT_SECONDS_MAX)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = sockets.connect(self._path, CONNECT_SECONDS_MAX)
+
+
+def _connection_to(place: Place) -> http.client.HTTPConnection:
+    if place.socket is not None:
+        return _BySocket(place.socket)
+    kind = http.client.HTTPSConnection if place.is_secure else http.client.HTTPConnection
+    return kind(place.host, place.port, timeout=CONNECT_SECONDS_MAX)
+
+
+def _connect(place: Place) -> http.client.HTTPConnection:
+    connection = _connection_to(place)
+    try:
+        connection.connect()
+    except (ConnectionRefusedError, FileNotFoundError) as exc:
+        raise NoServer(f"no server at {place.url}: start one with banksman serve") from exc
+    except TimeoutError as exc:
+        raise NoServer(f"no answer from {place.url} within {CONNECT_SECONDS_MAX:.0f} s") from exc
+    except (OSError, UnicodeError) as exc:
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise NoServer(f"no server at {place.url}: {reason}") from exc
+    return connection
+
+
+def _ask(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    *,
+    token: str | None,
+    body: Mapping[str, Any] | None,
+    headers: Mapping[str, str],
+) -> http.client.HTTPResponse:
+    every = {"Connection": "close", "User-Agent": "banksman", **headers}
+    if token is not None:
+        every["Authorization"] = f"Bearer {token}"
+    content = None
+    if body is not None:
+        every["Content-Type"] = "application/json"
+        # ASCII: half a surrogate pair, which a terminal may well hand us, is then refused by the server and not by us.
+        content = json.dumps(body).encode()
+    try:
+        connection.request(method, target, body=content, headers=every)
+    except (BrokenPipeError, ConnectionResetError):
+        # It has stopped reading what we say (too much of it, perhaps), and may have said why before.
+        pass
+    return connection.getresponse()
+
+
+@contextlib.contextmanager
+def _losses(place: Place) -> Generator[None]:
+    """What goes wrong on a connection that was made."""
+    try:
+        yield
+    except TimeoutError as exc:
+        raise Silent(f"{place.url} is silent", hint="it may be stopped, or busy: its log says more") from exc
+    except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
+        raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
+    except http.client.HTTPException as exc:
+        if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(str(exc.args[0])[:7]):
+            raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
+        # Its own words would repeat whatever the other side has said.
+        raise NoServer(f"what answers at {place.url} does not speak HTTP", hint="see --url and BANKSMAN_URL") from exc
+    except OSError as exc:
+        raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
+
+
+def _target(place: Place, path: str, query: Query | None) -> str:
+    said = {name: value for name, value in (query or {}).items() if value is not None}
+    return f"{place.prefix}{path}{'?' if said else ''}{urlencode(said)}"
+
+
+def _read(response: http.client.HTTPResponse, place: Place) -> bytes:
+    content = response.read(ANSWER_BYTES_MAX + 1)
+    if len(content) > ANSWER_BYTES_MAX:
+        raise NoServer(f"{place.url} answers with more than {ANSWER_BYTES_MAX} bytes")
+    # A read with a limit takes an early end for the end; and what was cut in the middle of its head has no body.
+    is_said_empty = response.status == 204 or response.headers.get("Content-Length") == "0"
+    if response.length or (not content and not is_said_empty):
+        raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?")
+    return content
+
+
+def _decoded(content: bytes, place: Place) -> Any:
+    if not content:
+        return None
+    try:
+        return decode(content)
+    except (ValueError, RecursionError) as exc:
+        raise NoServer(f"what answers at {place.url} is not Banksman", hint="see --url and BANKSMAN_URL") from exc
+
+
+def _problem(response: http.client.HTTPResponse, place: Place) -> Problem:
+    """A refusal, also one of a proxy or of another program altogether, which says nothing that we understand."""
+    said: dict[str, Any] = {}
+    with contextlib.suppress(ClientError), _losses(place):
+        decoded = _decoded(_read(response, place), place)
+        if isinstance(decoded, dict):
+            said = cast("dict[str, Any]", decoded)
+    title = str(said.get("title") or http.client.responses.get(response.status, "Refused"))
+    detail = str(said.get("detail") or f"{place.url} answers {response.status} {title}")
+    hint = hint_of(str(said.get("hint") or ""))
+    ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
+    kind = Problem
+    if response.status == 401:
+        kind = NotLetIn
+        none = "set BANKSMAN_TOKEN: the token in the state folder is for the server that this user has announced there"
+        hint = none if place.token is None else "the token is not this server's; see BANKSMAN_TOKEN"
+    problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
+    after = response.headers.get("Retry-After", "")
+    if after.isascii() and after.isdigit() and len(after) < 6:
+        problem.retry_seconds = float(after)
+    return problem

@@ -1,0 +1,73 @@
+"""`banksman answer`: a word to a turn that waits for one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from banksman.cli import NOT_DONE, OK
+from banksman.cli.client.client import segment
+from banksman.cli.output.approval import block_rows, subject_of, title_of
+from banksman.cli.output.terminal import as_line, say, say_aside, say_json
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.errors import UsageError
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "answer",
+        "SESSION [QUESTION] allow|deny [--message TEXT]",
+        "Answer a question of the agent's. It may be left out if exactly one is open.",
+        'banksman answer fix-ci deny --message "not in this folder"',
+    )
+    flags.add_argument("words", nargs="+", metavar="SESSION [QUESTION] DECISION", help="allow, deny, or an option's id")
+    flags.add_argument("--message", metavar="TEXT", help="said to the agent with the answer")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    arguments = flags.read(words)
+    match arguments.words:
+        case [session, decision]:
+            arguments.session, arguments.question, arguments.decision = session, None, decision
+        case [session, question, decision]:
+            arguments.session, arguments.question, arguments.decision = session, question, decision
+        case _:
+            flags.error("a session and a decision are needed, with a question between them at most")
+    return perform(_answer, arguments)
+
+
+def _answer(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    path = f"/v1/sessions/{segment(arguments.session)}/questions"
+    question: str | None = arguments.question
+    if question is None:
+        asked = _only_one(client.get(path)["questions"])
+        question = str(asked["id"])
+        if arguments.format == "text":
+            for line in (*block_rows(subject_of(asked)), title_of(asked)):
+                say_aside(line)
+    body = {"decision": arguments.decision}
+    if arguments.message is not None:
+        body["message"] = arguments.message
+    given = client.post(f"{path}/{segment(question)}", body)
+    match arguments.format:
+        case "json":
+            say_json(given)
+        case "quiet":
+            pass
+        case _:
+            by = "" if given["first"] else f", already, by {given['by']}"
+            say(as_line(f"{given['question']}: {given['answer']}{by}"))
+    # A question has one answer. If somebody else's came first, ours did not do what it was for.
+    return OK if given["first"] or given["answer"] == arguments.decision else NOT_DONE
+
+
+def _only_one(questions: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(questions) == 1:
+        return questions[0]
+    if not questions:
+        raise UsageError("no question is open in this session")
+    names = ", ".join(f"{each['id']} ({each['tool'] or each['wants']})" for each in questions)
+    raise UsageError(f"{len(questions)} questions are open: {names}", hint="say which; banksman why shows each in full")

@@ -1,0 +1,83 @@
+"""`banksman ask`: one turn of a session, watched to its end. Whoever leaves before leaves the turn to the session."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+
+from banksman.cli import INTERRUPTED, NOT_DONE, OK
+from banksman.cli.arguments import split_command
+from banksman.cli.client.client import segment
+from banksman.cli.output.terminal import as_line, say, say_json
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_actions import add_cwd, ask_to_open
+from banksman.cli.tui.ctrl_c import Stops
+from banksman.cli.tui.event_loop import Loop
+from banksman.cli.tui.prompt_input import body_of
+from banksman.cli.tui.turn_view import TurnWatch, Wishes
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "ask",
+        "SESSION PROMPT|- [options] [--open AGENT [--cwd FOLDER] [-- COMMAND …]]",
+        "Ask the agent something, print what it says, and return when the turn is over: 0 if it is done. PROMPT - is\n"
+        "read from stdin. Ctrl-C stops the turn (130, unless it was done by then); a second one leaves at once.",
+        'banksman ask fix-ci "Why is CI red?" --open claude',
+        streams=True,
+    )
+    flags.add_argument("session", metavar="SESSION", help="its id or its name; with --open its name")
+    flags.add_argument("prompt", metavar="PROMPT", help="what to say; -: what is on stdin")
+    flags.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
+    flags.add_argument("--on-busy", metavar="HOW", help="enqueue, reject, interrupt, steer or collect")
+    flags.add_argument("--key", metavar="KEY", help="asked again with the same key, it is the same turn")
+    flags.add_argument("--no-wait", action="store_true", help="return when it is accepted; print the turn's id")
+    flags.add_argument("--open", metavar="AGENT", help="open the session first, if there is none of this name")
+    add_cwd(flags)
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    # Only a session that is opened has a command; else what is after -- is a prompt that begins with a dash.
+    before, command = split_command(words)
+    is_command = any(word == "--open" or word.startswith("--open=") for word in before)
+    arguments = flags.read(before if is_command else words)
+    arguments.command = command if is_command else None
+    if arguments.open is None and arguments.cwd is not None:
+        flags.error("--cwd is for a session that is opened: see --open")
+    return perform(_ask, arguments)
+
+
+def _ask(arguments: argparse.Namespace) -> int:
+    client = client_of(
+        arguments, needs_server="nobody would run the turn when this verb has ended" if arguments.no_wait else ""
+    )
+    body = body_of(arguments)
+    if arguments.open is not None:
+        session = ask_to_open(client, arguments, agent=arguments.open, name=arguments.session)
+    else:
+        session = client.get(f"/v1/sessions/{segment(arguments.session)}")
+    with Loop() as loop:
+        stops = Stops(loop, client)
+        # With a key of our own where none was given: if the answer is lost on its way, it is still asked once.
+        key = arguments.key or uuid.uuid4().hex
+        accepted = client.post(f"/v1/sessions/{segment(session['id'])}/turns", body, key=key)
+        if arguments.no_wait:
+            if arguments.format == "json":
+                say_json(accepted)
+            else:
+                say(as_line(accepted["turn"]))
+            return OK
+        # From the place before it was asked on: nothing of it can lie in front of that. But with a key it may be a turn
+        # of before, and have begun anywhere; and if it is over, be one that the log no longer has.
+        is_new = arguments.key is None
+        ended = TurnWatch(loop, stops, client, session, Wishes(form=arguments.format)).watch(
+            accepted["turn"],
+            after=str(session["seq"]) if is_new else None,
+            follows=is_new or accepted["state"] != "ended",
+            tells_gaps=is_new,
+        )
+    if ended["outcome"]["kind"] == "done":
+        return OK
+    return INTERRUPTED if stops.count else NOT_DONE

@@ -1,0 +1,116 @@
+"""`banksman attach`: a session as it goes, with a line to talk in it. Whoever leaves leaves it as it is.
+
+What is shown comes from the log and from nowhere else, what was said before as well as what is said now: so nothing is
+shown twice and nothing is left out, whatever becomes of the connection or of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import Any
+
+from banksman.cli import INTERRUPTED
+from banksman.cli.client.client import Client, segment
+from banksman.cli.client.locate import Way
+from banksman.cli.output.style import is_terminal, stdout_style
+from banksman.cli.output.terminal import say_json
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.tui.attached import Attached
+from banksman.cli.tui.event_loop import Connected, Happened, Loop, Signalled, StreamEnded
+from banksman.cli.tui.event_view import Teller
+from banksman.cli.tui.keyboard import Keyboard, open_keyboard
+from banksman.cli.tui.plain_screen import Plain
+from banksman.cli.tui.screen import Look
+from banksman.cli.tui.session_feed import follow
+
+# What is shown of what was said before: the last turns, and no more than so many events of them.
+TURNS_SHOWN, EVENTS_SHOWN_MAX = 3, 3000
+OWN_EVENTS_MAX = 60
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "attach",
+        "SESSION [--priority P]",
+        "Watch a session live and talk in it. A line that is typed is asked, with the priority of somebody who\n"
+        "waits. What the agent asks is answered by a key while the line is empty. Ctrl-C stops what runs; with\n"
+        "nothing running, or a second time, it leaves, and so does Ctrl-D: the session goes on. Ctrl-J begins a new\n"
+        "line of the prompt. A server that goes away is waited for. Not at a terminal: only watched, until Ctrl-C.",
+        "banksman attach fix-ci",
+        streams=True,
+    )
+    flags.add_argument("session", metavar="SESSION", help="its id or its name")
+    flags.add_argument("--priority", metavar="P", default="interactive", help="of what is typed (interactive)")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    return perform(_attach, parser().read(words))
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    keyboard = _keyboard(arguments)
+    if keyboard is not None:
+        with keyboard:
+            return attach_to(client, arguments.session, keyboard, priority=arguments.priority, way=arguments.way)
+    session: dict[str, Any] = client.get(f"/v1/sessions/{segment(arguments.session)}")
+    with Loop() as loop:
+        return _watch(loop, client, session, _begin(client, session), arguments)
+
+
+def attach_to(
+    client: Client, session: str, keyboard: Keyboard, *, priority: str = "interactive", way: Way | None = None
+) -> int:
+    """At this terminal, until somebody leaves. The keyboard is not closed."""
+    found: dict[str, Any] = client.get(f"/v1/sessions/{segment(session)}")
+    after = _begin(client, found)
+    with Loop() as loop:
+        attached = Attached(loop, client, found, keyboard, priority=priority)
+        return attached.run(after, is_alone=way is not None and way.is_embedded)
+
+
+def _keyboard(arguments: argparse.Namespace) -> Keyboard | None:
+    """None: there is nobody to talk, or no screen that could be drawn on."""
+    is_drawn = arguments.format == "text" and stdout_style().is_drawn and is_terminal(sys.stdin)
+    return open_keyboard() if is_drawn else None
+
+
+def _begin(client: Client, session: dict[str, Any]) -> str:
+    """Where the last turns begin, as a cursor."""
+    head: int = session["seq"]
+    first = max(0, head - EVENTS_SHOWN_MAX)
+    path = f"/v1/sessions/{segment(session['id'])}/events"
+    own = client.get(path, {"before": head + 1, "limit": OWN_EVENTS_MAX, "frames": 0})["events"]
+    begun = [event["seq"] for event in own if event["kind"] == "turn.queued"]
+    return str(max(first, begun[-TURNS_SHOWN:][0] - 1 if begun else 0))
+
+
+def _watch(loop: Loop, client: Client, session: dict[str, Any], after: str, arguments: argparse.Namespace) -> int:
+    """Only to be looked at: in words, or as events."""
+    form = arguments.format
+    screen = Plain(hint="Ctrl-C leaves", has_text=form != "json", has_lines=form == "text")
+    teller = Teller(screen, session["agent"], is_whole_session=True)
+    loop.catch(signal.SIGINT)
+    follow(loop, client, session["id"], after=after, is_partial=form != "json")
+    try:
+        while True:
+            for thing in loop.things(1.0):
+                match thing:
+                    case Happened(event) if form == "json":
+                        say_json(event)
+                    case Happened(event) if event["kind"] != "stream.gap":
+                        teller.tell(event)
+                    case Connected(is_there):
+                        screen.line("back" if is_there else "connection lost, trying again", Look.ASKS)
+                    case StreamEnded(error):
+                        raise error
+                    case Signalled():
+                        return INTERRUPTED
+                    case _:
+                        pass
+            screen.tick()
+    finally:
+        screen.close()

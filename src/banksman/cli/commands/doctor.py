@@ -1,0 +1,152 @@
+"""`banksman doctor`: whether all is well on this machine, and how to put right what is not.
+
+Looking changes nothing: no file is made, no agent and no server is started. One command is run for the proof that
+commands can be run, and ended. Only `--sweep` ends and removes what dead hosts have left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+
+from banksman.cli import NOT_DONE, OK
+from banksman.cli.arguments import Parser, add_format
+from banksman.cli.doctor.finding import Finding, Verdict, Which, made, wrong
+from banksman.cli.output.style import size_of, stdout_style
+from banksman.cli.output.terminal import as_line, say, say_json
+from banksman.cli.output.text_width import wrapped
+from banksman.cli.server_command import perform
+
+GROUPS = {
+    "machine": "this machine",
+    "settings": "settings",
+    "places": "files",
+    "stores": "sessions",
+    "reach": "server and agents",
+    "leftovers": "what dead hosts left",
+}
+
+_INDENT = 9
+
+_NOTES = """\
+Each line is ok, a note (worth knowing), or wrong, with what to do about it. --sweep ends the processes and removes the
+sockets and files that dead hosts have left, if they are certainly ours and certainly nobody's, and tells each.
+
+Of a store on NATS it looks at each server that the URL names, at the streams and their replicas, and at when what is
+acknowledged is synced. The last is told on the monitoring port alone (http: in the configuration of nats-server): port
+8222 of each server, or what --monitor names.
+
+exit codes: 0 nothing is wrong, 1 something is, 2 wrong usage, 5 stdout could not be written.
+"""
+
+
+def parser() -> Parser:
+    flags = Parser(
+        "doctor",
+        "[--sweep] [--store STORE] [--monitor URL]",
+        "Look whether all is well: the kernel, the limits, settings, permissions, the store, the server, leftovers.",
+        "banksman doctor --sweep",
+        notes=_NOTES,
+        is_lenient=True,
+    )
+    flags.add_argument("--sweep", action="store_true", help="end and remove what dead hosts have left, first")
+    flags.add_argument("--store", metavar="STORE", help="look at this one, and not at those that the settings name")
+    flags.add_argument(
+        "--monitor", metavar="URL", action="append", default=[], help="where a server of a cluster tells how it is"
+    )
+    add_format(flags, json="one object", quiet="what is wrong, and nothing else")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    return perform(_doctor, parser().read(words))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    which = Which(arguments.store, tuple(arguments.monitor))
+    swept: list[tuple[bool, str]] = []
+    if arguments.sweep:
+        from banksman.cli.doctor import leftovers  # noqa: PLC0415
+
+        for is_done, what in leftovers.sweep(which.store):
+            swept.append((is_done, what))
+            if arguments.format == "text":
+                say(as_line(what if is_done else f"could not be swept: {what}"))
+        if arguments.format == "text":
+            say("" if swept else "nothing was left to sweep\n")
+    found: dict[str, list[Finding]] = {}
+    for group, title in GROUPS.items():
+        found[group] = []
+        if arguments.format == "text":
+            say(stdout_style().bold(title))
+        for finding in _findings(group, which):
+            found[group].append(finding)
+            if arguments.format != "json":
+                _show(finding, is_quiet=arguments.format == "quiet")
+    count = sum(one.verdict is Verdict.WRONG for group in found.values() for one in group)
+    is_well = not count and all(is_done for is_done, _ in swept)
+    match arguments.format:
+        case "json":
+            _say_json(found, swept, is_well=is_well)
+        case "quiet":
+            pass
+        case _:
+            say(
+                f"\n{'nothing is wrong' if not count else 'one thing is wrong' if count == 1 else f'{count} are wrong'}"
+            )
+    return OK if is_well else NOT_DONE
+
+
+def _findings(group: str, which: Which) -> Iterator[Finding]:
+    try:
+        checks = import_module(f"banksman.cli.doctor.{group}").checks(which)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").startswith("banksman"):
+            raise
+        yield wrong(GROUPS[group], f"the package {exc.name} is not installed", "pip install 'banksman[server]'")
+        return
+    for check in checks:
+        yield from made(check)
+
+
+def _show(finding: Finding, *, is_quiet: bool) -> None:
+    if is_quiet:
+        if finding.verdict is Verdict.WRONG:
+            say(as_line(f"{finding.name}: {finding.seen}"))
+        return
+    style = stdout_style()
+    colour = {Verdict.OK: style.green, Verdict.NOTE: style.yellow, Verdict.WRONG: style.red}[finding.verdict]
+    first, *rest = _fitted(as_line(f"{finding.name}: {finding.seen}"))
+    word = finding.verdict.value
+    say(f"  {colour(word)}{' ' * (_INDENT - 2 - len(word))}{first}")
+    for line in (*rest, *(_fitted(as_line(finding.fix)) if finding.fix else ())):
+        say(f"{' ' * _INDENT}{line}")
+
+
+def _fitted(text: str) -> list[str]:
+    """On a terminal, under each other; whoever pipes it gets a line for each."""
+    if not stdout_style().is_terminal:
+        return [text]
+    return wrapped(text, max(size_of(sys.stdout)[0], 2 * _INDENT) - _INDENT)
+
+
+def _say_json(found: dict[str, list[Finding]], swept: list[tuple[bool, str]], *, is_well: bool) -> None:
+    say_json(
+        {
+            "well": is_well,
+            "checks": [
+                {
+                    "group": group,
+                    "name": one.name,
+                    "verdict": one.verdict.value,
+                    "seen": one.seen,
+                    "fix": one.fix or None,
+                }
+                for group, findings in found.items()
+                for one in findings
+            ],
+            "swept": [{"done": is_done, "what": what} for is_done, what in swept],
+        }
+    )

@@ -1,0 +1,276 @@
+"""`banksman exec`: run a command; when it is over, nothing of it is left."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from banksman.cli import OWN_FAILURE
+from banksman.cli.arguments import Parser
+from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.process.zygote_client import warm_up
+
+if TYPE_CHECKING:
+    from banksman.commands.options import Options
+    from banksman.commands.output import Output
+    from banksman.commands.result import Finished
+    from banksman.process.launch import Launch
+
+TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 124, 126, 127, 128
+
+_NOTES = """\
+exit codes: that of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if the command cannot be
+run, 127 if there is none, 128+n after signal n. Ctrl-C and TERM end the whole tree: TERM, then KILL after --grace; a
+second Ctrl-C kills at once.
+
+With a terminal of its own (--pty, and by default when stdin, stdout and stderr are one) the command gets the keys:
+Ctrl-C is for what it has in the foreground, and three within a second end the tree. Its stderr is on that terminal too.
+The file descriptors of make's jobserver, if MAKEFLAGS names some that are open, are passed on to the command.
+"""
+
+
+def main(words: list[str]) -> int:
+    # While all is being made and nothing goes, to look for rubbish again and again is a tenth of the start.
+    gc.disable()
+    arguments = parser().parse_args(words)
+    try:
+        # First: a number that is not open now may be one of ours in a moment.
+        arguments.fds = _fds(arguments.pass_fds)
+        warm_up()  # Before the rest is even imported.
+        launch, options = _order(arguments)
+        with _without_ssl():
+            from banksman.cli.foreground import run_foreground  # noqa: PLC0415
+
+        # What is there now stays to the end, and is not looked at again, then neither.
+        gc.freeze()
+        gc.enable()
+        finished, caught = run_foreground(launch, options, is_quiet=arguments.json)
+        if arguments.json:
+            # ASCII, so that it is the same JSON in every locale.
+            print(_json(as_json(finished)), flush=True)
+            # The files are named to somebody who reads them after we are gone. Only now that they have been.
+            finished.stdout.keep()
+            finished.stderr.keep()
+        else:
+            _say_what_matters(finished, caught)
+    except BanksmanError as exc:
+        return _report_error(exc, is_json=arguments.json)
+    except BrokenPipeError:
+        _close_stdout()
+        return SIGNALLED + signal.SIGPIPE
+    except (OSError, RuntimeError, MemoryError) as exc:
+        # Not even a loop or a thread could be had, or our own output not be written. One line and our own code: a
+        # traceback's 1 would be taken for the command's.
+        _close_stdout()
+        return _report_error(MachineError(f"cannot go on: {exc}", hint="see ulimit -a and df"), is_json=False)
+    # A command that finished by itself has its own code, however late the signal to us came.
+    if caught is not None and finished.ended == "stopped":
+        return SIGNALLED + caught
+    return exit_code(finished)
+
+
+@contextlib.contextmanager
+def _without_ssl() -> Generator[None]:
+    """asyncio does without TLS where there is none, and to load it is a third of what loading asyncio takes. Nothing
+    that is run here makes a connection. Whoever asks for it later gets it."""
+    is_loaded = "ssl" in sys.modules
+    if not is_loaded:
+        sys.modules["ssl"] = None  # pyright: ignore[reportArgumentType]  As the import system has it: not to be had.
+    try:
+        yield
+    finally:
+        if not is_loaded:
+            del sys.modules["ssl"]
+
+
+def parser() -> Parser:
+    flags = Parser(
+        "exec",
+        "[options] [--] COMMAND …",
+        "Run a command, pass its output through, and end its whole tree when it is over.",
+        "banksman exec --timeout 600 --idle-timeout 60 -- make test",
+        notes=_NOTES,
+        # Our own failure has a code of its own, so that it cannot be taken for the command's.
+        usage_code=OWN_FAILURE,
+    )
+    add = flags.add_argument
+    add("--timeout", type=float, metavar="S", help="end it after S seconds")
+    add("--idle-timeout", type=float, metavar="S", help="end it after S seconds without output")
+    add("--grace", type=float, metavar="S", default=5.0, help="seconds between TERM and KILL (5)")
+    add("--linger", type=float, metavar="S", default=0.3, help="seconds for what it leaves behind to finish (0.3)")
+    add("--drain", type=float, metavar="S", default=2.0, help="seconds to wait for the end of its output (2)")
+    add("--cwd", metavar="D", help="the folder to start in")
+    add("--env", metavar="K=V", action="append", default=[], help="add to its environment; may be repeated")
+    add("--pass-fds", metavar="N,N", help="open file descriptors that the command gets under the same numbers")
+    add("--pty", action="store_true", default=None, help="give it a terminal of its own (default: if we have one)")
+    add("--no-pty", dest="pty", action="store_false", help="pipes for its output, also at a terminal")
+    add("--output-bytes-max", type=int, metavar="N", help="with --json: bytes kept of each stream, head and tail")
+    add("--json", action="store_true", help="print one JSON object instead of passing the output through")
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
+    return flags
+
+
+def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
+    from banksman.commands.options import Options  # noqa: PLC0415
+    from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX  # noqa: PLC0415
+    from banksman.process.launch import prepare  # noqa: PLC0415
+
+    command: list[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise UsageError("no command was given", hint="banksman exec [options] -- COMMAND …")
+    is_captured: bool = arguments.json
+    kept: int = OUTPUT_BYTES_MAX if arguments.output_bytes_max is None else arguments.output_bytes_max
+    size = _terminal_size(arguments)
+    options = Options(
+        timeout=arguments.timeout,
+        idle_timeout=arguments.idle_timeout,
+        grace=arguments.grace,
+        linger=arguments.linger,
+        drain=arguments.drain,
+        stdin="inherit" if size is None else None,
+        pty=size or False,
+        # With --json nobody types anything.
+        ends_input=size is not None and is_captured,
+        output_bytes_max=kept if is_captured else 0,
+        spill_bytes_max=SPILL_BYTES_MAX if is_captured else 0,
+    )
+    launch = prepare(
+        command,
+        cwd=arguments.cwd,
+        env=_environment(arguments.env),
+        pass_fds=arguments.fds,
+        # What ours is called is what it is.
+        has_terminal=size is not None and "TERM" not in os.environ,
+    )
+    return launch, options
+
+
+def _terminal_size(arguments: argparse.Namespace) -> tuple[int, int] | None:
+    """Rows and columns of the command's terminal; None: it gets none."""
+    wanted: bool | None = arguments.pty
+    if wanted is None:
+        # With stderr elsewhere the user wants it apart, and a terminal has one stream. In the background the terminal
+        # is another job's: to change its mode would stop us.
+        wanted = not arguments.json and all(map(os.isatty, (0, 1, 2))) and _is_foreground()
+    if not wanted:
+        return None
+    try:
+        found = os.get_terminal_size(1)
+    except OSError:
+        return 24, 80
+    return found.lines or 24, found.columns or 80
+
+
+def _is_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        # ENOTTY: this terminal is not the controlling terminal of our session (`setsid banksman exec …`). Its keys
+        # send no signals to us, so the command is run as without a terminal.
+        return False
+
+
+def _fds(given: str | None) -> tuple[int, ...]:
+    """The file descriptors to pass on: those given, and those of the jobserver that started us."""
+    try:
+        wanted = [int(number) for number in given.split(",")] if given else []
+    except ValueError as exc:
+        raise UsageError(f"--pass-fds {given!r} is not of the form 3,4") from exc
+    for fd in wanted:
+        if not _is_inherited(fd):
+            raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="redirect it: 3<FILE")
+    flags = os.environ.get("MAKEFLAGS", "")
+    if "--jobserver-" in flags:
+        import re  # noqa: PLC0415
+
+        named = re.findall(r"--jobserver-(?:auth|fds)=(\d+),(\d+)", flags)
+        # A rule without a + has them closed, and make says so itself where it matters.
+        wanted += [fd for number in (named[-1] if named else ()) if _is_inherited(fd := int(number)) and fd > 2]
+    return tuple(dict.fromkeys(wanted))
+
+
+def _is_inherited(fd: int) -> bool:
+    """It was open when we were started: whatever Python opens is closed in a child."""
+    try:
+        return os.get_inheritable(fd)
+    except (OSError, OverflowError):
+        return False
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--env {pair!r} is not of the form K=V")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _close_stdout() -> None:
+    """What could not be written must not be tried again, and complained of, when the interpreter leaves."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def exit_code(finished: Finished) -> int:
+    if finished.ended in ("timeout", "idle_timeout"):
+        return TIMED_OUT
+    if finished.signal is not None:
+        return SIGNALLED + finished.signal
+    # Nobody could see how it ended: that is not success, and not the command's own code either.
+    return OWN_FAILURE if finished.code is None else finished.code
+
+
+def as_json(finished: Finished) -> dict[str, object]:
+    return {
+        "ended": finished.ended.value,
+        "code": finished.code,
+        "signal": finished.signal,
+        "seconds": round(finished.seconds, 6),
+        "stdout": _output_as_json(finished.stdout),
+        "stderr": _output_as_json(finished.stderr),
+        "drained": finished.drained,
+        "swept": [{"pid": process.pid, "command": process.command} for process in finished.swept],
+        "survivors": [{"pid": left.pid, "command": left.command, "why": left.why} for left in finished.survivors],
+        "ladder": [{"rung": step.rung, "at": round(step.at, 6)} for step in finished.ladder],
+    }
+
+
+def _json(value: object) -> str:
+    import json  # noqa: PLC0415  Only for who asks for it: every import is a part of the start.
+
+    return json.dumps(value)
+
+
+def _output_as_json(output: Output) -> dict[str, object]:
+    return {"text": output.text, "bytes": output.total, "dropped": output.dropped, "file": output.file}
+
+
+def _say_what_matters(finished: Finished, caught: int | None) -> None:
+    """In a word, on stderr: why it was ended, and what could not be."""
+    if finished.ended != "exited" and caught != signal.SIGPIPE:
+        steps = ", ".join(f"{step.rung} at {step.at:.1f} s" for step in finished.ladder)
+        print(f"banksman: {finished.ended.value} after {finished.seconds:.1f} s ({steps})", file=sys.stderr)
+    elif finished.code is None and finished.signal is None:
+        print("banksman: nobody could see how it ended: its keeper was killed", file=sys.stderr)
+    if not finished.drained:
+        print("banksman: somebody outside its tree still holds its output; there may be more of it", file=sys.stderr)
+    for left in finished.survivors:
+        print(f"banksman: could not end {left.pid} {left.command!r}: {left.why}", file=sys.stderr)
+
+
+def _report_error(error: BanksmanError, *, is_json: bool) -> int:
+    print(f"banksman: {error}", file=sys.stderr)
+    if is_json:
+        print(_json({"error": type(error).__name__, "message": error.args[0], "hint": error.hint}))
+    match error:
+        case ProgramNotFound():
+            return NOT_FOUND
+        case ProgramNotExecutable():
+            return NOT_EXECUTABLE
+        case _:
+            return OWN_FAILURE

@@ -1,0 +1,71 @@
+"""`banksman hosts`: who shares the store. Looking changes nothing.
+
+A verb of its own, and no flag of `ps`: that one lists what is going on, and this one says where it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from banksman.cli import OK
+from banksman.cli.output.terminal import as_line, say, say_json, table
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_columns import Shown
+from banksman.cli.tui.screen import seconds_in_words
+
+
+def parser() -> ServerParser:
+    return ServerParser(
+        "hosts",
+        "",
+        "List the hosts that share the store, what they have, and how much room is left. A host whose lease has ended\n"
+        "is not among them: its sessions are being taken over. A front end without room asks the others; a program is\n"
+        "one that has sessions of its own, and takes no others.",
+        "banksman hosts --store nats://10.0.0.1",
+    )
+
+
+def main(words: list[str]) -> int:
+    return perform(_hosts, parser().read(words))
+
+
+def _hosts(arguments: argparse.Namespace) -> int:
+    hosts: list[Shown] = client_of(arguments).get("/v1/hosts")["hosts"]
+    match arguments.format:
+        case "json":
+            say_json({"hosts": hosts})
+        case "quiet":
+            for host in hosts:
+                say(as_line(host["id"]))
+        case _ if not hosts:
+            say("the store is of this machine alone; --store nats://… names one that many share")
+        case _:
+            head = ("NAME", "HOST", "STATE", "USED", "ROOM", "LABELS", "AGENTS", "VERSION", "UP")
+            table(head, [_row(host) for host in hosts])
+    return OK
+
+
+def _row(host: Shown) -> tuple[object, ...]:
+    return (
+        as_line(host["name"]),
+        as_line(host["id"]),
+        _state(host),
+        host["used"],
+        host["room"],
+        as_line(" ".join(host["labels"]) or "-"),
+        as_line(" ".join(host["agents"]) or "-"),
+        as_line(host["version"]),
+        seconds_in_words(max(0.0, time.time() - host["since"])),
+    )
+
+
+def _state(host: Shown) -> str:
+    if host.get("silent"):
+        return "silent"
+    if host["draining"]:
+        return "draining"
+    if not host["room"]:
+        # A program with sessions of its own; a server of an older release does not say.
+        return "front" if host.get("front", True) else "program"
+    return "full" if host["used"] >= host["room"] else "up"

@@ -1,0 +1,38 @@
+"""`banksman interrupt`: a turn that runs is stopped, one that waits is withdrawn."""
+
+from __future__ import annotations
+
+import argparse
+
+from banksman.cli import OK
+from banksman.cli.output.terminal import as_line, say, say_json
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "interrupt",
+        "SESSION [TURN]",
+        "Stop the turn that runs now, or this one: withdraw it if it still waits. Returns when it is over.",
+        "banksman interrupt fix-ci",
+    )
+    flags.add_argument("session", metavar="SESSION", help="its id or its name")
+    flags.add_argument("turn", nargs="?", metavar="TURN", help="the turn (else the one that runs)")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    return perform(_interrupt, parser().read(words))
+
+
+def _interrupt(arguments: argparse.Namespace) -> int:
+    receipt = interrupt_turn(client_of(arguments), arguments.session, arguments.turn)
+    match arguments.format:
+        case "json":
+            say_json(receipt)
+        case "quiet":
+            pass
+        case _:
+            say(as_line(receipt_in_words(receipt)))
+    return OK

@@ -1,0 +1,115 @@
+"""`banksman log`: what was said in a session, from any place on, and as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+
+from banksman.cli import OK
+from banksman.cli.client.client import Client, ClientError, segment
+from banksman.cli.client.event_stream import Event, Follower
+from banksman.cli.output.style import size_of, stderr_style, stdout_style
+from banksman.cli.output.terminal import as_line, say, say_aside, say_json
+from banksman.cli.output.text_width import wrapped
+from banksman.cli.output.wording import line_of
+from banksman.cli.server_command import ServerParser, client_of, perform
+
+# As many as the server gives at once.
+PAGE_EVENTS_MAX = 1000
+# The cursor and the time, and what is between them.
+INDENT = 20
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "log",
+        "SESSION [--follow] [--raw] [--after CURSOR] [-n LIMIT]",
+        "Print the events of a session. With --follow, go on until Ctrl-C; a server that is started anew in between\n"
+        "is waited for, and nothing is told twice or left out.",
+        "banksman log fix-ci --follow --json | jq .kind",
+        streams=True,
+    )
+    flags.add_argument("session", metavar="SESSION", help="its id or its name")
+    flags.add_argument("-f", "--follow", action="store_true", help="also what is still to come")
+    flags.add_argument("--raw", action="store_true", help="with the agent's own lines")
+    flags.add_argument("--after", metavar="CURSOR", help="begin after this one (else with the first)")
+    flags.add_argument("-n", "--limit", type=int, metavar="LIMIT", help="stop after so many events")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    arguments = flags.read(words)
+    if arguments.limit is not None and arguments.limit < 1:
+        flags.error("--limit is at least 1")
+    return perform(_log, arguments)
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    # By its id from here on: a name may be given to another session while we are away.
+    session: str = client.get(f"/v1/sessions/{segment(arguments.session)}")["id"]
+    if arguments.follow:
+        follower = Follower(
+            client, session, after=arguments.after, raw=arguments.raw, on_lost=_tell_lost, on_back=_tell_back
+        )
+        events = follower.events()
+    else:
+        events = _pages(client, session, arguments)
+    for event in itertools.islice(events, arguments.limit):
+        _show(event, arguments)
+    return OK
+
+
+def _tell_lost(error: ClientError) -> None:
+    """To who sits there and wonders. What is piped is not told, since nothing is lost by it."""
+    if stderr_style().is_terminal:
+        say_aside(f"banksman: {as_line(error.args[0])}; it is looked for again, and nothing is left out")
+
+
+def _tell_back() -> None:
+    if stderr_style().is_terminal:
+        say_aside("banksman: the connection is back")
+
+
+def _pages(client: Client, session: str, arguments: argparse.Namespace) -> Iterator[Event]:
+    """Until the end as it was when it was reached. A gap is told as a stream tells it."""
+    after: str | None = arguments.after
+    path = f"/v1/sessions/{segment(session)}/events"
+    size = min(arguments.limit or PAGE_EVENTS_MAX, PAGE_EVENTS_MAX)
+    while True:
+        page = client.get(path, {"after": after, "limit": size, "raw": 1 if arguments.raw else None})
+        if page.get("gap"):
+            yield {"kind": "stream.gap", "session": session, **page["gap"]}
+        yield from page["events"]
+        after = page["next"]
+        if not page["events"] or after is None:
+            return
+
+
+def _show(event: Event, arguments: argparse.Namespace) -> None:
+    match arguments.format:
+        case "json":
+            say_json(event)
+        case "quiet":
+            if "cursor" in event:
+                say(as_line(event["cursor"]))
+        case _:
+            frame = event.get("frame")
+            if frame is not None:
+                sign = "<" if event["kind"] == "update" else ">"
+                say(f"{as_line(event['cursor']):>8}  {sign} {as_line(frame)}")
+            elif (line := line_of(event)) is not None:
+                _say_line(line)
+
+
+def _say_line(line: str) -> None:
+    """On a terminal what does not fit goes on under what is said, so that the column of cursors can be read down."""
+    style = stdout_style()
+    if not style.is_terminal:
+        say(line)
+        return
+    first, *rest = wrapped(line[INDENT:], max(size_of(sys.stdout)[0], INDENT * 2) - INDENT)
+    say("\n".join([style.dim(line[:INDENT]) + first, *(" " * INDENT + more for more in rest)]))

@@ -1,0 +1,46 @@
+"""`banksman open`: how a session begins."""
+
+from __future__ import annotations
+
+import argparse
+
+from banksman.cli import OK
+from banksman.cli.arguments import split_command
+from banksman.cli.output.terminal import as_line, say, say_json
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_actions import add_cwd, ask_to_open
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "open",
+        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [-- COMMAND …]",
+        "Open a session with an agent; of a name that is known, the session that has it. COMMAND replaces the agent's.",
+        "banksman open claude --name fix-ci",
+    )
+    flags.add_argument("agent", metavar="AGENT", help="one of those that the server knows, such as claude")
+    flags.add_argument("--name", metavar="NAME", help="to be used instead of its id")
+    add_cwd(flags)
+    flags.add_argument("--label", action="append", metavar="LABEL", help="what its host must have; see banksman hosts")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    before, command = split_command(words)
+    arguments = flags.read(before)
+    arguments.command = command
+    if command == []:
+        flags.error("there is no command after --")
+    return perform(_open, arguments)
+
+
+def _open(arguments: argparse.Namespace) -> int:
+    more = {"labels": arguments.label} if arguments.label else None
+    session = ask_to_open(client_of(arguments), arguments, agent=arguments.agent, name=arguments.name, more=more)
+    if arguments.format == "json":
+        say_json(session)
+    else:
+        # In text too: `session=$(banksman open claude)` is what this is for.
+        say(as_line(session["id"]))
+    return OK

@@ -1,0 +1,36 @@
+"""`banksman page`: a link that opens the server's page in a browser and logs it in."""
+
+from __future__ import annotations
+
+import argparse
+
+from banksman.cli import OK
+from banksman.cli.output.terminal import say, say_json
+from banksman.cli.server_command import ServerParser, client_of, perform
+
+
+def parser() -> ServerParser:
+    return ServerParser(
+        "page",
+        "[options]",
+        "Print a link to the server's page that logs a browser in. The link works once, within ten minutes.\n"
+        "The browser stays logged in; each further browser needs a link of its own.",
+        "banksman page",
+    )
+
+
+def main(words: list[str]) -> int:
+    return perform(_page, parser().read(words))
+
+
+def _page(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments, needs_server="a host inside of a verb has no page")
+    told = client.post("/v1/login/code")
+    # A server that was named by its URL is behind that URL for a browser too: there may be a proxy in between.
+    address = told["url"] if client.place.socket is not None else client.place.url
+    link = f"{address}/#code={told['code']}"
+    if arguments.format == "json":
+        say_json({"link": link, "seconds": told["seconds"]})
+    else:
+        say(link)
+    return OK

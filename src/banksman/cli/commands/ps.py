@@ -1,0 +1,163 @@
+"""`banksman ps`: what there is. Looking changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from banksman.cli import OK
+from banksman.cli.output.style import size_of, stdout_style
+from banksman.cli.output.terminal import as_line, say, say_json, table
+from banksman.cli.output.text_width import cut, padded, width
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_columns import Shown, colour_of, money, sessions
+from banksman.cli.tui.screen import seconds_in_words
+from banksman.cli.tui.session_table import ORDER
+
+COMMAND_CHARACTERS_MAX = 60
+# Of those that are over, so many are shown to a person who did not ask for all.
+GONE_SHOWN = 10
+
+# In the order in which they are shown.
+_HEADS = {
+    "state": "STATE",
+    "name": "NAME",
+    "id": "SESSION",
+    "agent": "AGENT",
+    "host": "HOST",
+    "holder": "HOLDER",
+    "queue": "QUEUE",
+    "questions": "ASKS",
+    "cost": "COST",
+    "last": "LAST",
+}
+# Where there is not room for all on a terminal, the first of these goes first. The state and the name stay.
+_DROPPED = ("holder", "cost", "agent", "queue", "last", "host", "questions", "id")
+_NAME_COLUMNS_MIN = 8
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "ps",
+        "[--all]",
+        "List the sessions, those that need somebody first, and the commands that run. A session that is over wakes\n"
+        "when it is asked something.",
+        "banksman ps --json",
+    )
+    flags.add_argument(
+        "-a", "--all", action="store_true", help="also the commands that have ended, and all sessions that are over"
+    )
+    return flags
+
+
+def main(words: list[str]) -> int:
+    return perform(_ps, parser().read(words))
+
+
+def _ps(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    shown = list(sessions(client))
+    commands: list[Shown] = client.get("/v1/commands")["commands"]
+    commands = [each for each in commands if arguments.all or each["finished"] is None]
+    match arguments.format:
+        case "json":
+            say_json({"sessions": shown, "commands": commands})
+        case "quiet":
+            for each in (*shown, *commands):
+                say(as_line(each["id"]))
+        case _:
+            _show_all(shown, commands, is_all=arguments.all)
+    return OK
+
+
+def _show_all(shown: list[Shown], commands: list[Shown], *, is_all: bool) -> None:
+    # Whoever needs somebody comes first, then the newest: a session that was closed in spring is of little interest.
+    ordered = sorted(shown, key=lambda each: (_rank(each), -(each["at"] or each["created"])))
+    gone = [each for each in ordered if each["state"] == "gone"]
+    hidden = [] if is_all else gone[GONE_SHOWN:]
+    _show_sessions([each for each in ordered if each not in hidden])
+    if hidden:
+        say(f"and {len(hidden)} more that are over: banksman ps --all")
+    if commands:
+        if shown:
+            say()
+        head = ("COMMAND", "STATE", "PID", "ARGV")
+        table(head, [(each["id"], _state(each), each["pid"], _argv(each["argv"])) for each in commands])
+    if not shown and not commands:
+        say("nothing runs here; banksman open AGENT opens a session")
+
+
+def _rank(session: Shown) -> int:
+    return ORDER.index(session["state"]) if session["state"] in ORDER else len(ORDER)
+
+
+def _show_sessions(shown: list[Shown]) -> None:
+    rows = [_cells(each) for each in shown]
+    if not rows:
+        return
+    # Where the store is of one machine, nobody asks which host it is.
+    has_hosts = any(row["host"] != "-" for row in rows)
+    heads = {name: head for name, head in _HEADS.items() if name != "host" or has_hosts}
+    style = stdout_style()
+    if not style.is_terminal:
+        table(tuple(heads.values()), [tuple(row[name] for name in heads) for row in rows])
+        return
+    columns = size_of(sys.stdout)[0]
+    widths = _widths(heads, rows, columns)
+    say(style.bold(_line(heads, widths, columns)))
+    for each, row in zip(shown, rows, strict=True):
+        line = _line(row, widths, columns)
+        # Only the word for the state: a table in colours is one that nobody reads.
+        say(colour_of(style, each["state"])(line[: widths["state"]]) + line[widths["state"] :])
+
+
+def _cells(session: Shown) -> dict[str, str]:
+    said: dict[str, object] = {
+        "state": session["state"],
+        "name": session["name"],
+        "id": session["id"],
+        "agent": session["agent"],
+        "host": session.get("host"),
+        "holder": session["holder"],
+        "queue": len(session["queue"]),
+        "questions": len(session["questions"]),
+        "cost": money(session["cost"]),
+        "last": _ago(session["at"]),
+    }
+    return {name: "-" if value is None or value == "" else as_line(value) for name, value in said.items()}
+
+
+def _ago(at: float | None) -> str | None:
+    return None if at is None else f"{seconds_in_words(max(0.0, time.time() - at))} ago"
+
+
+def _widths(heads: dict[str, str], rows: list[dict[str, str]], columns: int) -> dict[str, int]:
+    """Of the columns that there is room for."""
+    widths = {name: max(width(head), *(width(row[name]) for row in rows)) for name, head in heads.items()}
+    # One without a name is known by its id, and nothing else.
+    kept = () if all(row["name"] != "-" for row in rows) else ("id",)
+    for name in (each for each in _DROPPED if each not in kept):
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= columns:
+            break
+        widths.pop(name, None)
+    excess = sum(widths.values()) + 2 * (len(widths) - 1) - columns
+    widths["name"] = max(min(_NAME_COLUMNS_MIN, widths["name"]), widths["name"] - max(0, excess))
+    return widths
+
+
+def _line(said: dict[str, str], widths: dict[str, int], columns: int) -> str:
+    return cut("  ".join(padded(cut(said[name], size), size) for name, size in widths.items()).rstrip(), columns)
+
+
+def _state(command: Shown) -> str:
+    finished = command["finished"]
+    if finished is None:
+        return str(command["state"])
+    if finished["signal"] is not None:
+        return f"{finished['ended']}, signal {finished['signal']}"
+    return f"{finished['ended']}, code {finished['code']}"
+
+
+def _argv(argv: list[str]) -> str:
+    return as_line(" ".join(argv), characters_max=COMMAND_CHARACTERS_MAX)

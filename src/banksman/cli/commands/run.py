@@ -1,0 +1,199 @@
+"""`banksman run`: one session, one turn, watched to its end; and then nothing of it is left.
+
+Ctrl-C stops the turn. A second one closes the session, agent and all, and leaves when that is done. The session is
+opened in a thread, so that it is known, and can be closed, however early somebody wants to leave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+import uuid
+from types import FrameType
+from typing import Any
+
+from banksman import config
+from banksman.cli import INTERRUPTED, NOT_DONE, OK
+from banksman.cli.arguments import split_command
+from banksman.cli.client.client import Client, segment
+from banksman.cli.output.style import is_terminal
+from banksman.cli.output.terminal import as_line, say_aside
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_actions import add_cwd, ask_to_open
+from banksman.cli.tui.ctrl_c import Stops
+from banksman.cli.tui.event_loop import Done, Loop
+from banksman.cli.tui.plain_screen import Plain
+from banksman.cli.tui.prompt_input import body_of
+from banksman.cli.tui.screen import TICK_SECONDS
+from banksman.cli.tui.turn_view import TurnWatch, Wishes
+from banksman.errors import BanksmanError, UsageError
+
+ON_QUESTION = ("ask", "allow", "deny", "fail")
+# One who wants to leave while a session is being opened waits so long to know which one to close.
+OPENED_SECONDS_MAX = 10.0
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "run",
+        "AGENT [PROMPT|-] [options] [-- COMMAND …]",
+        "Open a session, ask one thing, print what the agent says, and close it when the turn is over: 0 if it is\n"
+        "done. PROMPT - or none is read from stdin. COMMAND replaces the agent's. Ctrl-C stops the turn (130, unless\n"
+        "it was done by then); a second one ends the session at once. What the agent asks is answered by a key;\n"
+        "without a terminal it waits for banksman answer.",
+        'banksman run claude "Why is CI red?"',
+        streams=True,
+        in_memory=True,
+    )
+    flags.add_argument(
+        "agent", metavar="AGENT", help="one of those that are known, such as claude: see banksman agents"
+    )
+    flags.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to say; - or none: what is on stdin")
+    add_cwd(flags)
+    flags.add_argument(
+        "--name", metavar="NAME", help="give the session a name and keep it; of a known one, go on with it"
+    )
+    flags.add_argument("--keep", action="store_true", help="do not close the session at the end")
+    flags.add_argument("--model", metavar="MODEL", help="the model, in the agent's own words")
+    flags.add_argument("--permission-mode", metavar="MODE", help="how much the agent may do unasked, in its own words")
+    flags.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
+    flags.add_argument(
+        "--timeout", type=float, metavar="S", help="stop the turn after so many seconds, questions aside"
+    )
+    flags.add_argument(
+        "--on-question", choices=ON_QUESTION, help="what becomes of a question (ask); fail: the turn is stopped"
+    )
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    before, command = split_command(words)
+    arguments = flags.read(before)
+    arguments.command = command
+    if command == []:
+        flags.error("there is no command after --")
+    if arguments.timeout is not None and not 0 < arguments.timeout < 1e8:
+        flags.error("--timeout is a number of seconds, more than 0")
+    if arguments.prompt is None and is_terminal(sys.stdin):
+        flags.error(
+            f'what shall it be asked? banksman run {arguments.agent} "PROMPT", or '
+            f"banksman run {arguments.agent} < FILE, with the prompt on stdin"
+        )
+    return perform(_run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    found = config.load(flags={"run.priority": arguments.priority, "run.on_question": arguments.on_question})
+    arguments.priority = found.value("run.priority")
+    body = body_of(arguments)
+    if not str(body["prompt"]).strip():
+        raise UsageError("there is nothing to ask: the prompt is empty")
+    client = client_of(arguments)
+    # A host inside is begun by the main thread, which has its signals.
+    _ = client.place
+    with Loop() as loop:
+        stops = Stops(loop, client)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.handle(number, _leave)
+        opening = _Opening(loop, client, arguments)
+        try:
+            session = opening.wait()
+            accepted = client.post(f"{_path(session)}/turns", body, key=uuid.uuid4().hex)
+            wishes = Wishes(
+                form=arguments.format,
+                on_question=found.value("run.on_question"),
+                # A session that was there before has its own clocks.
+                seconds_max=None if arguments.name is None else arguments.timeout,
+                twice="once more leaves at once" if _is_kept(arguments) else "once more ends the session",
+            )
+            watch = TurnWatch(loop, stops, client, session, wishes)
+            ended = watch.watch(accepted["turn"], after=str(session["seq"]))
+        finally:
+            if not _is_kept(arguments):
+                opening.close()
+    if arguments.keep and arguments.format == "text":
+        say_aside(as_line(f"the session goes on: banksman attach {session['name'] or session['id']}"))
+    if ended["outcome"]["kind"] == "done":
+        return OK
+    return INTERRUPTED if stops.count else NOT_DONE
+
+
+def _is_kept(arguments: argparse.Namespace) -> bool:
+    return arguments.keep or arguments.name is not None
+
+
+def _more(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the session is opened with, beside what every one is."""
+    more = {name: getattr(arguments, name) for name in ("model", "permission_mode")}
+    if arguments.timeout is not None and arguments.name is None:
+        more["options"] = {"clocks": {"overall": arguments.timeout}}
+    return {name: value for name, value in more.items() if value is not None}
+
+
+class _Opening:
+    """A session on its way, and its end. It is opened once, also if the connection is lost, and closed once."""
+
+    def __init__(self, loop: Loop, client: Client, arguments: argparse.Namespace) -> None:
+        self._loop = loop
+        self._client = client
+        self._agent: str = arguments.agent
+        self._session: dict[str, Any] | None = None
+        self._is_settled = False
+        name, more = arguments.name, _more(arguments)
+        loop.send("open", lambda: ask_to_open(client, arguments, agent=self._agent, name=name, more=more))
+
+    def wait(self) -> dict[str, Any]:
+        screen = Plain()
+        screen.busy(f"opening a session with {self._agent}")
+        try:
+            while not self._is_settled:
+                self._look(TICK_SECONDS)
+                screen.tick()
+        finally:
+            screen.close()
+        assert self._session is not None
+        return self._session
+
+    def close(self) -> None:
+        """The session's whole tree is ended when this returns. Who presses Ctrl-C again leaves that to the server."""
+        deadline = time.monotonic() + OPENED_SECONDS_MAX
+        while not self._is_settled and time.monotonic() < deadline:
+            with contextlib.suppress(BanksmanError):
+                self._look(TICK_SECONDS)
+        if self._session is None:
+            return
+        screen = Plain(hint="")
+        screen.busy("closing the session")
+        session = self._session
+        self._loop.send("close", lambda: self._client.request("DELETE", _path(session)))
+        try:
+            while True:
+                for thing in self._loop.things(TICK_SECONDS):
+                    if isinstance(thing, Done) and thing.errand == "close":
+                        if thing.error is not None:
+                            say_aside(f"banksman: the session {session['id']} was not closed: {as_line(thing.error)}")
+                        return
+                screen.tick()
+        finally:
+            screen.close()
+
+    def _look(self, seconds: float) -> None:
+        for thing in self._loop.things(seconds):
+            if isinstance(thing, Done) and thing.errand == "open":
+                self._is_settled, self._session = True, thing.result
+                if thing.error is not None:
+                    raise thing.error
+
+
+def _path(session: dict[str, Any]) -> str:
+    return f"/v1/sessions/{segment(session['id'])}"
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # Once: whoever ends us does not want to wait for us to be ended again.
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)

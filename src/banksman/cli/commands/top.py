@@ -1,0 +1,71 @@
+"""`banksman top`: every session in a table, as it goes. Looking changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+
+from banksman.cli import OK
+from banksman.cli.output.style import is_terminal, stdout_style
+from banksman.cli.output.terminal import as_line, say, say_json, table
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.tui import session_table
+from banksman.cli.tui.event_loop import Loop
+from banksman.cli.tui.keyboard import open_keyboard
+from banksman.cli.tui.session_board import Board
+from banksman.cli.tui.session_table import Survey
+
+INTERVAL_SECONDS = 2.0
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "top",
+        "[--interval S] [--once]",
+        "Show every session in a table that is kept up to date, those that need somebody first: a question waits,\n"
+        "something is wrong, it runs, it will, it could. j and k or the arrows select, Enter attaches, i interrupts,\n"
+        "? says more, q leaves. Not at a terminal: the table, once.",
+        "banksman top --once",
+    )
+    flags.add_argument(
+        "--interval",
+        type=float,
+        default=INTERVAL_SECONDS,
+        metavar="S",
+        help=f"how often memory and processes are looked at ({INTERVAL_SECONDS:g}); all else is told when it happens",
+    )
+    flags.add_argument("--once", action="store_true", help="print the table, and leave")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    arguments = flags.read(words)
+    if not 0.5 <= arguments.interval <= 3600:
+        flags.error("--interval is a number of seconds, 0.5 at least")
+    return perform(_top, arguments)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    survey = Survey(client)
+    rows = survey.all()
+    is_drawn = arguments.format == "text" and stdout_style().is_drawn and is_terminal(sys.stdin)
+    keyboard = open_keyboard() if is_drawn and not arguments.once else None
+    if keyboard is None:
+        ordered = sorted(rows.values(), key=lambda row: row.rank)
+        match arguments.format:
+            case "json":
+                say_json({"sessions": [dataclasses.asdict(row) for row in ordered]})
+            case "quiet":
+                for row in ordered:
+                    say(as_line(row.id))
+            case _ if ordered:
+                table(*session_table.plain(ordered, time.time()))
+            case _:
+                say("no sessions; banksman run AGENT PROMPT asks an agent something")
+        return OK
+    with keyboard, Loop() as loop:
+        return Board(loop, client, survey, rows, keyboard, interval=arguments.interval).run()

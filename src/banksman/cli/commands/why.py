@@ -1,0 +1,182 @@
+"""`banksman why`: what a session is doing, and what it waits for. Looking changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from banksman.cli import OK
+from banksman.cli.client.client import segment
+from banksman.cli.output.approval import block_rows, subject_of, title_of
+from banksman.cli.output.style import stdout_style
+from banksman.cli.output.terminal import as_line, as_text, say, say_json
+from banksman.cli.output.wording import how_to_answer
+from banksman.cli.server_command import ServerParser, client_of, perform
+from banksman.cli.session_columns import Shown, colour_of, money
+
+COMMAND_CHARACTERS_MAX = 60
+PROMPT_CHARACTERS_MAX = 120
+FRAME_CHARACTERS_MAX = 200
+
+
+def parser() -> ServerParser:
+    flags = ServerParser(
+        "why",
+        "[SESSION] [--stacks]",
+        "Say what a session is doing, who has it, who waits, and which clock ends it.",
+        "banksman why fix-ci",
+    )
+    flags.add_argument("session", nargs="?", metavar="SESSION", help="its id or its name")
+    flags.add_argument("--stacks", action="store_true", help="where every task and thread of the server stands")
+    return flags
+
+
+def main(words: list[str]) -> int:
+    flags = parser()
+    arguments = flags.read(words)
+    if arguments.session is None and not arguments.stacks:
+        flags.error("which session? (or --stacks, for the server itself)")
+    return perform(_why, arguments)
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments)
+    found: Shown = {}
+    if arguments.session is not None:
+        found = client.get(f"/v1/sessions/{segment(arguments.session)}/why")
+    stacks: Shown | None = client.get("/v1/stacks") if arguments.stacks else None
+    match arguments.format:
+        case "json":
+            say_json(found if stacks is None else {**found, "stacks": stacks})
+        case "quiet":
+            if found:
+                say(as_line(found["phase"]))
+        case _:
+            if found:
+                _show(found)
+            if stacks is not None:
+                _show_stacks(stacks)
+    return OK
+
+
+def _show(found: Shown) -> None:
+    style = stdout_style()
+    for name, lines in _account(found):
+        for number, line in enumerate(lines):
+            label = "" if number else name
+            # Nothing of what an agent says is in the word for a state.
+            shown = colour_of(style, line)(line) if name == "state" else as_line(line)
+            say(f"{style.dim(label)}{' ' * (10 - len(label))}{shown}")
+
+
+def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
+    """What there is to say, by topic; a topic with nothing to say is left out."""
+    name = f" ({found['name']})" if found["name"] else ""
+    folder = f", in {found['cwd']}" if found.get("cwd") else ""
+    yield "session", [f"{found['id']}{name}, {found['agent']}{folder}"]
+    yield "state", [as_line(found["state"])] if found.get("state") else []
+    place = ", waits for a place among the processes" if found["waits_for_place"] else ""
+    yield "phase", [f"{found['phase']}{place}"]
+    if found["owner"] is not None:
+        yield "owner", [f"process {found['owner']['pid']} at {found['owner']['address'] or 'this machine'}"]
+    if found.get("host"):
+        yield "host", [str(found["host"])]
+    yield "holder", list(_holder(found))
+    yield "queue", [_waiting(each) for each in found["queue"]] or ["empty"]
+    yield "questions", _questions(found)
+    yield "requests", [_request(each) for each in found.get("requests", ())]
+    yield "clocks", [_clock(each) for each in found["clocks"]]
+    yield "timers", [f"{name}: in {seconds:.1f} s" for name, seconds in found["timers"].items()]
+    yield "frames", [_frames(found)]
+    yield "last in", _frame(found.get("last_in"))
+    yield "last out", _frame(found.get("last_out"))
+    cost = money(found["cost"])
+    yield "cost", [] if cost is None else [cost]
+    yield "tree", list(_tree(found["tree"]))
+
+
+def _holder(found: Shown) -> Iterator[str]:
+    yield found["holder"] or (f"hold {found['hold']}" if found["hold"] else "nobody")
+    if found["holder"] and found.get("holder_prompt"):
+        yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
+
+
+def _questions(found: Shown) -> list[str]:
+    """What is asked, and under each the command that answers it. Of a session that another has, or that sleeps, only
+    the log knows them, and nobody could answer them here."""
+    known = {each["id"]: each for each in found.get("asked", ())}
+    lines: list[str] = []
+    for id in found["questions"]:
+        if id in known:
+            lines += block_rows(subject_of(known[id]))
+            lines.append(f"{id}: {title_of(known[id])}")
+            lines.append(f"  {how_to_answer(found['name'] or found['id'], id)}")
+        else:
+            lines.append(f"{id} waits for an answer")
+    return lines
+
+
+def _waiting(each: Shown) -> str:
+    again = "" if each["attempt"] == 1 else f", attempt {each['attempt']}"
+    prompt = f": {_cut(each['prompt'], PROMPT_CHARACTERS_MAX)}" if each.get("prompt") else ""
+    return f"{each['turn']}, priority {each['priority']}, for {each['seconds']:.1f} s{again}{prompt}"
+
+
+def _request(each: Shown) -> str:
+    since = "" if each["seconds"] is None else f", for {each['seconds']:.1f} s"
+    return f"{each['kind']} ({each['id']}), not answered yet{since}"
+
+
+def _frame(frame: Shown | None) -> list[str]:
+    if frame is None:
+        return []
+    at = time.strftime("%H:%M:%S", time.localtime(frame["at"]))
+    return [f"{at} {_cut(frame['text'], FRAME_CHARACTERS_MAX)}"]
+
+
+def _cut(text: str, characters_max: int) -> str:
+    return as_line(" ".join(text.split()), characters_max=characters_max)
+
+
+def _clock(clock: Shown) -> str:
+    stands = "" if clock["running"] else ", stands still"
+    return f"{clock['name']}: {clock['left']:.1f} s left of {clock['seconds']:.1f} s{stands}"
+
+
+def _frames(found: Shown) -> str:
+    counters = found["counters"]
+
+    def one(way: str) -> str:
+        since = found[f"seconds_since_{way}"]
+        last = "" if since is None else f", the last {since:.1f} s ago"
+        return f"{counters.get(f'frames_{way}', 0)} {way} ({counters.get(f'bytes_{way}', 0)} bytes{last})"
+
+    lost = "".join(f", {counters[name]} {name}" for name in ("noise", "spilled", "dropped") if counters.get(name))
+    return f"{one('in')}, {one('out')}{lost}"
+
+
+def _tree(tree: list[Shown]) -> Iterator[str]:
+    """Parents before their children, each generation further in. Whoever has no parent among them is a root."""
+    known = {each["pid"] for each in tree}
+    children: dict[int | None, list[Shown]] = {}
+    for each in tree:
+        children.setdefault(each["parent"] if each["parent"] in known else None, []).append(each)
+    ahead = [(each, 0) for each in reversed(children.get(None, []))]
+    while ahead:
+        each, depth = ahead.pop()
+        size = "" if each["rss_bytes"] is None else f" {each['rss_bytes'] / (1 << 20):.0f} MiB"
+        command = as_line(each["command"], characters_max=COMMAND_CHARACTERS_MAX)
+        yield f"{'  ' * depth}{each['pid']} {each['state']}{size} {command}"
+        # Taken out, so that a circle, which a pid that was used again could make, ends.
+        ahead += [(child, depth + 1) for child in reversed(children.pop(each["pid"], []))]
+
+
+def _show_stacks(stacks: Shown) -> None:
+    for kind in ("tasks", "threads"):
+        for each in stacks[kind]:
+            coroutine = f" {each['coroutine']}" if each.get("coroutine") else ""
+            say(as_line(f"{kind.removesuffix('s')} {each['name']}{coroutine}"))
+            for entry in each["stack"]:
+                for line in str(entry).splitlines():
+                    say(f"    {as_text(line)}")

@@ -1,0 +1,120 @@
+"""Every verb as a completion sees it, made from its parser: flags, what each takes, and what its words are.
+
+A parser says which choices there are and what an argument is called. What it is called is enough for the rest: a
+SESSION is a session wherever it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+from banksman.cli import GROUPS
+from banksman.cli.arguments import Parser
+
+
+class Kind(enum.Enum):
+    """What may stand somewhere."""
+
+    NOTHING = "nothing"  # Something that nobody can guess.
+    WORDS = "words"
+    FILES = "files"
+    FOLDERS = "folders"
+    COMMANDS = "commands"
+    SESSIONS = "sessions"
+    AGENTS = "agents"
+    KEYS = "keys"
+
+
+# What is asked of `banksman completion --list` at that moment.
+LISTED = (Kind.SESSIONS, Kind.AGENTS, Kind.KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """`words`: the choices, if it is one of a few. `is_repeated`: all further words are the same."""
+
+    kind: Kind
+    words: tuple[str, ...] = ()
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`takes` None: it stands alone."""
+
+    names: tuple[str, ...]
+    what: str
+    takes: Slot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """`has_command`: what comes after -- is a command."""
+
+    name: str
+    what: str
+    flags: tuple[Flag, ...]
+    slots: tuple[Slot, ...]
+    has_command: bool
+
+
+_BY_METAVAR = {
+    "SESSION": Kind.SESSIONS,
+    "AGENT": Kind.AGENTS,
+    "FOLDER": Kind.FOLDERS,
+    "D": Kind.FOLDERS,
+    "PATH": Kind.FILES,
+    "FILE": Kind.FILES,
+    "COMMAND": Kind.COMMANDS,
+}
+# What its name does not say: of an argument in every verb, and in one.
+_BY_DEST = {
+    "priority": Slot(Kind.WORDS, ("interactive", "normal", "background")),
+    "on_busy": Slot(Kind.WORDS, ("enqueue", "reject", "interrupt", "steer", "collect")),
+}
+_SPECIAL: dict[tuple[str, str], tuple[Slot, ...]] = {
+    ("config", "key"): (Slot(Kind.KEYS),),
+    ("agents", "name"): (Slot(Kind.AGENTS),),
+    ("answer", "words"): (Slot(Kind.SESSIONS), Slot(Kind.WORDS, ("allow", "deny"), is_repeated=True)),
+}
+
+
+def verbs() -> Iterator[Verb]:
+    for group in GROUPS.values():
+        for name, what in group.items():
+            parser: Parser = import_module(f"banksman.cli.commands.{name}").parser()
+            yield described(name, what, parser)
+
+
+def described(name: str, what: str, parser: Parser) -> Verb:
+    flags: list[Flag] = []
+    slots: list[Slot] = []
+    for action in parser._actions:  # There is no other way to ask one.
+        if action.option_strings:
+            takes = None if action.nargs == 0 else _slots(name, action)[0]
+            flags.append(Flag(tuple(action.option_strings), _first_sentence(action.help), takes))
+        else:
+            slots += _slots(name, action)
+    has_command = "-- COMMAND" in (parser.usage or "") or any(slot.kind is Kind.COMMANDS for slot in slots)
+    return Verb(name, what, tuple(flags), tuple(slots), has_command=has_command)
+
+
+def _slots(verb: str, action: argparse.Action) -> tuple[Slot, ...]:
+    if (verb, action.dest) in _SPECIAL:
+        return _SPECIAL[verb, action.dest]
+    if action.dest in _BY_DEST:
+        return (_BY_DEST[action.dest],)
+    if action.choices is not None:
+        return (Slot(Kind.WORDS, tuple(map(str, action.choices))),)
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    kind = _BY_METAVAR.get(metavar.partition(" ")[0], Kind.NOTHING)
+    return (Slot(kind, is_repeated=action.nargs in ("+", "*", argparse.REMAINDER)),)
+
+
+def _first_sentence(text: str | None) -> str:
+    """There is room for a few words beside a flag."""
+    return (text or "").partition(";")[0].partition("\n")[0].replace("%%", "%")

@@ -1,0 +1,110 @@
+"""The files of this user: whose they are, and who else may read or change them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from banksman import config
+from banksman.cli.doctor.finding import Check, Finding, Which, ok, wrong
+from banksman.errors import UsageError
+from banksman.folders import sockets_folder, state_folder
+
+# What may follow the path of a store.
+_SETTINGS = ("?level=", "?keep_bytes=", "?keep_seconds=")
+
+
+def checks(_: Which) -> list[Check]:
+    return [state, token, sockets]
+
+
+def specs(chosen: str | None = None) -> list[str | None]:
+    """What sessions are kept in, as the settings name it: the user's own, and the server's if that is another. None is
+    the usual file. `chosen`: this one, and nothing else."""
+    if chosen is not None:
+        return [chosen]
+    try:
+        found = config.load()
+        return list(dict.fromkeys([found.value("store"), found.value("serve.store")]))
+    except UsageError:
+        return [None]  # The settings are wrong, and told so; the usual place is still worth a look.
+
+
+def stores(chosen: str | None = None) -> list[Path]:
+    """Those of them that are files."""
+    paths: list[Path] = []
+    for spec in specs(chosen):
+        path = store_path(spec)
+        if path is not None and path not in paths:
+            paths.append(path)
+    return paths
+
+
+def store_path(spec: str | None) -> Path | None:
+    """None: it is in no file."""
+    if spec is None:
+        return state_folder() / "store.db"
+    if not spec.startswith("sqlite:"):
+        return None
+    text = spec.removeprefix("sqlite:")
+    ends = [text.index(word) for word in _SETTINGS if word in text]
+    return Path(os.path.abspath(text[: min(ends)] if ends else text))
+
+
+def state() -> Iterator[Finding]:
+    folder = state_folder()
+    found = _stat(folder)
+    if found is None:
+        base = next(parent for parent in folder.parents if parent.exists())
+        if os.access(base, os.W_OK | os.X_OK):
+            yield ok("state folder", f"{folder} (there is none yet)")
+        else:
+            fix = "set XDG_STATE_HOME to a folder that you can write to"
+            yield wrong("state folder", f"{folder} cannot be made: nothing can be written in {base}", fix)
+        return
+    yield private("state folder", folder, found, may_be_read=True)
+
+
+def token() -> Iterator[Finding]:
+    path = state_folder() / "token"
+    found = _stat(path)
+    if found is None:
+        yield ok("token", f"{path} (there is none yet; banksman serve makes one)")
+        return
+    fix = f"rm {path}: the next server makes another, since somebody may have read this one"
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        yield wrong("token", f"others may read {path} ({_mode(found)}), and whoever has it can start anything", fix)
+    else:
+        yield ok("token", f"{path}, for this user only")
+
+
+def sockets() -> Iterator[Finding]:
+    folder = sockets_folder()
+    found = _stat(folder)
+    if found is None:
+        return
+    yield private("sockets", folder, found, may_be_read=False)
+
+
+def private(name: str, path: Path, found: os.stat_result, *, may_be_read: bool) -> Finding:
+    """Whether nobody else can change it; and read it, unless it holds nothing that is private by itself."""
+    if found.st_uid != os.geteuid():
+        return wrong(name, f"{path} belongs to the user {found.st_uid}", f"chown -R {os.geteuid()} {path}")
+    if found.st_mode & 0o022:
+        return wrong(name, f"others may change {path} ({_mode(found)})", f"chmod go-w {path}")
+    if not may_be_read and found.st_mode & 0o077:
+        return wrong(name, f"others may read {path} ({_mode(found)})", f"chmod go= {path}")
+    return ok(name, f"{path}, {_mode(found)}")
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _mode(found: os.stat_result) -> str:
+    return f"mode {stat.S_IMODE(found.st_mode):o}"

@@ -1,0 +1,327 @@
+"""What hosts that have died left behind: found here, and on request ended or removed.
+
+Nothing is touched that might be somebody's. A process is known by its pid, its start and the boot, and is ended by a
+host that has claimed its session, as any host does at its start. A socket is dead if the kernel says that nobody
+listens. What a server said of where it is, is stale if it was of this boot and its process is gone. Files with the
+output of commands are known by their owner file, of which the lock is free when its process is dead. Older versions had
+none: such a file may have been kept by its caller, so it is left alone for a day, and for as long as a host lives that
+could have made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from banksman import sockets
+from banksman.cli.doctor.file_modes import stores
+from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.commands import spill_file
+from banksman.errors import BanksmanError
+from banksman.folders import sockets_folder, state_folder
+from banksman.process import orphans
+from banksman.process.keeper.proc_tree import name_of, read_stat
+from banksman.store.sqlite import store_health
+from banksman.store.sqlite.store_health import Left
+
+SPILL_SECONDS_MIN = 24 * 3600.0
+SPILLS_MAX = 10_000
+_FILE_BYTES_MAX = 64 << 10
+# As older versions named them, by `tempfile`, and nobody would by hand.
+_SPILL = re.compile(r"banksman-[a-z0-9_]{8}\.out")
+_KEEPER = "/banksman/process/keeper/__main__.py"
+_SWEEP = "banksman doctor --sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """`remove` says what it has done, or raises; None: it is not ours to remove, or goes by itself."""
+
+    finding: Finding
+    remove: Callable[[], Iterable[str]] | None = None
+
+
+def checks(which: Which) -> list[Check]:
+    def leftovers() -> Iterator[Finding]:
+        found = list(find(which.store))
+        yield from (each.finding for each in found)
+        if not found:
+            yield ok("leftovers", "none")
+
+    return [leftovers]
+
+
+def find(store: str | None = None) -> Iterator[Leftover]:
+    """What cannot be looked at is told, and keeps nothing else from being found."""
+    for finder in (lambda: _sessions(store), _keepers, _sockets, _announcement, _spills):
+        try:
+            yield from finder()
+        except BanksmanError as exc:
+            yield Leftover(wrong("leftovers", exc.args[0], exc.hint or "see what it says"))
+        except (OSError, ValueError) as exc:
+            yield Leftover(wrong("leftovers", f"cannot be looked at: {exc}", "let this user look at it"))
+
+
+def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
+    """End and remove what is found: whether it was done, and what."""
+    for each in list(find(store)):
+        if each.remove is None:
+            continue
+        try:
+            for words in each.remove():
+                yield True, words
+        except (BanksmanError, OSError, ValueError) as exc:
+            yield False, f"{each.finding.seen}: {exc}"
+
+
+# -- sessions and their processes -------------------------------------------------------------------------------------
+def _sessions(store: str | None) -> Iterator[Leftover]:
+    for path in stores(store):
+        try:
+            found = store_health.look(path, reads_sessions=False)
+        except BanksmanError:
+            continue  # What is wrong with the store is told elsewhere.
+        left = () if found is None else found.left
+        if not left:
+            continue
+        alive = [each for each in left if _pids(each)]
+        names = ", ".join(_named(each) for each in left[:5]) + (" …" if len(left) > 5 else "")
+        if alive:
+            pids = ", ".join(f"{pid} ({name_of(pid)[:60]})" for each in alive for pid in _pids(each))
+            seen = f"processes of hosts that have died still run: {pids}, of {names}"
+            finding = wrong("leftovers", seen, _SWEEP)
+        else:
+            seen = f"{len(left)} sessions of hosts that have died are not settled: {names}"
+            finding = note("leftovers", seen, f"whoever opens one settles it; or {_SWEEP}")
+        yield Leftover(finding, lambda path=path, left=left: _settle(path, left))
+
+
+def _named(each: Left) -> str:
+    return each.name or each.session
+
+
+def _pids(each: Left) -> list[int]:
+    """Of its process and its keeper, those that are certainly still there."""
+    if each.born is None or each.born[0] != orphans.boot_id():
+        return []
+    _, pid, started, keeper, keeper_started, *_ = each.born
+    return [one for one, start in ((pid, started), (keeper, keeper_started)) if _is_there(one, start)]
+
+
+def _is_there(pid: int, started: int) -> bool:
+    found = read_stat(pid) if pid else None
+    return found is not None and found[2] == started and found[1] not in "ZX"
+
+
+def _settle(path: Path, left: tuple[Left, ...]) -> list[str]:
+    """As every host does at its start: it claims each, ends what is left of it, and says so in its log."""
+    from banksman import Host  # noqa: PLC0415
+
+    running = {each.session: [(pid, name_of(pid)[:60]) for pid in _pids(each)] for each in left}
+
+    async def enter() -> None:
+        async with Host(f"sqlite:{path}"):
+            pass
+
+    asyncio.run(enter())
+    after = store_health.look(path, reads_sessions=False)
+    still = {each.session for each in (after.left if after is not None else ())}
+    told: list[str] = []
+    for each in left:
+        if each.session in still:
+            raise BanksmanError(f"session {_named(each)} could not be settled", hint="the lines above say why")
+        ended = ", ".join(f"process {pid} ({name})" for pid, name in running[each.session])
+        told.append(f"settled session {_named(each)}{f', ended {ended}' if ended else ''}")
+    return told
+
+
+# -- keepers ----------------------------------------------------------------------------------------------------------
+def _keepers() -> Iterator[Leftover]:
+    """Those whose host is gone are ending what it left, and go by themselves. One that is stopped cannot."""
+    for pid, host in living_keepers():
+        if _is_pid(host):
+            continue
+        found = read_stat(pid)
+        if found is None:
+            continue
+        if found[1] in "Tt":
+            seen = f"the keeper {pid} of process {host}, which has died, is stopped and cannot end what is left"
+            yield Leftover(wrong("leftovers", seen, f"kill -CONT {pid}"))
+        else:
+            seen = f"the keeper {pid} is ending what process {host}, which has died, has left"
+            yield Leftover(note("leftovers", seen, "it goes by itself, within the grace of what it ends"))
+
+
+def living_keepers() -> Iterator[tuple[int, int]]:
+    """Ours, each with the pid of its host."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdigit():
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid != os.geteuid():
+                continue
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read(4096).split(b"\0")
+        except OSError:
+            continue  # It ended while we looked.
+        # As the spawner starts it: the interpreter, its flags, the file, an fd, the host's pid.
+        if len(words) > 5 and words[3].endswith(_KEEPER.encode()) and words[5].isdigit():
+            yield int(name), int(words[5])
+
+
+def _is_pid(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+def _sockets() -> Iterator[Leftover]:
+    folder = sockets_folder()
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(sockets.SUFFIX)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    dead = [name for name in names if not sockets.is_alive(folder / name)]
+    ours = [name for name in dead if name.startswith(f"{orphans.boot_id()[:8]}-")]
+    if ours:
+        seen = f"{len(ours)} sockets in {folder} that nobody listens at"
+        yield Leftover(
+            note("leftovers", seen, _SWEEP), lambda: [f"removed {folder / name}" for name in sockets.sweep(folder)]
+        )
+    # Of another machine that has this folder too, a socket looks dead from here.
+    if len(dead) > len(ours):
+        seen = f"{len(dead) - len(ours)} sockets in {folder} from before the machine was started, or of another one"
+        yield Leftover(note("leftovers", seen, "remove them, if no other machine has this folder"))
+
+
+def _announcement() -> Iterator[Leftover]:
+    path = state_folder() / "server.json"
+    try:
+        content = path.read_bytes()[:_FILE_BYTES_MAX]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    match _is_stale(content):
+        case False:
+            return
+        case True:
+            seen, fix = f"{path} names a server that has died", f"the next server replaces it; or {_SWEEP}"
+            yield Leftover(note("leftovers", seen, fix), lambda: _remove(path, content))
+        case None:
+            seen = f"{path} names a server that is not there, or is one of another machine"
+            fix = "the next server replaces it; or remove it, if no other machine has this folder"
+            yield Leftover(note("leftovers", seen, fix))
+
+
+def _is_stale(content: bytes) -> bool | None:
+    """Its process is gone, and nobody listens at its socket or its port. None: that looks so from here, and is so of a
+    server on another machine, or in another container. Only a socket of this boot is dead if the kernel says so."""
+    from banksman.cli.client.discovery import announced, is_there  # noqa: PLC0415
+
+    try:
+        found: Any = json.loads(content)
+    except ValueError:
+        return False  # It is just being written, or is nobody's.
+    said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    pid = said.get("pid")
+    if not isinstance(pid, int) or _is_pid(pid):
+        return False
+    place = announced()
+    if place is None or is_there(place):
+        return False
+    is_of_this_boot = os.path.basename(place.socket or "").startswith(f"{orphans.boot_id()[:8]}-")
+    return True if is_of_this_boot else None
+
+
+def _remove(path: Path, content: bytes) -> list[str]:
+    """With the folder locked, as servers do it, and only if it still says the same."""
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.read_bytes()[:_FILE_BYTES_MAX] != content:
+            return []
+        path.unlink()
+    except FileNotFoundError:
+        return []
+    finally:
+        os.close(fd)
+    return [f"removed {path}"]
+
+
+def _spills() -> Iterator[Leftover]:
+    folder = tempfile.gettempdir()
+    dead = list(spill_file.find_dead(folder))
+    if dead:
+        count, size = sum(len(each.files) for each in dead), sum(each.size for each in dead)
+        seen = f"{count} files with output of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"
+        fix = f"the next process that needs such a file removes them; or {_SWEEP}"
+        yield Leftover(
+            note("leftovers", seen, fix), lambda: [f"removed {path}" for each in dead for path in each.remove()]
+        )
+    yield from _old_spills(folder)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _old_spills(folder: str) -> Iterator[Leftover]:
+    old: list[os.DirEntry[str]] = []
+    size = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if len(old) < SPILLS_MAX and _SPILL.fullmatch(entry.name) and _is_nobodys(entry):
+                old.append(entry)
+                # As it was when it was looked at; an entry remembers that.
+                size += entry.stat(follow_symlinks=False).st_size
+    if old:
+        seen = f"{len(old)} files with output of commands, {_mib(size)}, in {folder}, older than a day"
+        yield Leftover(note("leftovers", seen, _SWEEP), lambda: unlinked([entry.path for entry in old]))
+
+
+def _is_nobodys(entry: os.DirEntry[str]) -> bool:
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o600
+    if not is_ours or found.st_mtime > time.time() - SPILL_SECONDS_MIN:
+        return False
+    # A host that was there before the last byte of it may have made it, and may be asked for it.
+    return all(born > found.st_mtime for born in _hosts_born())
+
+
+def _hosts_born() -> list[float]:
+    """When each host that lives was started. A host has a keeper from its first command on."""
+    born: list[float] = []
+    ticks = os.sysconf("SC_CLK_TCK")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    for _, host in living_keepers():
+        found = read_stat(host)
+        if found is not None:
+            born.append(booted + found[2] / ticks)
+    return born
+
+
+def unlinked(paths: list[str]) -> Iterator[str]:
+    """Each by itself: one that has gone meanwhile is fine, and one that stays is told when all others are gone."""
+    failed: OSError | None = None
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            failed = failed or exc
+            continue
+        yield f"removed {path}"
+    if failed is not None:
+        raise failed

@@ -1,0 +1,150 @@
+"""What the kernel, the interpreter and the machine give us. What matters most is tried, and not only looked up."""
+
+from __future__ import annotations
+
+import asyncio
+import locale
+import os
+import platform
+import resource
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+
+import banksman
+from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.errors import BanksmanError
+from banksman.process import syscalls
+from banksman.runtime.execute import execute
+
+# An agent with its pipes takes about ten; whoever serves needs one for each client.
+FDS_LOW = 1024
+# Below this much room on a disk the next thing that is written may fail.
+FREE_BYTES_MIN = 100 << 20
+FREE_BYTES_LOW = 1 << 30
+TRIAL_SECONDS_MAX = 20.0
+# What `banksman serve`, and a verb that finds no server, need besides Python.
+SERVER_PACKAGES = ("msgspec", "starlette", "uvicorn", "httptools", "prometheus-client")
+# And what a store needs that many machines share. Whoever names one without it is told so where that is looked at.
+CLUSTER_PACKAGES = ("nats-py",)
+
+
+def checks(_: Which) -> list[Check]:
+    return [kernel, processes, trial, python, packages, fds, words, temporary_folder]
+
+
+def kernel() -> Iterator[Finding]:
+    release = f"{platform.system()} {platform.release()}"
+    if sys.platform != "linux":
+        yield note("kernel", f"{release}: a child that calls setsid may outlive its host here", "use Linux for more")
+        return
+    try:
+        os.close(syscalls.pidfd_open(os.getpid()))
+    except OSError as exc:
+        fix = "use Linux 5.4 or newer, and a sandbox that lets pidfd_open through"
+        yield wrong("kernel", f"{release}, without pidfd_open: {exc.strerror}", fix)
+        return
+    yield ok("kernel", f"{release}, with pidfds")
+
+
+def processes() -> Iterator[Finding]:
+    """Who belongs to a tree is read from /proc."""
+    if sys.platform != "linux":
+        return
+    if os.readlink("/proc/self") != str(os.getpid()):
+        fix = "mount one: mount -t proc proc /proc, or unshare --mount-proc"
+        yield wrong("/proc", "it belongs to another pid namespace", fix)
+        return
+    pids = sum(name.isdigit() for name in os.listdir("/proc"))
+    if not os.path.exists(f"/proc/{os.getppid()}/stat") and os.getppid():
+        seen = f"{pids} processes are shown, and our own parent is not among them"
+        yield note("/proc", seen, "mounted with hidepid: processes of other users cannot be seen, nor ended")
+        return
+    yield ok("/proc", f"{pids} processes are shown")
+
+
+def trial() -> Iterator[Finding]:
+    """The promise itself, tried: a command that leaves something running, which is over when the command is."""
+    name = "trial"
+    if shutil.which("sh") is None or shutil.which("sleep") is None:
+        yield note(name, "there is no sh and no sleep to try it with")
+        return
+    # In a session of its own, deaf to its terminal: what `killpg` would leave behind.
+    script = "(trap '' HUP TERM; exec sleep 300) >/dev/null 2>&1 & echo done"
+    fix = "see the hint; in a container or a sandbox, allow prctl, pidfd_open and AF_UNIX sockets"
+    try:
+        finished = asyncio.run(execute(["sh", "-c", script], timeout=TRIAL_SECONDS_MAX, grace=0.2, linger=0.0))
+    except BanksmanError as exc:
+        yield wrong(name, f"a command cannot be run: {exc.args[0]}", exc.hint or fix)
+        return
+    if finished.stdout.text.strip() != "done" or finished.code != 0:
+        yield wrong(name, f"a command ended with {finished.ended.value}, code {finished.code}", fix)
+    elif finished.survivors:
+        left = ", ".join(f"{each.pid} ({each.why})" for each in finished.survivors)
+        yield wrong(name, f"what a command left running could not be ended: {left}", fix)
+    elif not finished.swept:
+        yield wrong(name, "what a command left running was not seen", fix)
+    else:
+        yield ok(name, f"a command, and what it left running, were over in {finished.seconds:.1f} s")
+
+
+def python() -> Iterator[Finding]:
+    seen = f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
+    yield ok("python", f"{seen}, {sys.executable}")
+
+
+def packages() -> Iterator[Finding]:
+    found: dict[str, str | None] = {}
+    for name in (*SERVER_PACKAGES, *CLUSTER_PACKAGES):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    missing = [name for name in SERVER_PACKAGES if found[name] is None]
+    seen = ", ".join(f"{name} {version}" for name, version in found.items() if version is not None)
+    ours = f"banksman {banksman.__version__}"
+    if missing:
+        fix = "pip install 'banksman[server]'"
+        yield note("packages", f"{ours}; serve, and verbs without a server, need {', '.join(missing)}", fix)
+    else:
+        yield ok("packages", f"{ours}, {seen}")
+
+
+def fds() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = "any number" if hard == resource.RLIM_INFINITY else str(hard)
+    seen = f"{soft} at once, {many} if asked for"
+    # What counts is the hard one: a server raises its own limit to that.
+    if hard != resource.RLIM_INFINITY and hard < FDS_LOW:
+        yield wrong("fd limit", seen, "raise the hard limit (ulimit -Hn, LimitNOFILE= of a unit): a client takes one")
+    else:
+        yield ok("fd limit", seen)
+
+
+def words() -> Iterator[Finding]:
+    spoken = locale.getencoding() if hasattr(locale, "getencoding") else locale.getpreferredencoding(do_setlocale=False)
+    if spoken.lower().replace("-", "") not in ("utf8", "utf_8"):
+        yield note("locale", f"{spoken}: letters that it does not have are shown as escapes", "export LC_ALL=C.UTF-8")
+    else:
+        yield ok("locale", spoken)
+
+
+def temporary_folder() -> Iterator[Finding]:
+    folder = tempfile.gettempdir()
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield wrong("temporary folder", f"{folder} cannot be written", "set TMPDIR to one that can")
+        return
+    yield room("temporary folder", folder)
+
+
+def room(name: str, folder: str) -> Finding:
+    free = shutil.disk_usage(folder).free
+    seen = f"{folder}, {free / (1 << 30):.1f} GiB free"
+    if free < FREE_BYTES_MIN:
+        return wrong(name, seen, "free some space on that disk")
+    if free < FREE_BYTES_LOW:
+        return note(name, seen, "free some space on that disk before it is full")
+    return ok(name, seen)

@@ -1,0 +1,64 @@
+"""The server that verbs would ask, and the agents that could be started. Nothing is started for the looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import banksman
+from banksman.cli.client.client import Client, ClientError, NotLetIn
+from banksman.cli.client.discovery import find, is_there
+from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.sessions import installed_agents
+
+
+def checks(_: Which) -> list[Check]:
+    return [server, agents]
+
+
+def server() -> Iterator[Finding]:
+    from banksman import config  # noqa: PLC0415
+
+    place = find()
+    chosen = config.load()["url"]
+    if place is None:
+        yield ok("server", "none was started here: verbs work on a host of their own")
+        return
+    if not is_there(place):
+        if chosen.is_set:
+            fix = f"start it, or take the url away from {chosen.origin}"
+            yield wrong("server", f"nobody answers at {place.url}, which {chosen.origin} names", fix)
+        else:
+            yield note(
+                "server", f"nobody answers at {place.url}: it has gone without a word", "banksman doctor --sweep"
+            )
+        return
+    try:
+        found = Client(lambda: place).get("/v1/server")
+    except NotLetIn as exc:
+        yield wrong("server", exc.args[0], exc.hint or "set BANKSMAN_TOKEN to the token of that server")
+        return
+    except ClientError as exc:
+        yield wrong("server", exc.args[0], exc.hint or "is it Banksman that listens there?")
+        return
+    seen = f"{place.url}, process {found['pid']}, version {found['version']}"
+    if found["version"] != banksman.__version__:
+        yield note(
+            "server", f"{seen}; this is {banksman.__version__}", "restart the server: banksman drain, then serve"
+        )
+    elif found["draining"]:
+        yield note("server", f"{seen}, takes nothing new and is about to go")
+    else:
+        yield ok("server", seen)
+
+
+def agents() -> Iterator[Finding]:
+    found = installed_agents.look()
+    for each in found:
+        if each.error is not None:
+            yield wrong("agents", each.error, f"put {each.source} right, or remove it")
+    here = [each.name for each in found if each.path is not None]
+    if here:
+        yield ok("agents", f"{', '.join(here)}")
+    else:
+        fix = "banksman agents says how to install each"
+        yield note("agents", "none of those that are known is on PATH", fix)

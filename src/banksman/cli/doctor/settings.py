@@ -1,0 +1,50 @@
+"""The user's settings: whether they can be read, whether a server can do with them, and what nobody reads."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from banksman import config
+from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.errors import UsageError
+
+
+def checks(_: Which) -> list[Check]:
+    return [settings, file_mode, variables]
+
+
+def settings() -> Iterator[Finding]:
+    found = config.load()
+    set_here = sum(one.is_set for one in found)
+    is_there = found.place.path.exists()
+    where = f"{found.place.path}{'' if is_there else ' (there is none, and none is needed)'}"
+    yield ok("settings", f"{where}, {set_here} of {len(config.KEYS)} keys are set")
+    try:
+        from banksman.server import server_settings as of_server  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return  # The packages are told of elsewhere.
+    try:
+        of_server.of(found)
+    except UsageError as exc:
+        yield wrong("server settings", exc.args[0], exc.hint or "see banksman config show")
+
+
+def file_mode() -> Iterator[Finding]:
+    """A file with a secret in it is nobody else's."""
+    path = config.chosen_path().path
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if mode & 0o022:
+        yield wrong("settings file", f"others may change {path} (mode {mode:o})", f"chmod go-w {path}")
+    secrets = [one.key.name for one in config.load() if one.key.is_secret and one.value and one.origin == str(path)]
+    if secrets and mode & 0o044:
+        yield wrong("settings file", f"others may read {', '.join(secrets)} in {path}", f"chmod 600 {path}")
+
+
+def variables() -> Iterator[Finding]:
+    for stray in config.strays():
+        yield note("variables", f"{stray.name} means nothing here", f"do you mean {stray.nearest}?")

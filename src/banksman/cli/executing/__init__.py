@@ -1,1 +1,0 @@
-"""A command in the foreground of a terminal."""

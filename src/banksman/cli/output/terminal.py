@@ -1,0 +1,133 @@
+"""What is said to a person, or to the program at the other end of a pipe.
+
+What an agent says is not for the terminal to obey: a tool's output, a file's name or a model's words may hold sequences
+that clear the screen, rename the window, or type. In text mode every control character is shown as its escape, and so
+is every character that has no shape: one that turns the direction of the text round, or hides words from the reader
+that a program still sees. In JSON the encoding does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO, cast
+
+from banksman.errors import MachineError
+
+# C0 but for tab and newline, DEL and C1.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+# Characters without a shape: the soft hyphen, the combining joiner, fillers, marks and overrides of direction, zero
+# widths, separators of lines, annotations, variation selectors and tags. And halves of a pair, which no terminal could
+# be sent at all.
+_SHAPELESS = (
+    r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
+)
+# Two of them are spelling. Emoji are built with one joiner (a family) and one selector (a heart in colour); Arabic and
+# Indic scripts have joiners between their letters. A second one in a row is never spelling.
+_PICTURE = (
+    r"\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
+    r"\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
+_LETTER = r"\u0600-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u180a"
+_SPELLING = re.compile(
+    rf"(?<=[{_PICTURE}])[\ufe0e\ufe0f]|(?<=[#*0-9])\ufe0f(?=\u20e3)"
+    rf"|(?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_LETTER}])[\u200c\u200d](?=[{_LETTER}])"
+)
+_IN_TEXT = re.compile(rf"[{_CONTROLS}{_SHAPELESS}]")
+_IN_LINE = re.compile(rf"[\t\n{_CONTROLS}{_SHAPELESS}]")
+_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+# A column of a table that is cut to less is not read any more; the terminal may wrap the line then.
+COLUMN_WIDTH_MIN = 6
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if _SPELLING.match(found.string, found.start()):
+        return character
+    code = ord(character)
+    long = f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"
+    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x100 else long)
+
+
+def as_text(text: str) -> str:
+    """Safe for a terminal, with its lines and tabs as they were."""
+    return _IN_TEXT.sub(_escape, text)
+
+
+def as_line(value: object, *, characters_max: int | None = None) -> str:
+    """Safe, and on one line; cut with a mark if it is longer than that."""
+    text = str(value)
+    if characters_max is not None and len(text) > characters_max:
+        text = text[: characters_max - 1] + "…"
+    return _IN_LINE.sub(_escape, text)
+
+
+class CannotWrite(MachineError):
+    """Our stdout takes nothing more: a full disk, say. That nobody reads it any more is a `BrokenPipeError`."""
+
+
+def say(text: str = "", *, end: str = "\n") -> None:
+    """To stdout, at once: whoever reads us through a pipe sees an event when it comes."""
+    # Closed when we were started (`>&-`), it is not there at all.
+    stdout = cast("TextIO | None", sys.stdout)
+    if stdout is None:
+        raise CannotWrite("cannot write to stdout: it is closed")
+    try:
+        stdout.write(text + end)
+        stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise CannotWrite(f"cannot write to stdout: {exc.strerror or exc}") from exc
+
+
+def say_aside(text: str) -> None:
+    """To stderr: what a person wants to know, and a program that takes our output does not."""
+    # Nobody may be there to hear it, and that is no reason to fail.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def say_json(value: Any) -> None:
+    # ASCII, so that it is the same JSON in every locale, and one line. DEL is ASCII, and yet nothing for a terminal.
+    say(json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f"))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as what is in them. On a terminal that is narrower the widest are cut, with a mark; a pipe gets
+    everything."""
+    # Here, because not every verb has one, and some must start fast.
+    from banksman.cli.output.style import size_of, stdout_style  # noqa: PLC0415
+    from banksman.cli.output.text_width import cut, padded, width  # noqa: PLC0415
+
+    cells = [list(head), *([as_line("-" if cell is None or cell == "" else cell) for cell in row] for row in rows)]
+    widths = [max(width(row[column]) for row in cells) for column in range(len(head))]
+    if stdout_style().is_terminal:
+        room = size_of(sys.stdout)[0]
+        while sum(widths) + 2 * (len(widths) - 1) > room and max(widths) > COLUMN_WIDTH_MIN:
+            widths[widths.index(max(widths))] -= 1
+    for row in cells:
+        cut_row = (padded(cut(cell, size), size) for cell, size in zip(row, widths, strict=True))
+        say("  ".join(cut_row).rstrip())
+
+
+def speak_any_language() -> None:
+    """A letter that the locale does not have is shown as its escape, and does not end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        # There may be none at all, or one of a test's.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+
+
+def close_stdout() -> None:
+    """What could not be written must not be tried again, and complained of, when the interpreter leaves."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

@@ -1,0 +1,126 @@
+"""What all verbs that talk to a server share: their flags, their exit codes, and how they fail."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable
+
+from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
+from banksman.cli.arguments import Parser, add_format
+from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem
+from banksman.cli.client.locate import Way
+from banksman.cli.output.terminal import CannotWrite, as_line, close_stdout, say_aside, say_json, speak_any_language
+from banksman.errors import BanksmanError, UsageError
+
+BROKEN_PIPE = 128 + signal.SIGPIPE
+
+_NOTES = """\
+The server: --url, BANKSMAN_URL or url of the settings; else the one that this user has running, by its socket in the
+state folder; else a host inside of this verb, which ends with it: sessions stay in the store, asleep. The store:
+--store, BANKSMAN_STORE or the settings; else the state folder's. The token, where a URL needs one: BANKSMAN_TOKEN, the
+end of the URL (#token=…), or, for the address that this user's own server announces, the file that it keeps it in.
+
+exit codes: 0 it went well, 1 the turn or command did not, 2 wrong usage, 3 no server or not let in, 4 the server
+refused, 5 stdout could not be written (what was asked for may be done), 130 Ctrl-C.
+"""
+
+
+class ServerParser(Parser):
+    """The flags of a verb that asks a server, with those that every such verb has. `in_memory`: a store that ends with
+    the verb makes sense for it."""
+
+    def __init__(
+        self,
+        verb: str,
+        usage: str,
+        description: str,
+        example: str,
+        *,
+        streams: bool = False,
+        in_memory: bool = False,
+    ) -> None:
+        super().__init__(verb, usage, description, example, notes=_NOTES)
+        form = self.add_argument_group("where and how")
+        form.add_argument("--url", metavar="URL", help="the server to ask; unix:PATH: by its socket")
+        form.add_argument(
+            "--store", metavar="STORE", help="sqlite:PATH or nats://HOST, whichever server has it, or none"
+        )
+        add_format(form, json="one object a line" if streams else "one object", quiet="only what a script would take")
+        self.set_defaults(in_memory=in_memory)
+
+
+def client_of(arguments: argparse.Namespace, *, needs_server: str = "") -> Client:
+    """What asks the server, or the host inside, that the flags mean. `needs_server`: why a host inside will not do, as
+    the end of a sentence; empty: it will."""
+    way: Way | None = getattr(arguments, "way", None)
+    if way is None:
+        way = arguments.way = Way(
+            url=arguments.url,
+            store=getattr(arguments, "store", None),
+            in_memory=getattr(arguments, "in_memory", False),
+            needs_server=needs_server,
+        )
+    return Client(way.place)
+
+
+Act = Callable[[argparse.Namespace], int]
+
+
+def perform(act: Act, arguments: argparse.Namespace) -> int:
+    """Do it, and turn whatever goes wrong into one line and an exit code. A host inside has ended when it returns."""
+    speak_any_language()
+    is_json: bool = arguments.format == "json"
+    try:
+        code = act(arguments)
+        _end(arguments, at_once=False)
+        return code
+    except BrokenPipeError:
+        # Whoever read us has enough (`| head -1`): that is an end, and nothing to complain of.
+        close_stdout()
+        return BROKEN_PIPE
+    except BanksmanError as exc:
+        return _failed(exc, is_json=is_json)
+    except KeyboardInterrupt:
+        # Whoever presses it again while we leave shall not see a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return INTERRUPTED
+    finally:
+        _end(arguments, at_once=True)
+
+
+def _end(arguments: argparse.Namespace, *, at_once: bool) -> None:
+    way: Way | None = getattr(arguments, "way", None)
+    if way is None or not way.is_embedded:
+        return
+    if at_once:
+        # To stop what runs is the quickest that there is, and has its own deadlines. Whoever tells us to end once more
+        # would only leave the socket behind.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    way.end(at_once=at_once)
+
+
+def _failed(error: BanksmanError, *, is_json: bool) -> int:
+    say_aside(f"banksman: {as_line(error)}")
+    if isinstance(error, CannotWrite):
+        close_stdout()
+        return NOT_SAID
+    if is_json:
+        told = {"error": type(error).__name__, "message": error.args[0], "hint": error.hint}
+        if isinstance(error, Problem):
+            told |= {"error": error.title, "status": error.status, "ids": error.ids}
+        try:
+            say_json(told)
+        except (BrokenPipeError, CannotWrite):
+            close_stdout()
+    match error:
+        case NoServer() | NotLetIn():
+            return NO_SERVER
+        case ClientError():
+            return REFUSED
+        case UsageError():
+            return USAGE
+        case _:
+            # What a server would have answered: the store cannot be opened, the machine has no room.
+            return REFUSED

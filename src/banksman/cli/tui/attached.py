@@ -1,0 +1,234 @@
+"""Somebody at a terminal, in a session: what comes is shown, what is typed is asked, what is asked is answered."""
+
+from __future__ import annotations
+
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from banksman.cli import INTERRUPTED, OK
+from banksman.cli.client.client import Client, segment
+from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+from banksman.cli.tui import question_view
+from banksman.cli.tui.event_loop import Connected, Done, Happened, Loop, Signalled, StreamEnded, Thing, Typed
+from banksman.cli.tui.event_view import Event, Teller
+from banksman.cli.tui.keyboard import Key, Keyboard
+from banksman.cli.tui.line_editor import Editor
+from banksman.cli.tui.live_screen import Live
+from banksman.cli.tui.screen import TICK_SECONDS, Look
+from banksman.cli.tui.session_feed import follow
+from banksman.errors import BanksmanError
+
+# Its keys are shown, and count, from so long after a question came: what was being typed then is no answer.
+GUARD_SECONDS = 0.4
+_ASK, _ANSWER, _INTERRUPT, _QUESTIONS = "ask", "answer", "interrupt", "questions"
+
+
+class Attached:
+    """Runs in the loop's thread, the main one."""
+
+    def __init__(
+        self, loop: Loop, client: Client, session: dict[str, Any], keyboard: Keyboard, *, priority: str
+    ) -> None:
+        self._loop = loop
+        self._client = client
+        self._path = f"/v1/sessions/{segment(session['id'])}"
+        self._session = session
+        self._keyboard = keyboard
+        self._priority: str | int = int(priority) if priority.lstrip("-").isdigit() else priority
+        self._editor = Editor()
+        self._screen = Live(self._editor)
+        self._teller = Teller(self._screen, session["agent"], is_whole_session=True)
+        self._running: str | None = session["holder"]
+        # The turn that was told to stop from here: who wants that again wants to leave.
+        self._stopping: str | None = None
+        self._questions: list[question_view.Question] = []
+        self._asked_at = 0.0
+        # Those that have their answer: a list of the open ones may be older than it.
+        self._settled: set[str] = set()
+        self._lines_sent: dict[str, str] = {}
+        self._code: int | None = None
+        self._stop_following: Callable[[], None] = lambda: None
+
+    def run(self, after: str, *, is_alone: bool) -> int:
+        """`is_alone`: the host is inside of us."""
+        loop, session = self._loop, self._session
+        loop.catch(signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
+        try:
+            self._enter()
+            self._screen.line(f"{session['name'] or session['id']}, {session['agent']}, {session['state']}", Look.BOLD)
+            self._stop_following = follow(loop, self._client, session["id"], after=after, is_partial=True)
+            loop.send(_QUESTIONS, lambda: self._client.get(f"{self._path}/questions"))
+            while self._code is None:
+                for thing in loop.things(TICK_SECONDS if self._screen.moves or self._questions else None):
+                    self._take(thing)
+                self._ask_first()
+                self._screen.tick()
+            if self._running is not None:
+                goes_on = "what runs is finished first; Ctrl-C stops it" if is_alone else "the session goes on"
+                self._screen.line(f"left; {goes_on}")
+            return self._code
+        finally:
+            # Whoever came from the table goes back there, and this program lives on.
+            self._stop_following()
+            self._leave()
+
+    def _enter(self) -> None:
+        self._loop.listen(self._keyboard)
+        self._screen.enter()
+
+    def _leave(self) -> None:
+        self._loop.stop_listening()
+        self._screen.leave()
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+    def _take(self, thing: Thing) -> None:
+        match thing:
+            case Happened(event):
+                self._event(event)
+            case Typed(key):
+                self._key(key)
+            case Signalled(number):
+                self._signal(number)
+            case Connected(is_there):
+                self._screen.line("back" if is_there else "connection lost, trying again", Look.ASKS)
+            case Done(errand, result, error):
+                self._done(errand, result, error)
+            case StreamEnded(error):
+                raise error
+            case _:
+                pass
+
+    def _event(self, event: Event) -> None:
+        if event["kind"] == "stream.gap":
+            self._screen.line(f"events {event['first']} to {event['last']} are no longer kept", Look.BAD)
+            return
+        self._teller.tell(event)
+        body, turn = event["body"], event["turn"]
+        match event["kind"]:
+            case "turn.started" if not body.get("into"):
+                self._running = turn
+            case "turn.ended" | "turn.requeued" if turn == self._running:
+                self._running = None
+            case "question.asked":
+                self._add(question_view.question_of(body, turn))
+            case "question.answered":
+                self._answered(body)
+            case _:
+                pass
+
+    def _done(self, errand: str, result: Any, error: BanksmanError | None) -> None:
+        kind, _, key = errand.partition(" ")
+        if kind == _ASK:
+            line = self._lines_sent.pop(key)
+            if error is not None:
+                self._screen.line(f"not asked: {error}", Look.BAD)
+                self._editor.put_back(line)
+        elif kind == _INTERRUPT:
+            told = receipt_in_words(result) if error is None else f"it could not be stopped: {error}"
+            self._screen.line(told, Look.ASKS if error is None else Look.BAD)
+        elif kind == _QUESTIONS and error is None:
+            for asked in result["questions"]:
+                self._add(question_view.question_of(asked, asked["turn"]))
+        elif kind == _ANSWER and error is not None:
+            self._screen.line(f"it could not be answered: {error}", Look.BAD)
+
+    # -- what is typed -----------------------------------------------------------------------------------------------
+    def _key(self, key: str) -> None:
+        if self._editor.text == "":
+            if isinstance(key, Key) and key == "end-of-input":
+                self._code = OK
+                return
+            if self._takes_answers:
+                choice = self._questions[0].chosen(key)
+                if choice is not None:
+                    self._choose(self._questions[0], choice)
+                    return
+        if isinstance(key, Key) and key == "redraw":
+            self._screen.redraw()
+        line = self._editor.take(key)
+        if line is not None and line.strip():
+            self._ask(line)
+
+    def _ask(self, line: str) -> None:
+        body = {"prompt": line, "priority": self._priority}
+        # With a key: if the answer is lost on its way it is still asked once.
+        key = uuid.uuid4().hex
+        self._lines_sent[key] = line
+        self._loop.send(f"{_ASK} {key}", lambda: self._client.post(f"{self._path}/turns", body, key=key))
+
+    def _signal(self, number: int) -> None:
+        match number:
+            case signal.SIGINT:
+                self._interrupt()
+            case signal.SIGTSTP:
+                self._suspend()
+            case signal.SIGWINCH:
+                self._screen.redraw()
+            case _:
+                raise SystemExit(128 + number)
+
+    def _interrupt(self) -> None:
+        turn = self._running
+        if turn is not None and turn != self._stopping:
+            self._stopping = turn
+            self._screen.line("stopping the turn; Ctrl-C once more leaves", Look.ASKS)
+            self._loop.send(_INTERRUPT, lambda: interrupt_turn(self._client, self._session["id"], turn))
+        elif turn is None and self._editor.text:
+            self._editor.clear()
+        else:
+            self._code = INTERRUPTED
+
+    def _suspend(self) -> None:
+        self._leave()
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        # Stopped in here, until somebody brings us back.
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)
+        self._enter()
+        self._screen.redraw()
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+    @property
+    def _takes_answers(self) -> bool:
+        return bool(self._questions) and time.monotonic() >= self._asked_at + GUARD_SECONDS
+
+    def _add(self, question: question_view.Question) -> None:
+        if question.id not in self._settled and all(question.id != each.id for each in self._questions):
+            self._questions.append(question)
+            if len(self._questions) == 1:
+                self._asked_at = time.monotonic()
+
+    def _ask_first(self) -> None:
+        """What is shown is what holds: keys, when they count."""
+        if not self._questions:
+            self._screen.ask(None)
+            return
+        question = self._questions[0]
+        line = question.line()
+        if not self._takes_answers:
+            line = question.title
+        elif self._editor.text:
+            line = f"{question.title} (empty the line to answer by a key)"
+        self._screen.ask(question, line)
+
+    def _choose(self, question: question_view.Question, choice: question_view.Choice) -> None:
+        body = choice.body
+        if body is None:
+            self._interrupt()
+            return
+        path = f"{self._path}/questions/{segment(question.id)}"
+        self._loop.send(_ANSWER, lambda: self._client.post(path, body))
+
+    def _answered(self, body: dict[str, Any]) -> None:
+        self._settled.add(body["question"])
+        answered = next((each for each in self._questions if each.id == body["question"]), None)
+        if answered is None:
+            return
+        self._questions.remove(answered)
+        self._asked_at = time.monotonic()
+        self._screen.end_text()
+        self._screen.ask(None)
+        self._screen.line(f"{answered.title} {body['answer']}, by {body['by']}")

@@ -1,0 +1,257 @@
+"""Events, told to a screen. It shows; it decides nothing.
+
+What the model says comes twice: in pieces as it speaks (`partial`), and whole. Pieces are shown as they come, and of
+the whole only what they did not say. An agent that speaks ACP says everything once, in pieces that are not marked as
+such: they go on where the last one ended, until something else is said or another message begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from banksman.cli.output.wording import prompt_of, tokens_of
+from banksman.cli.tui.screen import Look, Screen, duration_in_words
+
+Event = dict[str, Any]
+
+TITLE_CHARACTERS_MAX = 200
+THOUGHT_CHARACTERS_MAX = 160
+PROMPT_CHARACTERS_MAX = 2000
+PLAN_ENTRIES_MAX = 50
+# Tools that are running at once, and prompts that wait: more are shown without what was known of them.
+KNOWN_MAX = 1000
+_TEXT, _THOUGHT = "agent_message_chunk", "agent_thought_chunk"
+_OVER = ("completed", "failed", "cancelled")
+# Those whose text comes whole, and only then as an update.
+_IN_BLOCKS = ("claude", "codex")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    title: str
+    began: float
+
+
+class Teller:
+    """`agent`: whose words these are. `is_whole_session`: it is also told who asks what, and what becomes of it."""
+
+    def __init__(self, screen: Screen, agent: str, *, is_whole_session: bool = False) -> None:
+        self._screen = screen
+        self._is_in_blocks = agent in _IN_BLOCKS
+        self._is_whole_session = is_whole_session
+        # What the pieces of a block have said so far, by its kind.
+        self._pieces: dict[str, str] = {}
+        # The message whose text is open; None: there is none.
+        self._message: tuple[Any] | None = None
+        self._tools: dict[str, _Tool] = {}
+        self._prompts: dict[str, str] = {}
+        self._started: dict[str, float] = {}
+        self.said_any = False
+
+    def tell(self, event: Event) -> None:
+        kind, body = event["kind"], event["body"]
+        match kind:
+            case "update":
+                for update in body.get("partial") or ():
+                    self._piece(update)
+                for update in body.get("updates") or ():
+                    self._whole(update, event["at"])
+            case "turn.started":
+                self._begin(event)
+            case "turn.ended":
+                self.end(event["at"])
+                if self._is_whole_session:
+                    began = self._started.pop(event["turn"], None)
+                    self._screen.line(outcome_in_words(body["outcome"], body, event["at"], began), _look_of(body))
+            case _ if self._is_whole_session:
+                self._tell_session(event)
+            case _:
+                pass
+
+    def end(self, at: float) -> None:
+        """The turn is over: what was open in it is so no more."""
+        self._end_text()
+        self._pieces.clear()
+        for tool in self._tools.values():
+            self._screen.line(f"- {tool.title}, not finished, {duration_in_words(at - tool.began)}")
+        self._tools.clear()
+        self._screen.busy(None)
+
+    # -- what the agent says ---------------------------------------------------------------------------------------
+    def _piece(self, update: Event) -> None:
+        kind, text = str(update.get("sessionUpdate")), _text_of(update)
+        self._pieces[kind] = self._pieces.get(kind, "") + text
+        if kind == _TEXT:
+            if self._pieces[kind] == text:
+                self._end_text()
+            self._say(text)
+        elif kind == _THOUGHT:
+            self._screen.busy("thinking")
+
+    def _whole(self, update: Event, at: float) -> None:
+        kind = str(update.get("sessionUpdate"))
+        match kind:
+            case "agent_message_chunk":
+                self._whole_text(update)
+            case "agent_thought_chunk":
+                self._thought(update)
+            case "tool_call":
+                self._call(update, at)
+            case "tool_call_update":
+                self._call_goes_on(update, at)
+            case "plan":
+                self._plan(update)
+            case _:
+                pass
+
+    def _whole_text(self, update: Event) -> None:
+        text, before = _text_of(update), self._pieces.pop(_TEXT, "")
+        message = (update.get("messageId"),)
+        if before and text.startswith(before):
+            self._say(text[len(before) :])
+        else:
+            if before or message != self._message:
+                self._end_text()
+            self._say(text)
+        self._message = message
+        if self._is_in_blocks:
+            self._end_text()
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._screen.text(text)
+            self._screen.busy("waiting for the agent")
+            self.said_any = True
+            self._message = self._message or (None,)
+
+    def _end_text(self) -> None:
+        self._message = None
+        self._screen.end_text()
+
+    def _thought(self, update: Event) -> None:
+        self._pieces.pop(_THOUGHT, "")
+        text = " ".join(_text_of(update).split())
+        # In pieces, as ACP has it, each would be a line.
+        if text and self._screen.is_roomy and self._is_in_blocks:
+            self._end_text()
+            self._screen.line(f"· {_cut(text, THOUGHT_CHARACTERS_MAX)}")
+        self._screen.busy("thinking")
+
+    def _call(self, update: Event, at: float) -> None:
+        id, title = str(update.get("toolCallId")), _cut(str(update.get("title")), TITLE_CHARACTERS_MAX)
+        self._end_text()
+        if id not in self._tools and not self._screen.is_watched:
+            # Nobody sees a line that moves: what is read later is to say what was begun, and when.
+            self._screen.line(f"[{title}]")
+        if len(self._tools) < KNOWN_MAX:
+            self._tools[id] = _Tool(title, at)
+        self._screen.busy(title)
+        self._call_goes_on(update, at)
+
+    def _call_goes_on(self, update: Event, at: float) -> None:
+        id, status = str(update.get("toolCallId")), update.get("status")
+        tool = self._tools.get(id)
+        if tool is None:
+            return
+        if isinstance(update.get("title"), str):
+            self._tools[id] = tool = _Tool(_cut(update["title"], TITLE_CHARACTERS_MAX), tool.began)
+        if status not in _OVER:
+            return
+        del self._tools[id]
+        took = duration_in_words(at - tool.began)
+        if status == "completed":
+            if self._screen.is_watched:
+                self._end_text()
+                self._screen.line(f"✓ {tool.title}, {took}")
+        else:
+            self._end_text()
+            self._screen.line(f"✗ {tool.title}, {status}, {took}", Look.BAD)
+        running = list(self._tools.values())
+        self._screen.busy(running[-1].title if running else "waiting for the agent")
+
+    def _plan(self, update: Event) -> None:
+        if not self._screen.is_roomy:
+            return
+        entries: Any = update.get("entries")
+        self._end_text()
+        for entry in cast("list[Any]", entries)[:PLAN_ENTRIES_MAX] if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                said = cast("Event", entry)
+                sign = {"completed": "✓", "in_progress": "→"}.get(str(said.get("status")), "·")
+                self._screen.line(f"  {sign} {_cut(str(said.get('content')), TITLE_CHARACTERS_MAX)}")
+
+    # -- what becomes of the session -------------------------------------------------------------------------------
+    def _begin(self, event: Event) -> None:
+        turn = event["turn"]
+        if len(self._started) < KNOWN_MAX:
+            self._started[turn] = event["at"]
+        self._screen.busy("waiting for the agent")
+        if self._is_whole_session and turn in self._prompts:
+            self._end_text()
+            self._screen.line(f"> {self._prompts[turn]}", Look.BOLD)
+            if event["body"].get("into"):
+                del self._prompts[turn]
+
+    def _tell_session(self, event: Event) -> None:
+        body = event["body"]
+        match event["kind"]:
+            case "turn.queued":
+                prompt = _cut(" ".join(prompt_of(body.get("prompt")).split()), PROMPT_CHARACTERS_MAX)
+                if len(self._prompts) < KNOWN_MAX:
+                    self._prompts[event["turn"]] = prompt
+                if self._started:
+                    self._note(f"queued: {_cut(prompt, TITLE_CHARACTERS_MAX)}")
+            case "turn.interrupted":
+                self._note(f"stopping it: {body.get('cause')}")
+                self._screen.busy("stopping")
+            case "turn.requeued":
+                self._started.pop(event["turn"], None)
+                self._note("it gave way, and comes again")
+                self._screen.busy(None)
+            case "session.closed":
+                self._note("the session is closed; to ask something opens it again")
+            case "session.left":
+                self._note("its host has let go of it; whoever has it next goes on")
+            case "session.context_lost":
+                self._note("the agent has lost the conversation", Look.BAD)
+            case "session.context_restored":
+                missing = body.get("missing")
+                note = f"; {missing} turns since are not in it" if missing else ""
+                self._note(f"another host has it, and the agent's transcript{note}", Look.BAD if missing else Look.DIM)
+            case "session.recovered":
+                self._note("the server had died, and has the session again")
+            case "process.backed_off":
+                self._note("the agent failed to start; it is tried again", Look.BAD)
+            case "clock.warning":
+                self._note(f"half of the {body.get('clock')} clock has passed")
+            case _:
+                pass
+
+    def _note(self, text: str, look: Look = Look.DIM) -> None:
+        self._end_text()
+        self._screen.line(text, look)
+
+
+def outcome_in_words(kind: str, told: Event, at: float | None = None, began: float | None = None) -> str:
+    """`told`: the outcome, or the body of a `turn.ended`."""
+    clock = f" by the {told['clock']} clock" if told.get("clock") else ""
+    money = "" if told.get("cost") is None else f", ${told['cost']:.4f}"
+    tokens = tokens_of(told.get("usage"))
+    used = f", {tokens}" if tokens else ""
+    took = "" if at is None or began is None else f", {duration_in_words(at - began)}"
+    error = f": {told['error']}" if told.get("error") else ""
+    return f"{kind}{clock}{money}{used}{took}{error}"
+
+
+def _look_of(body: Event) -> Look:
+    return Look.DIM if body.get("outcome") == "done" else Look.BAD
+
+
+def _text_of(update: Event) -> str:
+    content = update.get("content")
+    return str(content.get("text") or "") if isinstance(content, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -1,0 +1,291 @@
+"""The table of all sessions on a screen of its own, kept up to date by what happens and not by asking again and again.
+
+The terminal is put back however we leave: by a key, a signal, a bug, or because we are put aside for a while.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import Any
+
+from banksman.cli import INTERRUPTED, OK
+from banksman.cli.client.client import Client
+from banksman.cli.output.style import size_of, stdout_style
+from banksman.cli.output.terminal import CannotWrite, as_line
+from banksman.cli.output.text_width import cut, padded, wrapped
+from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+from banksman.cli.tui import session_table
+from banksman.cli.tui.event_loop import Connected, Done, Happened, Loop, Signalled, StreamEnded, Thing, Typed
+from banksman.cli.tui.keyboard import Key, Keyboard
+from banksman.cli.tui.session_feed import news
+from banksman.cli.tui.session_table import BUSY, Row, Survey
+from banksman.errors import BanksmanError
+
+# However much happens, it is not looked at, and not drawn, more often than this.
+REFRESH_SECONDS = 0.5
+# Times go on being true without anybody telling.
+REDRAW_SECONDS = 1.0
+# Of more than this all is looked at, which is one request.
+SOME_MAX = 20
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HELP = (
+    "j, k, arrows   select a session",
+    "g, G           the first, the last",
+    "Enter          attach to it; Ctrl-D comes back",
+    "i              interrupt what runs in it (asks first)",
+    "q, Ctrl-C      leave",
+    "",
+    "asks: a question waits for you. wedged: nothing was heard for too long, or the agent does not start.",
+    "DOES: the turn that runs, and FOR: how long. LAST: how long ago something was written to its log.",
+    "What has no room is left out: PIDS, MEMORY, AGENT, LAST, COST, HOST, QUEUE, DOES, ASKS, FOR, in this order.",
+)
+
+
+class Board:
+    """Runs in the loop's thread, the main one."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        client: Client,
+        survey: Survey,
+        rows: dict[str, Row],
+        keyboard: Keyboard,
+        *,
+        interval: float,
+    ) -> None:
+        self._loop = loop
+        self._client = client
+        self._survey = survey
+        self._rows = rows
+        self._keyboard = keyboard
+        self._interval = interval
+        self._selected: str | None = None
+        # What is to be looked at again: these, or all. One look at a time.
+        self._dirty: set[str] = set()
+        self._is_all_dirty = False
+        self._is_looking = False
+        self._looked_at = time.monotonic()
+        self._is_lost = False
+        self._note = ""
+        self._to_stop: Row | None = None
+        self._shows_help = False
+        self._code: int | None = None
+        self._style = stdout_style()
+        self._drawn_at = 0.0
+
+    def run(self) -> int:
+        loop = self._loop
+        loop.catch(signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
+        try:
+            self._enter()
+            loop.follow(
+                lambda: news(
+                    self._client,
+                    on_lost=lambda: loop.post(Connected(is_there=False)),
+                    on_back=lambda: loop.post(Connected(is_there=True)),
+                )
+            )
+            self._draw()
+            while self._code is None:
+                things = loop.things(self._wait_seconds())
+                for thing in things:
+                    self._take(thing)
+                self._look()
+                is_key = any(isinstance(thing, Typed | Signalled | Done) for thing in things)
+                if is_key or time.monotonic() - self._drawn_at >= REFRESH_SECONDS:
+                    self._draw()
+            return self._code
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        self._put(_ENTER)
+        self._loop.listen(self._keyboard)
+
+    def _leave(self) -> None:
+        self._loop.stop_listening()
+        self._put(_LEAVE)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    def _wait_seconds(self) -> float:
+        if self._is_looking or not (self._dirty or self._is_all_dirty):
+            return REDRAW_SECONDS
+        return max(0.0, min(REDRAW_SECONDS, self._looked_at + REFRESH_SECONDS - time.monotonic()))
+
+    def _look(self) -> None:
+        since = time.monotonic() - self._looked_at
+        if self._is_looking or self._is_lost or since < REFRESH_SECONDS:
+            return
+        if since >= self._interval:
+            # Nobody tells of memory, and of what the agent says only the end is told here.
+            self._dirty |= {row.id for row in self._rows.values() if row.state in BUSY}
+        if not self._dirty and not self._is_all_dirty:
+            return
+        ids, is_all = sorted(self._dirty), self._is_all_dirty or len(self._dirty) > SOME_MAX
+        self._dirty, self._is_all_dirty, self._is_looking = set(), False, True
+        self._looked_at = time.monotonic()
+        survey = self._survey
+        self._loop.send("all" if is_all else "some", survey.all if is_all else lambda: survey.some(ids))
+
+    def _seen(self, errand: str, result: Any, error: BanksmanError | None) -> None:
+        self._is_looking = False
+        self._looked_at = time.monotonic()
+        if error is not None:
+            # Whoever tells of the connection says the rest; when it is back all is looked at.
+            self._is_all_dirty = True
+        elif errand == "all":
+            self._rows = result
+        else:
+            merged = {**self._rows, **result}
+            self._rows = {id: row for id, row in merged.items() if row is not None}
+
+    @property
+    def _ordered(self) -> list[Row]:
+        return sorted(self._rows.values(), key=lambda row: row.rank)
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+    def _take(self, thing: Thing) -> None:
+        match thing:
+            case Happened(event):
+                self._dirty.add(event["session"])
+            case Connected(is_there):
+                self._is_lost = not is_there
+                self._is_all_dirty = self._is_all_dirty or is_there
+            case StreamEnded(error):
+                raise error
+            case Done(errand, result, error) if errand in ("all", "some"):
+                self._seen(errand, result, error)
+            case Done("interrupt", result, error):
+                self._note = receipt_in_words(result) if error is None else f"it could not be stopped: {error}"
+            case Typed(key):
+                self._key(key)
+            case Signalled(signal.SIGINT):
+                self._code = INTERRUPTED
+            case Signalled(signal.SIGTSTP):
+                self._suspend()
+            case Signalled(signal.SIGWINCH):
+                pass  # It is drawn anew after each.
+            case Signalled(number):
+                raise SystemExit(128 + number)
+            case _:
+                pass
+
+    def _key(self, key: str) -> None:
+        self._note = ""
+        if self._to_stop is not None:
+            row, self._to_stop = self._to_stop, None
+            if key in ("y", "Y") and row.turn is not None:
+                self._note = f"stopping {row.name}"
+                self._loop.send("interrupt", lambda: interrupt_turn(self._client, row.id, row.turn))
+            return
+        if self._shows_help:
+            self._shows_help = False
+            return
+        match str(key):
+            case "q" | "escape":
+                self._code = OK
+            case "j" | "down":
+                self._move(1)
+            case "k" | "up":
+                self._move(-1)
+            case "g" | "home":
+                self._move(-len(self._rows))
+            case "G" | "end":
+                self._move(len(self._rows))
+            case "?":
+                self._shows_help = True
+            case "i":
+                self._ask_to_stop()
+            case "enter" if isinstance(key, Key):
+                self._attach()
+            case _:
+                pass
+
+    def _move(self, by: int) -> None:
+        ids = [row.id for row in self._ordered]
+        if ids:
+            # Nothing is selected at first: the first step selects the first, or the last.
+            place = ids.index(self._selected) + by if self._selected in ids else (0 if by > 0 else len(ids) - 1)
+            self._selected = ids[min(max(place, 0), len(ids) - 1)]
+
+    def _ask_to_stop(self) -> None:
+        row = self._rows.get(self._selected or "")
+        if row is None:
+            self._note = "select a session first: j or k"
+        elif row.turn is None:
+            self._note = f"nothing runs in {row.name}"
+        else:
+            self._to_stop = row
+
+    def _attach(self) -> None:
+        row = self._rows.get(self._selected or "")
+        if row is None:
+            self._note = "select a session first: j or k"
+            return
+        from banksman.cli.commands.attach import attach_to  # noqa: PLC0415
+
+        self._leave()
+        try:
+            attach_to(self._client, row.id, self._keyboard)
+        except BanksmanError as exc:
+            self._note = str(exc)
+        finally:
+            self._enter()
+            self._is_all_dirty = True
+
+    def _suspend(self) -> None:
+        self._leave()
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        # Stopped in here, until somebody brings us back.
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)
+        self._enter()
+
+    # -- the screen --------------------------------------------------------------------------------------------------
+    def _draw(self) -> None:
+        columns, height = size_of(sys.stdout)
+        rows = self._ordered
+        if self._selected not in self._rows:
+            self._selected = None
+        top = f"banksman top · {session_table.summary(rows)} · {time.strftime('%H:%M:%S')}"
+        if self._is_lost:
+            top = "connection lost, trying again"
+        look = self._style.red if self._is_lost else self._style.dim
+        lines = [look(padded(cut(top, columns), columns)), *self._middle(rows, columns, max(0, height - 2))]
+        bottom = padded(cut(as_line(self._bottom()), columns), columns)
+        lines = [*lines[: height - 1], self._style.yellow(bottom) if self._to_stop else self._style.dim(bottom)]
+        # As many lines as the screen has, each as wide as it is: nothing has to be cleared, and so nothing flickers.
+        self._put("\x1b[?7l\x1b[H" + "\r\n".join(lines) + "\x1b[?7h")
+        self._drawn_at = time.monotonic()
+
+    def _middle(self, rows: list[Row], columns: int, height: int) -> list[str]:
+        blank = " " * columns
+        if self._shows_help:
+            drawn = [padded(row, columns) for line in _HELP for row in wrapped(line, columns, indent="  ")]
+        elif not rows:
+            drawn = [padded(cut("no sessions yet", columns), columns)]
+        else:
+            head, *all_lines = session_table.lines(
+                rows, columns, time.time(), style=self._style, selected=self._selected
+            )
+            room = max(1, height - 1)
+            place = next((at for at, row in enumerate(rows) if row.id == self._selected), 0)
+            # The selected one is always among those that there is room for.
+            first = min(max(0, place - room // 2), max(0, len(rows) - room))
+            drawn = [head, *all_lines[first : first + room]]
+        return [*drawn, *([blank] * height)][:height]
+
+    def _bottom(self) -> str:
+        if self._to_stop is not None:
+            return f"interrupt {self._to_stop.name}? y / n"
+        return self._note or "q leaves · j/k select · Enter attaches · i interrupts · ? help"
+
+    def _put(self, sequence: str) -> None:
+        try:
+            sys.stdout.write(sequence)
+            sys.stdout.flush()
+        except OSError as exc:
+            raise CannotWrite(f"cannot write to the terminal: {exc.strerror or exc}") from exc

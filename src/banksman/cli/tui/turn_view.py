@@ -1,0 +1,269 @@
+"""One turn, watched to its end: what `ask` and `run` have in common.
+
+What the agent says goes to stdout, everything else to stderr. A question is asked here if there is somebody to ask;
+else it is told how to answer it from another terminal, and waited.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from banksman.cli.client.client import Client, segment
+from banksman.cli.output.style import stderr_style
+from banksman.cli.output.terminal import as_text, say, say_json
+from banksman.cli.output.wording import how_to_answer
+from banksman.cli.session_actions import receipt_in_words
+from banksman.cli.tui import question_view
+from banksman.cli.tui.ctrl_c import Stops
+from banksman.cli.tui.event_loop import Connected, Done, Happened, Loop, StreamEnded, Thing, Typed
+from banksman.cli.tui.event_view import Event, Teller, outcome_in_words
+from banksman.cli.tui.keyboard import Keyboard, open_keyboard
+from banksman.cli.tui.plain_screen import Plain
+from banksman.cli.tui.screen import TICK_SECONDS, Look
+from banksman.cli.tui.session_feed import follow
+
+# How long the server may hold one question for the outcome; then it is put again.
+WAIT_SECONDS = 30
+# The receipt of a stop comes about when the turn ends; who waits for it longer waits for somebody who is gone.
+RECEIPT_SECONDS_MAX = 5.0
+# An answer's errand ends with the question's id.
+_OUTCOME, _ANSWER = "outcome", "answer "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """`form`: text, json or quiet. `on_question`: ask, allow, deny or fail. `seconds_max`: then it is stopped."""
+
+    form: str
+    on_question: str = "ask"
+    seconds_max: float | None = None
+    # What is said when it is stopped: what a second Ctrl-C does.
+    twice: str = "once more leaves at once"
+
+
+class TurnWatch:
+    """Enter the loop first. Everything here happens in its thread."""
+
+    def __init__(self, loop: Loop, stops: Stops, client: Client, session: dict[str, Any], wishes: Wishes) -> None:
+        self._loop = loop
+        self._stops = stops
+        self._client = client
+        self._session = session
+        self._wishes = wishes
+        self.screen = Plain(has_text=wishes.form == "text", has_lines=wishes.form == "text")
+        self._teller = Teller(self.screen, session["agent"])
+        self._questions: list[question_view.Question] = []
+        # Those that were answered by a key, until the log says so: what was sent may not have come there.
+        self._sent: dict[str, question_view.Question] = {}
+        self._keyboard: Keyboard | None = None
+        # A prompt that was added to another turn, or joined to one, is answered in that one.
+        self._mine: set[str] = set()
+        self._turn = ""
+        self._tells_gaps = True
+        self._began = time.time()
+        self._ended: dict[str, Any] | None = None
+        self._ended_at = 0.0
+
+    def watch(self, turn: str, *, after: str | None, follows: bool = True, tells_gaps: bool = True) -> dict[str, Any]:
+        """The turn, ended. `follows` False: it was over before; only its outcome is told."""
+        self._turn, self._mine, self._tells_gaps = turn, {turn}, tells_gaps
+        self._stops.begin(self._session["id"], turn)
+        self.screen.busy("waiting for the agent")
+        is_partial = self._wishes.form == "text"
+        if follows:
+            follow(self._loop, self._client, self._session["id"], after=after, is_partial=is_partial)
+        else:
+            self._fetch_outcome()
+        deadline = None if self._wishes.seconds_max is None else time.monotonic() + self._wishes.seconds_max
+        try:
+            while not self._is_over:
+                for thing in self._loop.things(TICK_SECONDS):
+                    self._take(thing)
+                if deadline is not None and time.monotonic() >= deadline:
+                    deadline = None
+                    self._stops.stop()
+                self.screen.tick()
+        finally:
+            self._stop_asking()
+            self.screen.close()
+        assert self._ended is not None
+        self._tell_end(self._ended)
+        return self._ended
+
+    @property
+    def _is_over(self) -> bool:
+        if self._ended is None:
+            return False
+        return not self._stops.is_due or time.monotonic() > self._ended_at + RECEIPT_SECONDS_MAX
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+    def _take(self, thing: Thing) -> None:
+        match thing:
+            case Happened(event):
+                self._event(event)
+            case StreamEnded(error):
+                raise error
+            case Connected(is_there):
+                if not is_there:
+                    # Also to whoever has piped us: it may take minutes, and nothing else would say why.
+                    self.screen.line("banksman: the connection is lost, and is tried again", Look.ASKS)
+                self.screen.busy("waiting for the agent" if is_there else "connection lost, trying again")
+            case Typed(key):
+                self._key(key)
+            case Done(errand, result, error):
+                self._done(errand, result, error)
+            case _:
+                pass
+
+    def _done(self, errand: str, result: Any, error: Exception | None) -> None:
+        match errand:
+            case "outcome" if error is not None:
+                raise error
+            case "outcome":
+                if result["outcome"] is None:
+                    self._fetch_outcome()
+                else:
+                    self._ended, self._ended_at = result, time.monotonic()
+            case "stopping":
+                self.screen.line(f"stopping the turn; {self._wishes.twice}", Look.ASKS)
+                self.screen.busy("stopping the turn")
+            case "stopped":
+                self._stops.is_due = False
+                if error is None:
+                    self.screen.line(receipt_in_words(result), Look.ASKS)
+                else:
+                    self.screen.line(f"banksman: the turn could not be stopped: {error}", Look.BAD)
+            case _ if errand.startswith(_ANSWER) and error is not None:
+                self.screen.line(f"banksman: it could not be answered: {error}", Look.BAD)
+                self._ask_again(errand.removeprefix(_ANSWER))
+            case _:
+                pass
+
+    def _event(self, event: Event) -> None:
+        if event["kind"] == "stream.gap":
+            if self._tells_gaps:
+                self.screen.line(f"banksman: events {event['first']} to {event['last']} are no longer kept", Look.BAD)
+            return
+        body = event["body"]
+        if event["kind"] == "turn.started":
+            if event["turn"] == self._turn and body.get("into"):
+                self._mine.add(body["into"])
+            elif self._turn in (body.get("joined") or ()):
+                self._mine.add(event["turn"])
+        if event["turn"] not in self._mine:
+            return
+        if self._wishes.form == "json":
+            say_json(event)
+        self._teller.tell(event)
+        match event["kind"]:
+            case "question.asked":
+                self._asked(event)
+            case "question.answered":
+                self._answered(body)
+            case "turn.ended" if event["turn"] == self._turn:
+                self._fetch_outcome()
+            case _:
+                pass
+
+    def _fetch_outcome(self) -> None:
+        """It has ended, or does so in a moment."""
+        path = f"/v1/sessions/{segment(self._session['id'])}/turns/{segment(self._turn)}"
+        self._loop.send(_OUTCOME, lambda: self._client.get(path, {"wait": WAIT_SECONDS}))
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+    def _asked(self, event: Event) -> None:
+        body = event["body"]
+        question = question_view.question_of(body, event["turn"])
+        match self._wishes.on_question:
+            case "allow" | "deny" as decision:
+                self._choose(question, question_view.Choice(decision, "", {"decision": decision}))
+            case "fail":
+                self.screen.block(question.subject)
+                self.screen.line(f"{question.title} nobody is to be asked, so the turn is stopped", Look.BAD)
+                self._stops.stop()
+            case _ if self._can_ask():
+                self._questions.append(question)
+                if len(self._questions) == 1:
+                    self._put()
+            case _:
+                name = self._session["name"] or self._session["id"]
+                self.screen.block(question.subject)
+                self.screen.line(f"question: {question.title}", Look.ASKS)
+                self.screen.line(f"  {how_to_answer(name, question.id)}", Look.ASKS)
+
+    def _can_ask(self) -> bool:
+        """There is a terminal where the question is seen, and it is ours to take a key from."""
+        if self._wishes.form == "json" or not stderr_style().is_terminal:
+            return False
+        if self._keyboard is None:
+            self._keyboard = open_keyboard()
+        return self._keyboard is not None
+
+    def _put(self) -> None:
+        assert self._keyboard is not None
+        # First the keys, which throws away what was typed before, and then the question: no key can be older than it.
+        self._loop.listen(self._keyboard)
+        self.screen.block(self._questions[0].subject)
+        self.screen.line(self._questions[0].line(), Look.ASKS)
+        self.screen.busy("waits for your answer")
+
+    def _key(self, key: str) -> None:
+        if not self._questions:
+            return
+        question = self._questions[0]
+        choice = question.chosen(key)
+        if choice is not None:
+            self.screen.line(choice.name)
+            if choice.body is not None:
+                self._sent[question.id] = question
+            self._choose(question, choice)
+            self._forget(question.id)
+
+    def _choose(self, question: question_view.Question, choice: question_view.Choice) -> None:
+        body = choice.body
+        if body is None:
+            self._stops.stop()
+            return
+        path = f"/v1/sessions/{segment(self._session['id'])}/questions/{segment(question.id)}"
+        self._loop.send(f"{_ANSWER}{question.id}", lambda: self._client.post(path, body))
+
+    def _ask_again(self, id: str) -> None:
+        question = self._sent.pop(id, None)
+        if question is not None:
+            self._questions.insert(0, question)
+            self._put()
+
+    def _answered(self, body: dict[str, Any]) -> None:
+        self._sent.pop(body["question"], None)
+        if any(question.id == body["question"] for question in self._questions):
+            self.screen.line(f"answered already: {body['answer']}, by {body['by']}")
+            self._forget(body["question"])
+
+    def _forget(self, id: str) -> None:
+        self._questions = [question for question in self._questions if question.id != id]
+        if self._questions:
+            self._put()
+        else:
+            self._loop.stop_listening()
+            self.screen.busy("waiting for the agent")
+
+    def _stop_asking(self) -> None:
+        self._loop.stop_listening()
+        if self._keyboard is not None:
+            self._keyboard.close()
+            self._keyboard = None
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def _tell_end(self, ended: dict[str, Any]) -> None:
+        """How it ended; and what it said, if that was not shown as it came."""
+        form, outcome = self._wishes.form, ended["outcome"]
+        if form == "json":
+            say_json(ended)
+            return
+        if outcome["text"] and (form == "quiet" or not self._teller.said_any):
+            say(as_text(outcome["text"]), end="" if outcome["text"].endswith("\n") else "\n")
+        lost = "" if outcome["durable"] else " (the log could not be written)"
+        told = outcome_in_words(outcome["kind"], outcome, time.time(), self._began)
+        self.screen.line(f"{told}{lost}", Look.DIM if outcome["kind"] == "done" else Look.PLAIN)

@@ -1,0 +1,1 @@
+"""Many hosts: the shared log on NATS, a host as one member, and requests to the owner of a session."""

@@ -1,0 +1,104 @@
+"""A new session, where many hosts could take it: here, if there is room and this host has what the session needs; else
+it is offered, and the first host with room takes it.
+
+Its id is made of the key of the request, so whoever sends that again, to whichever front end, means the same session: a
+host that is offered it a second time finds it. One that is opened by the name of a session that somebody has is that
+session, and its owner is asked.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from banksman.cluster.http.forwarded_request import NOT_HERE, Request, response_of
+from banksman.cluster.http.owner_proxy import Front, Pause, Silent, answered, has_owner, is_here
+from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
+from banksman.server.api.request_replay import session_id
+from banksman.sessions import host_requirements
+
+if TYPE_CHECKING:
+    from banksman.server.api.messages.session_messages import OpenSession
+    from banksman.server.api.route import Call, Result
+    from banksman.sessions.session import Session
+
+
+async def open_session(front: Front, call: Call, here: Any) -> Result:
+    """`here`: opens it on this host, given the call."""
+    body: OpenSession = call.body
+    call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
+    assert call.key is not None
+    id = session_id(call.key)
+    need = host_requirements.need(host_requirements.checked(body.labels), body.agent if body.command is None else None)
+    headers = {"content-type": "application/json", "idempotency-key": call.key}
+    request = Request("POST", "/v1/sessions", headers, call.data)
+    pause = Pause(front.patience)
+    why = ""
+    while pause.left:
+        if body.name is not None:
+            try:
+                await front.know(body.name)
+            except Unreachable as exc:
+                why = str(exc.args[0])
+                await front.wait_news(id, pause.take())
+                continue
+        session = _known(call, id, body.name)
+        if session is not None and is_here(session):
+            return await here(call)
+        if session is not None and has_owner(session):
+            answer = await front.ask(session.id, request, pause.left)
+            if not isinstance(answer, Silent):
+                return answered(answer)
+            why = answer.why
+            await front.wait_news(session.id, pause.take())
+            continue
+        if front.may_take() and front.fleet.can_take(need):
+            try:
+                return await here(call)
+            except NotOwner as exc:
+                if not _is_meant(call, id, body.name, exc.ids.get("session")):
+                    raise
+                # Another one was faster: it is asked next.
+            await front.wait_news(id, pause.take())
+            continue
+        front.fleet.check_satisfiable(need)
+        try:
+            data = await front.cluster.placement.place(id, need, request.encoded(), timeout=pause.left)
+        except Unreachable as exc:
+            why = str(exc.args[0])
+            await front.wait_news(id, pause.take())
+            continue
+        except NoOwner as exc:
+            raise front.fleet.no_room(need) from exc
+        # Empty: a host has opened it before, and could not say so. It is asked next.
+        if data:
+            answer = response_of(data)
+            if answer.title == "NotOwner":
+                holder = msgspec.json.decode(answer.body).get("ids", {}).get("session")
+                is_lost = _is_meant(call, id, body.name, holder)
+            else:
+                is_lost = answer.status == NOT_HERE
+            if not is_lost:
+                return answered(answer)
+        await front.wait_news(id, pause.take())
+        why = "the host that took it does not have it any more"
+    raise front.unreachable(id, why or "no host has taken it", pause, call.key)
+
+
+def _is_meant(call: Call, id: str, name: str | None, holder: object) -> bool:
+    """Whether it is this session that another host has; and not one that has the conversation, which is no loss."""
+    known = _known(call, id, name)
+    return holder in (None, id) or (known is not None and known.id == holder)
+
+
+def _known(call: Call, id: str, name: str | None) -> Session | None:
+    """Made with this key before, or of this name."""
+    for word in (id, name):
+        if word is not None:
+            with suppress(NotFound):
+                return call.context.session(word)
+    return None

@@ -1,0 +1,261 @@
+"""A look at a cluster that changes nothing, for whoever wants to know how it is: no stream is made, nothing is stored.
+
+Each server is asked by itself first, on a plain connection: it introduces itself before it asks who we are, so one that
+is down, too old or without JetStream is known by its name, whatever the others say. Then we come in as a host would,
+and ask JetStream for our streams.
+
+What no client is told is when a server syncs its files. The server says it on its monitoring port only, so that one is
+asked where it can be reached, and believed if it is of the same server (`server_id`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from banksman.cluster.log.streams import NOT_FOUND, VERSION_MIN, Names
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import Address
+from banksman.errors import StoreError, Unanswered, Unreachable, UsageError
+
+# A server on the same network introduces itself in a millisecond.
+LOOK_SECONDS_MAX = 3.0
+# Servers that have lost their leader choose another in about five.
+ENTER_SECONDS_MAX = 10.0
+AGAIN_SECONDS = 0.1
+MONITOR_PORT = 8222
+# Also "unavailable", as is one that chooses a leader, but not for the moment: JetStream is off, for us or for all.
+NOT_ENABLED = (10039, 10076)
+ANSWER_BYTES_MAX = 1 << 20
+
+
+class Server(Struct, frozen=True):
+    """`place`: as it was named. `fault`: it did not introduce itself, and why; then all else is empty."""
+
+    place: str
+    id: str = ""
+    name: str = ""
+    version: tuple[int, ...] = ()
+    has_jetstream: bool = False
+    payload_bytes_max: int = 0
+    fault: str = ""
+    # Where clients reach the others of its cluster, as it says itself.
+    others: tuple[str, ...] = ()
+    # It encrypts every connection, or none comes in.
+    has_tls: bool = False
+
+    @property
+    def is_recent(self) -> bool:
+        return self.version[: len(VERSION_MIN)] >= VERSION_MIN
+
+
+class Stream(Struct, frozen=True):
+    """`late`: the names of servers that should have it and are gone, or lag behind. `leader` empty: nobody takes
+    anything for it. `lease`: of the stream of hosts, the time after which they are dead."""
+
+    name: str
+    replicas: int
+    leader: str
+    late: tuple[str, ...] = ()
+    lease: float | None = None
+
+
+class Syncing(Struct, frozen=True):
+    """Of one server, by its monitoring port. `seconds` 0: always, before anything is acknowledged. None: not known."""
+
+    place: str
+    seconds: float | None = None
+
+
+class Health(Struct, frozen=True):
+    """`entered` empty: we were let in and JetStream answered; else why not. `missing`: streams that nobody has made
+    yet. `cluster_size`: as many servers as are known of."""
+
+    servers: tuple[Server, ...]
+    entered: str = ""
+    hint: str = ""
+    streams: tuple[Stream, ...] = ()
+    missing: tuple[str, ...] = ()
+    syncing: tuple[Syncing, ...] = ()
+    # A client without credentials is let in, to the same streams.
+    is_open: bool = False
+
+    @property
+    def cluster_size(self) -> int:
+        up = [server for server in self.servers if not server.fault]
+        return max([len({server.id for server in up}), *(len(server.others) for server in up)])
+
+
+async def look(address: Address, *, monitors: Sequence[str] = ()) -> Health:
+    """`monitors`: where monitoring is, as `http://HOST:PORT`; without any, the usual port of each server is tried."""
+    servers = await asyncio.gather(*(_introduced(server) for server in address.servers))
+    up = [server for server in servers if not server.fault]
+    if not up:
+        return Health(tuple(servers), entered="no server answers", hint="start nats-server, or name another")
+    if not any(server.has_jetstream for server in up):
+        return Health(tuple(servers), entered="no server has JetStream", hint="turn it on in their configuration")
+    usual = [f"http://{urlsplit(server).hostname}:{MONITOR_PORT}" for server in address.servers]
+    syncing = await _syncing(up, monitors or usual)
+    try:
+        streams, missing = await _streams(address)
+    except (StoreError, UsageError) as exc:
+        return Health(tuple(servers), entered=exc.args[0], hint=exc.hint, syncing=syncing)
+    is_open = await _is_open(address, is_made=bool(streams))
+    return Health(tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open)
+
+
+async def _is_open(address: Address, *, is_made: bool) -> bool:
+    """Come in as a client that knows the servers and nothing else, and look for our streams.
+
+    A server may let strangers into another account (`no_auth_user`), where our streams are not: that one is not open.
+    Before our streams are made, JetStream's answer has to do."""
+    stranger = address.without_credentials
+    if stranger == address:
+        return True  # We came in, and had none.
+    nats = Nats(stranger, name="banksman doctor")
+    verb = f"STREAM.INFO.{Names(address.prefix).events}" if is_made else "INFO"
+    try:
+        async with asyncio.timeout(LOOK_SECONDS_MAX):
+            await nats.connect()
+            return "error" not in await nats.api(verb, {}, timeout=LOOK_SECONDS_MAX)
+    except (StoreError, UsageError, TimeoutError):
+        return False
+    finally:
+        await nats.close()
+
+
+async def _introduced(url: str) -> Server:
+    parts = urlsplit(url)
+    place = f"{parts.hostname}:{parts.port}"
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(LOOK_SECONDS_MAX):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            word, _, said = (await reader.readline()).partition(b" ")
+        if word != b"INFO":
+            return Server(place, fault="what listens there is no NATS, or wants TLS before it says a word")
+        return _server(place, json.loads(said))
+    except TimeoutError:
+        return Server(place, fault=f"it has said nothing for {LOOK_SECONDS_MAX:g} s")
+    except OSError as exc:
+        # asyncio has words of its own for what the system says; a name that is not known has no number of the system's.
+        number = exc.errno or 0
+        return Server(place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc))
+    except (ValueError, TypeError, AttributeError) as exc:
+        return Server(place, fault=f"what it says of itself cannot be read: {exc}")
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+def _server(place: str, said: dict[str, Any]) -> Server:
+    # As in 2.15.1-RC.2; what is no number counts for nothing.
+    version = str(said.get("version", "")).partition("-")[0].split(".")
+    return Server(
+        place,
+        id=str(said.get("server_id", "")),
+        name=str(said.get("server_name", "")),
+        version=tuple(int(part) for part in version if part.isdecimal()),
+        has_jetstream=said.get("jetstream") is True,
+        payload_bytes_max=int(said.get("max_payload") or 0),
+        others=tuple(map(str, said.get("connect_urls") or ())),
+        has_tls=said.get("tls_required") is True,
+    )
+
+
+async def _streams(address: Address) -> tuple[tuple[Stream, ...], tuple[str, ...]]:
+    names = Names(address.prefix)
+    wanted = (names.events, names.records, names.hosts, names.work, f"OBJ_{names.blobs}")
+    found: list[Stream] = []
+    missing: list[str] = []
+    nats = Nats(address, name="banksman doctor")
+    try:
+        async with asyncio.timeout(ENTER_SECONDS_MAX):
+            await nats.connect()
+            account = await _answer(nats, "INFO")
+            if "error" in account:
+                words = account["error"].get("description")
+                raise StoreError(f"JetStream refuses us: {words}", hint="enable it for this account")
+            for name in wanted:
+                answer = await _answer(nats, f"STREAM.INFO.{name}")
+                if "error" not in answer:
+                    found.append(_stream(name, answer, is_hosts=name == names.hosts))
+                elif answer["error"].get("err_code") == NOT_FOUND:
+                    missing.append(name)
+                else:
+                    raise StoreError(f"{name}: {answer['error'].get('description')}", hint="see docs/cluster.md")
+    except TimeoutError as exc:
+        words = f"JetStream has not answered for {ENTER_SECONDS_MAX:g} s"
+        raise Unreachable(words, hint="more than half of the servers must be up, and reach each other") from exc
+    finally:
+        await nats.close()
+    return tuple(found), tuple(missing)
+
+
+async def _answer(nats: Nats, verb: str) -> dict[str, Any]:
+    """Asked again until somebody else's patience is over: while servers choose a leader nobody answers."""
+    while True:
+        with suppress(Unanswered):
+            answer = await nats.api(verb, {}, timeout=1.0)
+            error = _part(answer, "error")
+            if error.get("code") != 503 or error.get("err_code") in NOT_ENABLED:
+                return answer
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> Stream:
+    config, cluster = answer["config"], _part(answer, "cluster")
+    replicas: list[dict[str, Any]] = cluster.get("replicas") or []
+    late = [str(each["name"]) for each in replicas if each.get("offline") or not each["current"]]
+    return Stream(
+        name,
+        replicas=config["num_replicas"],
+        # A server that is alone leads, and does not say so.
+        leader=str(cluster.get("leader") or "") if cluster else "itself",
+        late=tuple(late),
+        lease=config["max_age"] / 1e9 if is_hosts else None,
+    )
+
+
+async def _syncing(servers: Sequence[Server], monitors: Sequence[str]) -> tuple[Syncing, ...]:
+    answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors))
+    known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
+    return tuple(Syncing(server.place, _sync_seconds(known.get(server.id))) for server in servers)
+
+
+def varz(monitor: str) -> dict[str, Any] | None:
+    """What a server says of itself on its monitoring port; None: nobody does there."""
+    if not monitor.startswith(("http://", "https://")):
+        return None
+    # Never by a proxy: it may answer for a server that does not.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{monitor.rstrip('/')}/varz", timeout=LOOK_SECONDS_MAX) as answer:
+            found: object = json.loads(answer.read(ANSWER_BYTES_MAX))
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _sync_seconds(said: dict[str, Any] | None) -> float | None:
+    config = _part(_part(said or {}, "jetstream"), "config")
+    if config.get("sync_always") is True:
+        return 0.0
+    interval = config.get("sync_interval")
+    return interval / 1e9 if isinstance(interval, int) else None
+
+
+def _part(said: dict[str, Any], name: str) -> dict[str, Any]:
+    """Empty where there is none: a server leaves out what it has not got."""
+    return said.get(name) or {}

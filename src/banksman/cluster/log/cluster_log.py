@@ -1,0 +1,454 @@
+"""The log on NATS JetStream: what the loop sees of it.
+
+It promises what every engine does (`log.py`): what is answered is stored by as many servers as the store has replicas
+for, as durably as they sync. A session's claim is a change of its record and a fence in its events
+(`session_ownership.py`); its appends go through its line (`session_queue.py`), journal first; readers read from the
+servers, whoever owns it (`reading.py`).
+
+What other hosts have done is known a moment later, never in another order: `head`, `find` and `sessions` answer from
+what was last heard. What decides something (a claim, a change of a name) asks the leader.
+
+A host has what it claimed for as long as its lease stands (`hosts.py`). Beyond that all of it is refused, and whatever
+was on its way waits in the journal: see `journal_recovery.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from banksman.cluster.log import restore, retention
+from banksman.cluster.log.append_wait import Waiting, outcome
+from banksman.cluster.log.event_reader import Reading
+from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.journal import Journal
+from banksman.cluster.log.journal_recovery import Salvage
+from banksman.cluster.log.large_payloads import ClusterTranscripts
+from banksman.cluster.log.message_codec import Part, Place
+from banksman.cluster.log.multi_reader import Many
+from banksman.cluster.log.owner_requests import ClusterBus
+from banksman.cluster.log.placement import ClusterPlacement
+from banksman.cluster.log.queue_items import Advance, Append, Call, Claim, Delete, Lease, Release
+from banksman.cluster.log.session_directory import Directory
+from banksman.cluster.log.session_ownership import Owning
+from banksman.cluster.log.session_queues import Lines
+from banksman.cluster.log.session_record import Record, Records
+from banksman.cluster.log.stream_heads import Heads
+from banksman.cluster.log.streams import Streams
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import Address
+from banksman.core.session.event import Entry, Project
+from banksman.errors import StoreError, UsageError
+from banksman.store.checks import check_after, check_no_host, check_seq, check_text, checked_limit
+from banksman.store.log import (
+    NUMBER_MAX,
+    READ_EVENTS_MAX,
+    Chunk,
+    Done,
+    Guard,
+    Head,
+    Known,
+    ManyPage,
+    Owner,
+    Page,
+    ProjectOf,
+    Snapshot,
+    TurnPlace,
+)
+from banksman.store.turn_index import TurnIndexes
+
+log = logging.getLogger("banksman")
+
+# How long a close waits for a cluster that does not answer. What is not in it by then is in the journal.
+CLOSE_SECONDS_MAX = 5.0
+# For what we said last, and nobody has answered for: a claim of ours before it is in its place makes it a report.
+SALVAGE_SECONDS_MAX = 3.0
+# What is said to who comes too early: the connection is made where somebody awaits something.
+_EARLY = "enter the host first (async with), or await something of it"
+
+
+class _Phase(enum.Enum):
+    NEW, OPEN, CLOSING, CLOSED = range(4)
+
+
+class ClusterLog:
+    """A `Log` on NATS at an address. Opened inside a loop, and belongs to it; connected by `ready`.
+
+    `folder`: where its journal is. `bytes_max`: what is kept of each session, about, besides what its last snapshot
+    does not hold.
+    """
+
+    is_durable: bool = True
+
+    def __init__(self, address: Address, folder: Path, *, bytes_max: int | None = None) -> None:
+        if bytes_max is not None and bytes_max < 1:
+            raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)
+        self._loop = asyncio.get_running_loop()
+        self._address = address
+        self._phase = _Phase.NEW
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._nats = Nats(address, name="banksman", on_up=self._on_up)
+        self._streams = Streams(self._nats, address)
+        names = self._streams.names
+        self.hosts = Leases(self._nats, names, address.lease, self._streams.ensure_anew)
+        self.hosts.on_lost(self._on_lost)
+        self._records = Records(self._nats, names, self._on_record)
+        self._owning = Owning(self._nats, names, self._records, self.hosts)
+        self._reading = Reading(self._nats, self._streams)
+        self._waiting = Waiting()
+        self._turns = TurnIndexes(self.read)
+        self._heads = Heads(self._nats, names, self._records.id_of, self._on_moved)
+        self._many = Many(self._reading, self._records, self._heads, self._waiting)
+        self._trimming = retention.Trimming(self._nats, self._owning, self._reading, self._heads, self._records)
+        self._journal = Journal(folder, self.hosts.id)
+        self._salvage = Salvage(self._nats, self._streams, folder)
+        self.transcripts = ClusterTranscripts(self._nats, self._streams)
+        self._lines = Lines(
+            nats=self._nats,
+            streams=self._streams,
+            owning=self._owning,
+            leases=self.hosts,
+            journal=self._journal,
+            reading=self._reading,
+            heads=self._heads,
+            waiting=self._waiting,
+            retention=retention.Retention(bytes_max),
+            trimming=self._trimming,
+            transcripts=self.transcripts,
+        )
+        self._directory = Directory(self._records, self._heads, self._owning, self._lines.tenancy_of)
+        self.bus = ClusterBus(self._nats, address.prefix, ensure=self._streams.ensure)
+        self.placement = ClusterPlacement(
+            self._nats,
+            address.prefix,
+            lease_seconds=address.lease,
+            ensure=self._streams.ensure,
+            ensure_anew=self._streams.ensure_anew,
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # What was on its way when the lease was lost, on its way again.
+        self._salvaging: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClusterLog {self._address} {self._phase.name} host={self.hosts.id} owned={self._lines.owned}>"
+
+    @property
+    def cluster(self) -> ClusterLog:
+        """What binds its hosts: see `cluster/interfaces.py`."""
+        return self
+
+    @property
+    def records(self) -> ClusterLog:
+        return self
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+    async def ready(self) -> None:
+        """Connected, with a lease, and all that is stored is known. `Unreachable` if nobody answers: it may be tried
+        again."""
+        if self._phase is _Phase.NEW:
+            if self._starting is None or (self._starting.done() and self._phase is _Phase.NEW):
+                self._starting = self._loop.create_task(self._start())
+            await asyncio.shield(self._starting)
+        self._check_open()
+
+    async def _start(self) -> None:
+        try:
+            await self._nats.connect()
+            for step in (self._streams.ensure_all, self.hosts.start, self._records.start):
+                await self._owning.patiently(step)
+        except BaseException:
+            await self.hosts.stop()
+            await self._records.stop()
+            await self._nats.close()
+            self._nats.renew()
+            raise
+        self._heads.start(self._waiting.sessions)
+        self._salvaging = self._spawn(self._salvage.run(self._journal))
+        if self._phase is _Phase.NEW:
+            self._phase = _Phase.OPEN
+
+    def guard(self, guard: Guard) -> None:
+        self.hosts.guard(guard)
+
+    def _on_up(self) -> None:
+        """The connection was away: what rang meanwhile was missed."""
+        self.hosts.reload_soon()
+        self._records.reload_soon()
+        self._heads.look_soon()
+        self.placement.on_up()
+
+    def _on_lost(self) -> None:
+        self._lines.lose()
+        self.bus.fall_silent_nowait()
+        # What was on its way may still find its place, once somebody answers.
+        self._salvaging = self._spawn(self._salvage.later(self._journal, self.hosts))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_ended)
+        return task
+
+    def _on_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.error("! what was begun beside the log has failed: %r", exc)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._phase = _Phase.CLOSING
+            self._lines.release()
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait((self._starting,))
+        await self._lines.stop(CLOSE_SECONDS_MAX)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.bus.close()
+        await self.placement.close()
+        await self._heads.stop()
+        await self._records.stop()
+        await self.hosts.stop()
+        await self._nats.close()
+        await self._journal.close()
+        self._waiting.close(StoreError("the log is closed"))
+        self._phase = _Phase.CLOSED
+
+    def abandon(self) -> None:
+        self._phase = _Phase.CLOSED
+        self.hosts.abandon()
+        self._journal.abandon()
+        self._nats.abandon()
+
+    def _check_open(self) -> None:
+        if self._phase is _Phase.NEW:
+            raise StoreError(f"{self._address} is not connected yet", hint=_EARLY)
+        if self._phase is not _Phase.OPEN:
+            raise StoreError("the log is closed")
+
+    # -- owning ------------------------------------------------------------------------------------------------------
+    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+        """Cancelled, it claims nothing: what was claimed by then is released."""
+        await self.ready()
+        check_text(session, name, agent)
+        check_no_host(session)
+        if self._salvaging is not None:
+            # What we said last finds its place first, or it would be refused for our own claim.
+            await asyncio.wait((self._salvaging,), timeout=SALVAGE_SECONDS_MAX)
+        return await self._ask(session, Claim(self._loop.create_future(), name, agent))
+
+    def advance(self, session: str, epoch: int, done: Done) -> None:
+        line = self._lines.of(session)
+        line.put(Advance(epoch, line.told, done, self._late(session)))
+
+    def release(self, session: str, epoch: int) -> None:
+        if self._phase is _Phase.OPEN:
+            line = self._lines.of(session)
+            line.put(Release(epoch, line.told, None))
+
+    def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
+        check_text(name)
+        line = self._lines.of(session)
+        line.put(Lease(epoch, line.told, done, self._late(session), name=name))
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+    def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
+        self,
+        session: str,
+        epoch: int,
+        expected_seq: int,
+        at: float,
+        entries: Sequence[Entry],
+        done: Done,
+        snapshot: bytes | None = None,
+    ) -> None:
+        line = self._lines.of(session)
+        # A copy: the caller may go on using its list.
+        part = Part(at, tuple(entries))
+        line.put(
+            Append(epoch, line.told, done, self._late(session), expected_seq=expected_seq, part=part, snapshot=snapshot)
+        )
+
+    async def restore(
+        self,
+        session: str,
+        *,
+        name: str | None,
+        agent: str,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        await self.ready()
+        check_text(session, name, agent)
+        check_no_host(session)
+        restored = restore.Restoring(self._nats, self._streams, self._owning, self._records)
+        await restored.restore(session, name, agent, chunks, snapshot)
+
+    def _late(self, session: str) -> StoreError | None:
+        if self._phase in (_Phase.OPEN, _Phase.NEW):
+            return None
+        return StoreError("the log is closed", session=session)
+
+    async def _ask(self, session: str, call: Call) -> Any:
+        assert isinstance(call, Claim | Delete)
+        self._lines.of(session).put(call)
+        return await call.answer
+
+    # -- what is heard of others ---------------------------------------------------------------------------------------
+    def _on_record(self, session: str, record: Record | None) -> None:
+        self._directory.on_change()
+        if record is None:
+            self._lines.on_deleted(session)
+        elif (place := self._heads.known(session)) is not None:
+            # Its first event may have been heard of before it was.
+            self._on_moved(session, place)
+
+    def _on_moved(self, session: str, place: Place) -> None:
+        record = self._directory.record(session)
+        if record is not None and place.epoch >= record.born:
+            self._waiting.on_moved(session, place)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def head(self, session: str) -> Head:
+        self._check_open()
+        return self._directory.head(session)
+
+    async def read(
+        self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
+    ) -> Page:
+        check_after(session, after)
+        limit = checked_limit(limit)
+        await self.ready()
+        record, place = await self._look(session, after)
+        if record is None or place is None or after >= place.last:
+            return Page((), None)
+        seq = max(after + 1, record.first)
+        events = await self._reading.read(session, seq, limit, place, project)
+        if events and events[0].seq > seq:
+            seq = events[0].seq  # It was trimmed in this moment.
+        return Page(events, (after + 1, seq - 1) if after + 1 < seq else None)
+
+    async def _look(self, session: str, after: int) -> tuple[Record | None, Place | None]:
+        """Whoever was told elsewhere that something is stored finds it here: where nothing is known behind `after`, the
+        leader is asked."""
+        place = await self._heads.look(session)
+        if self._directory.record(session) is None:
+            await self._records.find(session)
+        if self._lines.tenancy_of(session) is None and (place is None or after >= place.last):
+            place = await self._heads.look_closer(session)
+        return self._directory.record(session), place
+
+    async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
+        """The servers have no index of turns. The first lookup in a session reads its history once, and each later one
+        reads what was written since, as long as this process remembers it (`store/turn_index.py`)."""
+        await self.ready()
+        record, _ = await self._look(session, NUMBER_MAX)
+        if record is None:
+            return None
+        return await self._turns.find(session, turn, identity=record.born, first=record.first)
+
+    async def snapshot(self, session: str) -> Snapshot | None:
+        await self.ready()
+        record, place = await self._look(session, NUMBER_MAX)
+        if record is None or place is None or not place.snapshot:
+            return None
+        stored = await self._reading.one(session, place.snapshot)
+        if stored is None or stored.body.snapshot is None:
+            return None
+        return Snapshot(stored.body.snapshot_seq, stored.body.snapshot)
+
+    async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
+        check_seq(session, seq)
+        await self.ready()
+        # Before the look: what comes in between lets it through.
+        async with self._waiting.past(session, seq) as moved:
+            await self._heads.look(session)
+            head = self.head(session)
+            if is_known and not head.epoch:
+                raise StoreError("the session was deleted", session=session)
+            if head.seq <= seq:
+                await outcome(moved)
+
+    async def read_many(
+        self,
+        after: str | None,
+        limit: int = READ_EVENTS_MAX,
+        *,
+        sessions: Collection[str] | None = None,
+        project_of: ProjectOf | None = None,
+    ) -> ManyPage:
+        limit = checked_limit(limit)
+        await self.ready()
+        return await self._many.read(after, limit, sessions, project_of)
+
+    async def wait_past_position(self, position: str) -> None:
+        await self.ready()
+        await self._many.wait_past(position)
+
+    # -- the sessions of the store -----------------------------------------------------------------------------------
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+        self._check_open()
+        return self._directory.sessions(after, limit)
+
+    def owned(self) -> list[tuple[Owner | None, int]]:
+        self._check_open()
+        return self._directory.owned()
+
+    def find(self, id_or_name: str) -> Known | None:
+        self._check_open()
+        return self._directory.find(id_or_name)
+
+    async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
+        await self.ready()
+        check_text(session, name)
+        await self._owning.rename(session, name, expected)
+
+    async def trim(self, session: str, before: int) -> int:
+        await self.ready()
+        await self._trimming.trim(session, before)
+        record = self._directory.record(session)
+        return 1 if record is None else record.first
+
+    async def delete(self, session: str) -> None:
+        await self.ready()
+        await self._ask(session, Delete(self._loop.create_future()))
+
+    # -- what is known of it besides ---------------------------------------------------------------------------------
+    async def look_for(self, id_or_name: str) -> None:
+        """As the leader has it; what is known here may be a moment old."""
+        await self.ready()
+        if (await self._records.find(id_or_name)).record is None:
+            id, _ = await self._records.find_name(id_or_name)
+            if id is not None:
+                await self._records.find(id)
+
+    async def note_stuck(self, session: str, why: str | None) -> None:
+        """Why nobody can take it over, for people; None: somebody can. The next claim forgets it."""
+        await self.ready()
+        await self._owning.update(session, lambda record: msgspec.structs.replace(record, stuck=why))
+
+    def stuck_of(self, session: str) -> str | None:
+        record, damaged = self._directory.record(session), self._records.damage_of(session)
+        if damaged is not None:
+            return str(damaged)  # Nor can anybody note it there.
+        return None if record is None else record.stuck
+
+    # -- looking at the store itself ---------------------------------------------------------------------------------
+    def check(self) -> None:
+        self.head("")
+
+    def counters(self) -> Mapping[str, float]:
+        return dict(self._lines.counters)

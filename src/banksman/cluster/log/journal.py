@@ -1,0 +1,398 @@
+"""What was said and is not in the cluster yet, in a file of this host's own: it outlives the host, and a bad moment.
+
+A message is written here before it is published, and dropped when its publication was acknowledged; and while nobody
+acknowledges it, so is what waits behind it (`journal_backlog.py`). So the file holds what is on its way, which is
+bounded: an agent is not read any further once too much of it is (`sessions/log_writer.py`).
+
+What a dead host has left, or one that was fenced, is published by the next one under the very sequence that it expects
+to follow: if nobody has claimed the session since, it takes its place; else it is refused, and kept beside the journal
+as a report, for people. It is never appended behind what a new owner has said.
+
+One thread writes, in groups; nobody waits for the disk but who asked. A file belongs to a process for as long as that
+holds its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from banksman.cluster.log import message_codec
+from banksman.core.session.event import Event
+from banksman.errors import StoreError
+
+log = logging.getLogger("banksman")
+
+SCHEMA = """
+create table if not exists pending (
+    number integer primary key, subject text not null, id text not null unique, expected integer not null,
+    header text not null, body blob not null
+);
+create table if not exists noted (
+    subject text not null, epoch integer not null, first integer not null, held integer not null, body blob not null,
+    primary key (subject, epoch, first)
+);
+create table if not exists store (name text not null);
+"""
+
+
+class Row(NamedTuple):
+    """A message that is to be published behind the one with the sequence `expected`."""
+
+    subject: str
+    id: str
+    expected: int
+    header: str
+    body: bytes
+
+
+class Noted(NamedTuple):
+    """What waits behind the messages of its subject: `held` events, the first of which is to be `first`."""
+
+    subject: str
+    epoch: int
+    first: int
+    held: int
+    body: bytes
+
+    @property
+    def last(self) -> int:
+        return self.first + self.held - 1
+
+
+_Answer = Callable[[BaseException | None], None]
+_Work = tuple[Callable[[sqlite3.Connection], None], _Answer | None]
+
+
+class Journal:
+    """Opened inside a loop, and belongs to it. `StoreError` if its folder cannot be used."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.folder = folder
+        self.path = folder / f"{name}.journal"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _locked(self.path)
+        except OSError as exc:
+            hint = "journal= names a folder that can be written"
+            raise StoreError(f"no journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
+        assert self._lock is not None, "the name of a host is given once"
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
+        self._thread.start()
+
+    async def put(self, row: Row) -> None:
+        """When it returns, it outlives this process."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+
+        def answer(exc: BaseException | None) -> None:
+            if answered.done():
+                return
+            if exc is None:
+                answered.set_result(None)
+            else:
+                answered.set_exception(StoreError(f"the journal cannot be written: {exc}", path=str(self.path)))
+
+        def insert(db: sqlite3.Connection) -> None:
+            db.execute("insert or replace into pending (subject, id, expected, header, body) values (?,?,?,?,?)", row)
+
+        self._work.put((insert, answer))
+        await answered
+
+    def drop(self, id: str) -> None:
+        """It is in the cluster. Written with what comes next: one that is found again is only published again."""
+        self._work.put((lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None))
+
+    def note(self, noted: Noted) -> None:
+        """Nobody waits for that."""
+        self._work.put((lambda db: db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None, None))
+
+    def pass_by(self, subject: str, epoch: int, last: int) -> None:
+        """What was noted under this epoch, up to this event, is not wanted any more."""
+        self._work.put((lambda db: _pass_by(db, subject, epoch, last), None))
+
+    def report_noted(self, subject: str, epoch: int) -> None:
+        self._work.put((lambda db: _report_noted(self.path, db, subject, epoch), None))
+
+    async def be_of(self, store: str) -> None:
+        """Which store it is of: others have theirs in the same folder."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+
+        def note(db: sqlite3.Connection) -> None:
+            db.execute("insert into store (name) values (?)", (store,))
+
+        def answer(_: BaseException | None) -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        self._work.put((note, answer))
+        await answered
+
+    async def rows(self) -> tuple[list[Row], list[Noted]]:
+        """What is on its way, in the order in which it was put, and what waits behind it."""
+        found: asyncio.Future[None] = self._loop.create_future()
+        rows: list[Row] = []
+        noted: list[Noted] = []
+
+        def answer(exc: BaseException | None) -> None:
+            if found.done():
+                return
+            if exc is None:
+                found.set_result(None)
+            else:
+                found.set_exception(StoreError(f"the journal cannot be read: {exc}", path=str(self.path)))
+
+        def select(db: sqlite3.Connection) -> None:
+            rows.extend(_rows(db))
+            noted.extend(_noted(db))
+
+        self._work.put((select, answer))
+        await found
+        return rows, noted
+
+    def report(self, row: Row) -> None:
+        """Keep what cannot be published any more, for people."""
+
+        def move(db: sqlite3.Connection) -> None:
+            try:
+                _report(self.path, row)
+            except OSError as exc:
+                # It stays where it is, and others of its group are not kept from the disk by it.
+                log.warning("! no report can be written of what is in %s: %s", self.path, exc)
+                return
+            db.execute("delete from pending where id = ?", (row.id,))
+
+        self._work.put((move, None))
+
+    async def close(self) -> None:
+        """An empty one is removed; what is not empty is for the next host."""
+        self._work.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def abandon(self) -> None:
+        self._work.put(None)
+
+    # -- in its thread -----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            db = _open(self.path)
+        except sqlite3.Error as exc:
+            self._fail_all(exc)
+            return
+        is_over = False
+        while not is_over:
+            group: list[_Work] = []
+            work = self._work.get()
+            while True:
+                if work is None:
+                    is_over = True
+                    break
+                group.append(work)
+                try:
+                    work = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            self._commit(db, group)
+        self._end(db)
+
+    def _commit(self, db: sqlite3.Connection, group: list[_Work]) -> None:
+        error: BaseException | None = None
+        try:
+            with db:
+                for function, _ in group:
+                    function(db)
+        except Exception as exc:  # Whatever it is: a thread that is gone answers nobody.
+            error = exc
+        answers = [answer for _, answer in group if answer is not None]
+        if error is not None and len(answers) < len(group):
+            log.warning("! the journal %s cannot be written: %s", self.path, error)
+        if answers:
+            self._tell(answers, error)
+
+    def _tell(self, answers: list[_Answer], error: BaseException | None) -> None:
+        def tell() -> None:
+            for answer in answers:
+                answer(error)
+
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(tell)
+
+    def _fail_all(self, error: BaseException) -> None:
+        while (work := self._work.get()) is not None:
+            if work[1] is not None:
+                self._tell([work[1]], error)
+
+    def _end(self, db: sqlite3.Connection) -> None:
+        try:
+            is_empty = _is_empty(db)
+        except sqlite3.Error:
+            is_empty = False
+        db.close()
+        if is_empty:
+            _remove(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+class Left:
+    """A journal that its host has left behind, ours until it is closed."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._db = _open(path)
+
+    @property
+    def store(self) -> str | None:
+        found = self._db.execute("select name from store").fetchone()
+        return None if found is None else str(found[0])
+
+    @property
+    def rows(self) -> list[Row]:
+        """In the order in which they were written."""
+        return _rows(self._db)
+
+    @property
+    def noted(self) -> list[Noted]:
+        return _noted(self._db)
+
+    def drop(self, id: str) -> None:
+        with self._db:
+            self._db.execute("delete from pending where id = ?", (id,))
+
+    def report(self, row: Row) -> None:
+        """Keep what cannot be published any more, for people."""
+        _report(self.path, row)
+        self.drop(row.id)
+
+    def pass_by(self, subject: str, epoch: int, last: int) -> None:
+        with self._db:
+            _pass_by(self._db, subject, epoch, last)
+
+    def report_noted(self, subject: str, epoch: int) -> None:
+        with self._db:
+            _report_noted(self.path, self._db, subject, epoch)
+
+    def close(self) -> None:
+        is_empty = _is_empty(self._db)
+        self._db.close()
+        if is_empty:
+            _remove(self.path)
+        os.close(self._lock)
+
+
+def store_of(left: Left) -> str | None:
+    """Which store it is of. None: it was left before that was written."""
+    return left.store
+
+
+def left_behind(folder: Path) -> list[Left]:
+    """The journals of hosts that are dead."""
+    found: list[Left] = []
+    for path in sorted(folder.glob("*.journal")):
+        try:
+            lock = _locked(path)
+            if lock is not None:
+                found.append(Left(path, lock))
+        except (OSError, sqlite3.Error) as exc:
+            log.warning("! %s is the journal of a dead host, and cannot be read: %s", path, exc)
+    return found
+
+
+def _locked(path: Path) -> int | None:
+    """The file, locked for as long as it is open; None: somebody else has it. By flock: it belongs to the open file, so
+    that whatever else of this process opens and closes the file (SQLite does) takes nothing away."""
+    lock_path = path.with_suffix(".lock")
+    fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _rows(db: sqlite3.Connection) -> list[Row]:
+    found = db.execute("select subject, id, expected, header, body from pending order by number")
+    return [Row(*row) for row in found]
+
+
+def _noted(db: sqlite3.Connection) -> list[Noted]:
+    return [Noted(*row) for row in db.execute("select * from noted order by subject, epoch, first")]
+
+
+def _pass_by(db: sqlite3.Connection, subject: str, epoch: int, last: int) -> None:
+    db.execute("delete from noted where subject = ? and epoch = ? and first <= ?", (subject, epoch, last))
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    (left,) = db.execute("select exists (select 1 from pending) or exists (select 1 from noted)").fetchone()
+    return not left
+
+
+def _report(journal: Path, row: Row) -> None:
+    """One file for each message: a line of JSON for each event in it, as far as it is text."""
+    place = message_codec.place(0, row.header)
+    # Without what is each attempt's own: what is tried again and again is one report, and the first has most in it.
+    _write_report(
+        journal,
+        row.id.rpartition(".")[0],
+        message_codec.events("", place.epoch, place.first, message_codec.decode(row.body), None),
+    )
+
+
+def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: int) -> None:
+    """One file for all that was noted of it under this epoch."""
+    events: list[Event] = []
+    of_it = "select first, body from noted where subject = ? and epoch = ? order by first"
+    for first, body in db.execute(of_it, (subject, epoch)):
+        events += message_codec.events("", epoch, first, message_codec.decode(body), None)
+    if not events:
+        return
+    try:
+        _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events)
+    except OSError as exc:
+        # It stays where it is, and others of its group are not kept from the disk by it.
+        log.warning("! no report can be written of what is in %s: %s", journal, exc)
+        return
+    _pass_by(db, subject, epoch, events[-1].seq)
+
+
+def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
+    path = journal.parent / "reports" / f"{name}.ndjson"
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    lines: list[str] = []
+    for event in events:
+        line = {"seq": event.seq, "epoch": event.epoch, "at": event.at, "turn": event.turn, "kind": event.kind}
+        lines.append(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
+    with (
+        contextlib.suppress(FileExistsError),
+        open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+    ):
+        file.writelines(lines)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False)
+    db.execute("pragma journal_mode = wal")
+    # It is to survive the death of this process. A power cut takes the agent with it, and the cluster has the rest.
+    db.execute("pragma synchronous = normal")
+    db.executescript(SCHEMA)
+    return db
+
+
+def _remove(path: Path) -> None:
+    for suffix in (".journal", ".journal-wal", ".journal-shm", ".lock"):
+        with contextlib.suppress(OSError):
+            os.unlink(path.with_suffix(suffix))

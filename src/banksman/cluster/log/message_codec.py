@@ -1,0 +1,165 @@
+"""What stands under a subject of ours and is not what was written there: whose it is to mend, and how.
+
+Anybody whom the account lets in can publish there: an operator by mistake, another program by the same words. One such
+message must cost the one session that it is about, and nobody else. So who parses raises `StoreDamaged`, which names
+the subject; who reads many passes it by, and says so once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from banksman.cluster.jetstream import Message
+from banksman.core.session.event import Event, Project
+from banksman.errors import StoreDamaged
+
+
+def event(subject: str, seq: int) -> StoreDamaged:
+    """Of a session's events. What is behind the last good message is refused until it is taken out: nothing can follow
+    what has no place."""
+    stream = f"{subject.partition('.ev.')[0]}-events"
+    return StoreDamaged(
+        f"message {seq} of {stream}, under {subject}, was not written by Banksman, or not by a whole one",
+        hint=f"`nats stream rmm {stream} {seq}` takes it out, and the session goes on; or delete the session",
+        subject=subject,
+        seq=seq,
+    )
+
+
+def record(subject: str, seq: int) -> StoreDamaged:
+    prefix, _, key = subject.partition(".rec.")
+    remove = f"`nats stream rmm {prefix}-records {seq}`"
+    hints = {
+        "session": f"put it back from a backup of {prefix}-records; {remove} forgets the session",
+        "name": f"{remove} takes it out: then nobody has the name",
+        "lease": f"{remove} takes it out: then nobody drives the conversation, so see that no process does",
+        "meta": f"write a number there that is past the epoch of every deleted session: `nats pub {subject} 1000000`",
+    }
+    return StoreDamaged(
+        f"the record under {subject} cannot be understood",
+        hint=hints.get(key.partition(".")[0]) or f"{remove} takes it out",
+        subject=subject,
+        seq=seq,
+    )
+
+
+# One message of a session's events: what was appended since the last one, packed, and its place in one header.
+#
+# The header says all that a reader needs to know before it opens the body: `epoch first count snapshot at blob`.
+# `snapshot` is the sequence of the message that has the last snapshot, this one included ("." stands for this one,
+# whose own sequence nobody knows before it is stored). `blob` names where the body is if it was too large; else it says
+# whether a message before this one has such a name ("+") or none has ("-"), for who deletes them all.
+#
+# A message with no events is a mark: the first of a new owner, or a snapshot alone.
+
+HEADER = "Banksman"
+# A message that is larger goes to the blobs: far below what a server takes (1 MiB), so that a page of them is small.
+MESSAGE_BYTES_MAX = 256 << 10
+# More events than that are two messages: a reader decodes a message as a whole.
+EVENTS_MAX = 200
+HERE = "."
+NO_BLOB, EARLIER_BLOB = "-", "+"
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What one append held."""
+
+    at: float
+    entries: Sequence[tuple[str | None, str, bytes]]
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """`snapshot` is of all events up to `snapshot_seq`."""
+
+    parts: Sequence[Part]
+    snapshot: bytes | None = None
+    snapshot_seq: int = 0
+
+
+class Place(NamedTuple):
+    """What the header of a stored message says. `seq`: of the message; `held`: how many events it has; `snapshot`: the
+    seq of the message with the last snapshot, 0: there is none."""
+
+    seq: int
+    epoch: int
+    first: int
+    held: int
+    snapshot: int
+    at: float
+    blob: str
+
+    @property
+    def blob_name(self) -> str | None:
+        return None if self.blob in (NO_BLOB, EARLIER_BLOB) else self.blob
+
+    @property
+    def blob_after(self) -> str:
+        """What the next message says, if it has none."""
+        return NO_BLOB if self.blob == NO_BLOB else EARLIER_BLOB
+
+    @property
+    def last(self) -> int:
+        """The last event, of this message or before it."""
+        return self.first + self.held - 1
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Body)
+
+
+def encode(body: Body) -> bytes:
+    return _encoder.encode(body)
+
+
+def decode(data: bytes) -> Body:
+    return _decoder.decode(data)
+
+
+BEGINNING = Place(0, 0, 1, 0, 0, 0.0, NO_BLOB)
+
+
+def header(*, epoch: int, first: int, held: int, snapshot: int | None, at: float, blob: str) -> str:
+    """`snapshot` None: it is in this very message."""
+    return f"{epoch} {first} {held} {HERE if snapshot is None else snapshot} {at!r} {blob}"
+
+
+def place(seq: int, text: str) -> Place:
+    epoch, first, count, snapshot, at, blob = text.split(" ", 5)
+    return Place(
+        seq,
+        int(epoch),
+        int(first),
+        int(count),
+        seq if snapshot == HERE else int(snapshot),
+        float(at),
+        blob,
+    )
+
+
+def place_of(message: Message) -> Place:
+    """Of a stored one, whoever stored it. `StoreDamaged`: it is none of ours."""
+    try:
+        return place(message.seq, message.headers[HEADER])
+    except (KeyError, ValueError) as exc:
+        raise event(message.subject, message.seq) from exc
+
+
+def body_of(message: Message, data: bytes) -> Body:
+    """`data`: its own, or of where it says that it is. `StoreDamaged`."""
+    try:
+        return decode(data) if data else Body(())
+    except msgspec.DecodeError as exc:
+        raise event(message.subject, message.seq) from exc
+
+
+def events(session: str, epoch: int, first: int, body: Body, project: Project | None) -> list[Event]:
+    made: list[Event] = []
+    seq = first
+    for part in body.parts:
+        for turn, kind, data in part.entries:
+            made.append(Event(session, epoch, seq, part.at, turn, kind, data, project))
+            seq += 1
+    return made

@@ -1,0 +1,399 @@
+"""One session's line: what is asked of it is done one after the other, and answered in that order.
+
+What waits is packed: all appends that are at the head of the line go into one message, so the busier it is the less
+each costs. There is one message on its way at a time; the next one holds whatever has gathered meanwhile. It is in the
+journal before it is published, and it is published until somebody says what became of it, or until the lease is lost
+(`publisher.py`). While that takes longer than a moment, what waits is in the journal as well (`journal_backlog.py`).
+
+An answer is decided here and not when it was called for: a claim may be before it in the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from banksman.cluster.log import message_codec
+from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.journal import Journal, Row
+from banksman.cluster.log.journal_backlog import OVERDUE_SECONDS, Behind
+from banksman.cluster.log.message_codec import Body, Place
+from banksman.cluster.log.publisher import Publishing
+from banksman.cluster.log.queue_items import Advance, Append, Asked, Call, Claim, Delete, Lease, Release, Told
+from banksman.cluster.log.session_ownership import Owning, Tenancy
+from banksman.cluster.log.streams import Names, Streams, token
+from banksman.cluster.nats import Nats
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
+
+log = logging.getLogger("banksman")
+
+
+class Hears(Protocol):
+    """The log: told before whoever called is."""
+
+    def on_stored(self, session: str, place: Place, size: int, body: Body) -> None: ...
+    async def after_stored(self, session: str, place: Place, size: int) -> None: ...
+    async def forget_blobs(self, session: str, before: int | None) -> None: ...
+    async def settle(self, session: str) -> None:
+        """Until another session of this log, which is about to be released, is."""
+        ...
+
+    def on_tenancy(self, session: str, tenancy: Tenancy | None) -> None: ...
+    def on_deleted(self, session: str) -> None: ...
+    def on_published(self, seconds: float) -> None: ...
+    def on_idle(self, session: str) -> None: ...
+    def on_failure(self) -> None: ...
+
+
+class Writing(Struct, frozen=True, kw_only=True):
+    """What the lines of a log share."""
+
+    nats: Nats
+    streams: Streams
+    owning: Owning
+    leases: Leases
+    journal: Journal
+    hears: Hears
+
+    @property
+    def names(self) -> Names:
+        return self.streams.names
+
+
+class Line:
+    def __init__(self, session: str, writing: Writing) -> None:
+        self._session = session
+        self._with = writing
+        self._calls: deque[Call] = deque()
+        self._publishing = Publishing(writing.nats, writing.streams, writing.owning)
+        self._behind = Behind(writing.journal, writing.names.event(session))
+        # What is out of the line and not answered yet: whatever becomes of the task, it is.
+        self._doing: Sequence[Call] = ()
+        self.tenancy: Tenancy | None = None
+        self._task: asyncio.Task[None] | None = None
+        # The last failure under the present epoch, and the last of which the writer was told.
+        self._failure = 0
+        self.told = 0
+        self._is_releasing = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._task is None
+
+    def put(self, call: Call) -> None:
+        self._calls.append(call)
+        self._behind.note(call)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def wait_idle(self) -> None:
+        while self._task is not None:
+            await asyncio.wait((self._task,))
+
+    @property
+    def last_epoch(self) -> int:
+        """Under which it will be ours when all that waits is done."""
+        epoch = 0 if self.tenancy is None else self.tenancy.epoch
+        return epoch + sum(isinstance(call, Advance) for call in self._calls)
+
+    @property
+    def is_leaving(self) -> bool:
+        return any(isinstance(call, Release | Delete) for call in self._calls) or self._is_releasing
+
+    async def stop(self, error: StoreError) -> None:
+        """Nobody will be answered by the servers any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        self.tenancy = None
+        self._fail_all(error)
+
+    def _fail_all(self, error: StoreError) -> None:
+        self._calls.extendleft(reversed(self._doing))
+        self._doing = ()
+        while self._calls:
+            call = self._calls.popleft()
+            if isinstance(call, Asked):
+                if not call.answer.done():
+                    call.answer.set_exception(error)
+            else:
+                call.error = call.error or error
+                self._answer(call, call.error)
+
+    def lose(self) -> None:
+        """It is ours no more: another has it, or the lease is lost."""
+        tenancy, self.tenancy = self.tenancy, None
+        self._behind.stop()
+        if tenancy is not None:
+            self._with.hears.on_tenancy(self._session, None)
+
+    # -- one after the other -----------------------------------------------------------------------------------------
+    async def _work(self) -> None:
+        # Not in the pass in which it was called: no answer comes inside of a call, and what one pass brings is packed.
+        await asyncio.sleep(0)
+        try:
+            while self._calls:
+                await self._next(self._calls[0])
+                self._doing = ()
+        except Exception as exc:
+            log.exception("! session=%s: its log has failed: this is a bug", self._session)
+            self._fail_all(StoreError(f"a bug of Banksman's own: {exc!r:.200}", session=self._session))
+        finally:
+            self._task = None
+            self._with.hears.on_idle(self._session)
+
+    async def _next(self, call: Call) -> None:
+        match call:
+            case Append():
+                await self._append()
+            case Asked():
+                self._doing = (self._calls.popleft(),)
+                await self._answer_asked(call)
+            case Release() if self.tenancy is None:
+                self._doing = (self._calls.popleft(),)
+                # Nobody here has it. It may be ours all the same, by its record: after a release that was not heard.
+                if self._with.owning.is_ours(self._session, call.epoch):
+                    await self._release(call.epoch, message_codec.BEGINNING)
+            case _:
+                self._doing = (self._calls.popleft(),)
+                error = self._refusal(call)
+                if error is None:
+                    try:
+                        await self._do(call)
+                    except (StoreError, NotOwner) as exc:
+                        error = exc
+                        self._lose_if_superseded(exc)
+                if not isinstance(call, Release):
+                    self._answer(call, error)
+
+    async def _do(self, call: Told) -> None:
+        tenancy = self.tenancy
+        assert tenancy is not None
+        owning = self._with.owning
+        match call:
+            case Advance():
+                await owning.advance(tenancy)
+                if self.tenancy is tenancy:  # And was not lost meanwhile.
+                    self._with.hears.on_tenancy(self._session, tenancy)
+            case Lease(name=name):
+                await owning.lease(tenancy, name, self._with.hears.settle)
+            case Release():
+                self.tenancy = None
+                self._with.hears.on_tenancy(self._session, None)
+                await self._release(tenancy.epoch, tenancy.place)
+            case _:
+                raise AssertionError(call)
+
+    async def _release(self, epoch: int, place: Place) -> None:
+        self._is_releasing = True
+        try:
+            await self._with.owning.release(self._session, epoch, place)
+        finally:
+            self._is_releasing = False
+
+    async def _answer_asked(self, call: Asked) -> None:
+        if call.answer.cancelled():
+            return  # Before it was begun. A claim would take it from whoever has it here, only to let go of it.
+        try:
+            match call:
+                case Claim(name=name, agent=agent):
+                    value = await self._claim(name, agent)
+                case Delete():
+                    value = None
+                    await self._with.owning.delete(self._session, self._forget_blobs)
+                    self.tenancy = None
+                    self._with.hears.on_deleted(self._session)
+                case _:
+                    raise AssertionError(call)
+        except BanksmanError as exc:
+            if not call.answer.done():
+                call.answer.set_exception(exc)
+            return
+        if not call.answer.done():
+            call.answer.set_result(value)
+        elif isinstance(call, Claim) and self.tenancy is not None:
+            # Whoever wanted it was cancelled, and would never let go of it.
+            self.put(Release(self.tenancy.epoch, self.told, None))
+
+    async def _forget_blobs(self) -> None:
+        try:
+            await self._with.hears.forget_blobs(self._session, None)
+        except Unreachable:
+            raise  # To be tried again: the events, which alone know the names, are kept until it is done.
+        except StoreError as exc:
+            log.warning("! session=%s deleted, but its blobs were not: %s", self._session, exc)
+
+    async def _claim(self, name: str | None, agent: str | None) -> int:
+        tenancy = await self._with.owning.claim(self._session, name, agent)
+        if tenancy.host != self._with.leases.id:
+            raise NotOwner("this host has just lost its lease", session=self._session)
+        self.tenancy = tenancy
+        self._failure = self.told = 0
+        self._with.hears.on_tenancy(self._session, tenancy)
+        self._with.hears.on_stored(self._session, tenancy.place, 0, Body(()))
+        return tenancy.epoch
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+    def _refusal(self, call: Told) -> StoreError | NotOwner | None:
+        if call.error is not None:
+            return call.error
+        tenancy = self.tenancy
+        if tenancy is None or call.epoch != tenancy.epoch:
+            current = 0 if tenancy is None else tenancy.epoch
+            return NotOwner(
+                "another writer has the session",
+                hint="claim it anew",
+                session=self._session,
+                epoch=call.epoch,
+                current=current,
+            )
+        if call.told < self._failure and not isinstance(call, Release):
+            return NotOwner("what was called before this was refused", session=self._session, epoch=call.epoch)
+        return None
+
+    def _answer(self, call: Told, error: StoreError | NotOwner | None) -> None:
+        is_of_owner = self.tenancy is not None and call.epoch == self.tenancy.epoch
+        is_lease_taken = isinstance(call, Lease) and isinstance(error, NotOwner)
+        if error is not None and is_of_owner and call.told >= self._failure and not is_lease_taken:
+            self._failure += 1
+        # Before it is told, so that the writer may go on from inside its `done`.
+        if is_of_owner and error is not None:
+            self.told = self._failure
+        if call.done is None:
+            return
+        try:
+            call.done(error)
+        except Exception:
+            # It is that writer's bug, and the others wait for their answers.
+            log.exception("! session=%s the callback of a writer failed", self._session)
+
+    def _lose_if_superseded(self, error: Exception) -> None:
+        if isinstance(error, NotOwner) and error.ids.get("session") == self._session:
+            self.lose()
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+    async def _append(self) -> None:
+        self._doing = batch = self._take_batch()
+        if not batch:
+            call = self._calls.popleft()
+            assert isinstance(call, Append)
+            self._answer(call, self._refusal(call) or self._misplaced(call))
+            return
+        error: StoreError | NotOwner | None = None
+        if any(call.part.entries or call.snapshot is not None for call in batch):
+            try:
+                await self._store(batch)
+            except (StoreError, NotOwner) as exc:
+                error = exc
+                if isinstance(exc, StoreError):
+                    self._with.hears.on_failure()
+        if isinstance(error, NotOwner):
+            # It is somebody else's, and all that waits here is refused as it comes.
+            self.lose()
+        for call in batch:
+            self._answer(call, error)
+
+    def _take_batch(self) -> list[Append]:
+        """The appends at the head of the line that follow one another, as many as one message holds."""
+        batch: list[Append] = []
+        tenancy = self.tenancy
+        seq = 0 if tenancy is None else tenancy.seq
+        size = events = 0
+        while self._calls:
+            call = self._calls[0]
+            if not isinstance(call, Append) or self._refusal(call) is not None or call.expected_seq != seq:
+                break
+            size += call.size
+            events += len(call.part.entries)
+            if batch and (size > message_codec.MESSAGE_BYTES_MAX or events > message_codec.EVENTS_MAX):
+                break
+            batch.append(call)
+            self._calls.popleft()
+            seq += len(call.part.entries)
+        return batch
+
+    def _misplaced(self, call: Append) -> NotOwner:
+        assert self.tenancy is not None
+        return NotOwner(
+            "the session is not where its writer believes",
+            hint="claim it anew",
+            session=self._session,
+            expected_seq=call.expected_seq,
+            seq=self.tenancy.seq,
+        )
+
+    async def _store(self, batch: Sequence[Append]) -> None:
+        tenancy = self.tenancy
+        assert tenancy is not None
+        before = tenancy.place
+        parts = [call.part for call in batch if call.part.entries]
+        count = sum(len(part.entries) for part in parts)
+        seq, snapshot, snapshot_seq = before.last, None, 0
+        for call in batch:
+            seq += len(call.part.entries)
+            if call.snapshot is not None:
+                snapshot, snapshot_seq = call.snapshot, seq
+        body = Body(parts, snapshot, snapshot_seq)
+        data = message_codec.encode(body)
+        # With something of its own: one before it, behind the same message, may have been refused and arrive after all.
+        # Under its name the servers would take this one for it, and tell us that this is stored.
+        id = f"{token(self._session)}.{tenancy.epoch}.{before.seq}.{os.urandom(4).hex()}"
+        blob = before.blob_after
+        if len(data) > message_codec.MESSAGE_BYTES_MAX:
+            blob = id
+        header = message_codec.header(
+            epoch=tenancy.epoch,
+            first=before.last + 1,
+            held=count,
+            snapshot=before.snapshot if snapshot is None else None,
+            at=parts[-1].at if parts else before.at,
+            blob=blob,
+        )
+        row = Row(self._with.names.event(self._session), id, before.seq, header, data)
+        began = time.perf_counter()
+        try:
+            await self._with.journal.put(row)
+        except StoreError:
+            self._behind.forget()
+            raise
+        overdue = asyncio.get_running_loop().call_later(OVERDUE_SECONDS, self._fall_behind, tenancy, seq + 1)
+        try:
+            message_seq = await self._publishing.until_known(tenancy, row, lambda: self._is_ours(tenancy))
+        except NotOwner:
+            leases = self._with.leases
+            if (
+                leases.id == tenancy.host and leases.is_held
+            ):  # Else it may still find its place: see `journal_recovery.py`.
+                self._with.journal.report(row)
+                self._behind.report()
+            raise
+        except StoreDamaged:
+            self._with.journal.report(row)
+            self._behind.report()
+            raise
+        except StoreError:
+            self._with.journal.drop(id)
+            self._behind.forget()
+            raise
+        finally:
+            overdue.cancel()
+        self._with.journal.drop(id)
+        self._behind.pass_by(seq)
+        self._with.hears.on_published(time.perf_counter() - began)
+        tenancy.place = message_codec.place(message_seq, header)
+        self._with.hears.on_stored(self._session, tenancy.place, len(data), body)
+        await self._with.hears.after_stored(self._session, tenancy.place, len(data))
+
+    def _is_ours(self, tenancy: Tenancy) -> bool:
+        return self.tenancy is tenancy and self._with.leases.is_held
+
+    def _fall_behind(self, tenancy: Tenancy, first: int) -> None:
+        if self.tenancy is tenancy:
+            self._behind.begin(tenancy.epoch, first, self._calls)

@@ -1,0 +1,146 @@
+"""The lines of a log, one for each session that is ours or of which something is asked; and what is made of what they
+tell: who reads hears of it, it is counted, and what need not be kept is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from banksman.cluster.log.append_wait import Waiting
+from banksman.cluster.log.event_reader import Reading
+from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.journal import Journal
+from banksman.cluster.log.large_payloads import ClusterTranscripts
+from banksman.cluster.log.message_codec import Body, Place
+from banksman.cluster.log.queue_items import Release
+from banksman.cluster.log.retention import Retention, Trimming
+from banksman.cluster.log.session_ownership import Owning, Tenancy
+from banksman.cluster.log.session_queue import Line, Writing
+from banksman.cluster.log.stream_heads import Heads
+from banksman.cluster.log.streams import Streams
+from banksman.cluster.nats import Nats
+from banksman.errors import StoreError
+
+log = logging.getLogger("banksman")
+
+# For a session of ours that is about to be released, and has what another wants. Two could wait for each other.
+SETTLE_SECONDS_MAX = 1.0
+
+
+class Lines:
+    def __init__(
+        self,
+        *,
+        nats: Nats,
+        streams: Streams,
+        owning: Owning,
+        leases: Leases,
+        journal: Journal,
+        reading: Reading,
+        heads: Heads,
+        waiting: Waiting,
+        retention: Retention,
+        trimming: Trimming,
+        transcripts: ClusterTranscripts,
+    ) -> None:
+        self._writing = Writing(nats=nats, streams=streams, owning=owning, leases=leases, journal=journal, hears=self)
+        self._reading = reading
+        self._heads = heads
+        self._waiting = waiting
+        self._retention = retention
+        self._trimming = trimming
+        self._transcripts = transcripts
+        self._all: dict[str, Line] = {}
+        self.counters: dict[str, float] = dict.fromkeys(
+            ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
+        )
+
+    def of(self, session: str) -> Line:
+        line = self._all.get(session)
+        if line is None:
+            line = self._all[session] = Line(session, self._writing)
+        return line
+
+    def tenancy_of(self, session: str) -> Tenancy | None:
+        line = self._all.get(session)
+        return None if line is None else line.tenancy
+
+    @property
+    def owned(self) -> int:
+        return sum(line.tenancy is not None for line in list(self._all.values()))
+
+    def lose(self) -> None:
+        """Nothing is ours any more."""
+        for line in list(self._all.values()):
+            line.lose()
+
+    def release(self) -> None:
+        """All that is ours, behind what waits."""
+        for line in list(self._all.values()):
+            if line.tenancy is not None:
+                line.put(Release(line.last_epoch, line.told, None))
+
+    async def stop(self, seconds: float) -> None:
+        """When nothing waits any more, or after this time: what waits then is refused."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(line.wait_idle() for line in list(self._all.values())))
+        for line in list(self._all.values()):
+            await line.stop(StoreError("the log is closed"))
+
+    # -- what they tell ----------------------------------------------------------------------------------------------
+    def on_stored(self, session: str, place: Place, size: int, body: Body) -> None:
+        if size:
+            self.counters["commits"] += 1
+            self.counters["events"] += place.held
+            self.counters["bytes"] += size
+        self._reading.note(session, place)
+        self._reading.recent.keep(session, place, body)
+        self._heads.put(session, place)
+
+    async def after_stored(self, session: str, place: Place, size: int) -> None:
+        before = self._retention.weigh(session, place, size)
+        if before is not None:
+            try:
+                await self._trimming.trim(session, before)
+            except StoreError as exc:
+                log.debug("session %s is not trimmed now: %s", session, exc)
+
+    async def settle(self, session: str) -> None:
+        line = self._all.get(session)
+        if line is not None and line.is_leaving:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS_MAX):
+                    await line.wait_idle()
+
+    def on_published(self, seconds: float) -> None:
+        self.counters["commit_seconds"] += seconds
+
+    def on_idle(self, session: str) -> None:
+        """Nothing waits in its line. If it is not ours either, there is nothing to remember."""
+        line = self._all.get(session)
+        if line is not None and line.is_idle and line.tenancy is None:
+            del self._all[session]
+
+    def on_failure(self) -> None:
+        self.counters["failures"] += 1
+
+    def on_tenancy(self, session: str, tenancy: Tenancy | None) -> None:
+        if tenancy is None:
+            self._heads.give(session)
+            self._retention.forget(session)
+        else:
+            self._heads.take(session)
+
+    async def forget_blobs(self, session: str, before: int | None) -> None:
+        await self._trimming.forget_blobs(session, before)
+        if before is None:
+            await self._transcripts.forget(session)
+
+    def on_deleted(self, session: str) -> None:
+        self._heads.forget(session)
+        self._reading.forget(session)
+        self._retention.forget(session)
+        self._waiting.give_up(session, StoreError("the session was deleted", session=session))

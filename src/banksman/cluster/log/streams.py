@@ -1,0 +1,253 @@
+"""Ids and names as parts of a subject, which has its own opinion of dots, stars and blanks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import Address
+from banksman.errors import StoreDamaged, StoreError, Unanswered, UsageError
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def token(text: str) -> str:
+    """A part of a subject for any text, another for each: what is plain stands for itself."""
+    if _PLAIN.fullmatch(text):
+        return text
+    # No plain text has a sign like this one in it. Long ones too: a subject must stay short.
+    return "=" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:40]
+
+
+# The streams of a store on NATS: what each is for, how it is kept, and how it comes to be.
+#
+# Whoever comes first makes them; whoever comes later takes them as they are. `P` is the prefix.
+#
+#     P-events   P.ev.<session>        one message for what was appended together; compare-and-set by subject
+#     P-records  P.rec.<what>.<key>    one message for each session, name and lease; several change as one
+#     P-hosts    P.host.<id>           one message for each host, which vanishes when it is not renewed for a lease
+#     P-work     P.place.<need>.…      sessions that want a host; each is taken by one
+#     P-blobs                          what is too large for a message
+#
+# The events come first, then the records. So events that nobody has a record of, or records of sessions without a
+# stream for what was said in them, are not a first start that was cut short: one of the two was deleted, and to make it
+# anew would be to say that every session is empty.
+#
+# Of each, `P.live.…` rings at once when something was stored. Everything is in files: what was acknowledged survives
+# the death of every server, if they are told to sync (docs/cluster.md).
+
+log = logging.getLogger("banksman")
+
+# Within this time the same append, told twice, is stored once. Whoever repeats it later is refused by the sequence.
+DUPLICATE_SECONDS = 120.0
+# What says that a record was deleted is kept for whoever was away, and then goes too.
+TOMBSTONE_SECONDS = 3600
+VERSION_MIN = (2, 12)
+RECORDS_AT_ONCE = 500
+# A stream of that name is there already, made by another in this very moment, maybe not quite as we would have.
+NAME_IN_USE = 10058
+# No such stream; and what a server says that cannot have so many replicas.
+NOT_FOUND = 10059
+NO_JETSTREAM = (10039, 10076)
+TOO_MANY_REPLICAS = (10005, 10074, 10052)
+
+
+class Names:
+    """Of the streams and subjects under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.events = f"{prefix}-events"
+        self.records = f"{prefix}-records"
+        self.hosts = f"{prefix}-hosts"
+        self.work = f"{prefix}-work"
+        self.blobs = f"{prefix}-blobs"
+
+    def event(self, session: str) -> str:
+        return f"{self.prefix}.ev.{token(session)}"
+
+    def event_bell(self, session: str) -> str:
+        return f"{self.prefix}.live.ev.{token(session)}"
+
+    def record(self, what: str, key: str) -> str:
+        return f"{self.prefix}.rec.{what}.{token(key)}"
+
+    def host(self, id: str) -> str:
+        return f"{self.prefix}.host.{id}"
+
+
+class Streams:
+    """Makes what is missing, once for each."""
+
+    def __init__(self, nats: Nats, address: Address) -> None:
+        self._nats = nats
+        self._address = address
+        self.names = Names(address.prefix)
+        self._made: set[str] = set()
+
+    async def ensure_all(self) -> None:
+        found = tuple(int(part) for part in self._nats.server_version.split(".")[:2])
+        if found < VERSION_MIN:
+            needed = ".".join(map(str, VERSION_MIN))
+            raise UsageError(
+                f"{self._address} runs nats-server {self._nats.server_version}", hint=f"it must be {needed} or newer"
+            )
+        names = self.names
+        await self._check_whole()
+        await self.ensure(names.events)
+        await self.ensure(names.records)
+        await self.ensure(names.hosts)
+
+    async def _check_whole(self) -> None:
+        """`StoreDamaged`: of events and records one was deleted."""
+        events = await self._find(self.names.events)
+        if events is not None and events["state"]["messages"]:
+            if await self._find(self.names.records) is None:
+                raise self._damaged(self.names.records, self.names.events)
+        elif events is None and await self._has_sessions() and await self._find(self.names.events) is None:
+            # Looked for once more: all of it may have been made between the two looks, by who comes first.
+            raise self._damaged(self.names.events, self.names.records)
+
+    def _damaged(self, missing: str, left: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"{self._address} has {left}, with sessions in it, and no {missing}: it was deleted",
+            hint=f"restore {missing} from a backup; or delete {left} as well, with all sessions (docs/cluster.md)",
+            stream=missing,
+        )
+
+    async def _has_sessions(self) -> bool:
+        """Any that was not deleted, of which an empty message tells for a while."""
+        if await self._find(self.names.records) is None:
+            return False
+        first, left = 1, 1
+        while left:
+            found, left = await self._nats.read(
+                self.names.records, first, f"{self.names.prefix}.rec.session.*", RECORDS_AT_ONCE
+            )
+            if any(message.data for message in found):
+                return True
+            first = found[-1].seq + 1 if found else first
+            left = left if found else 0
+        return False
+
+    async def ensure_anew(self, name: str) -> None:
+        """The same, of one that may have been deleted while we used it. Only of what is worth nothing tomorrow: hosts
+        and queues."""
+        self._made.discard(name)
+        await self.ensure(name)
+
+    async def ensure(self, name: str) -> None:
+        if name in self._made:
+            return
+        found = await self._find(name)
+        if found is None:
+            await self._make(name)
+        elif name == self.names.hosts:
+            self._check_lease(found)
+        self._made.add(name)
+
+    async def _find(self, name: str) -> dict[str, Any] | None:
+        """What JetStream says of a stream; None: there is none."""
+        found = await self._nats.api(f"STREAM.INFO.{self._stream(name)}", {})
+        error = found.get("error")
+        if error is None:
+            return found
+        if error.get("err_code") in NO_JETSTREAM:
+            hint = "turn it on for this account: see docs/cluster.md"
+            raise UsageError(f"{self._address} has no JetStream: {error.get('description')}", hint=hint)
+        if error.get("err_code") != NOT_FOUND:
+            raise Unanswered(f"JetStream cannot be asked for {name}: {error.get('description')}", hint=_HINT)
+        return None
+
+    def _check_lease(self, found: dict[str, Any]) -> None:
+        """The servers end a lease by their own count. Whoever counts to more would be taken for dead while it works."""
+        # As the servers count it: a fraction of a second is not the same number on its way there and back.
+        nanoseconds = found["config"].get("max_age", 0)
+        kept = nanoseconds / 1e9
+        if nanoseconds != _nanoseconds(self._address.lease):
+            raise UsageError(
+                f"{self._address} has a lease of {kept:g} s, and not of {self._address.lease:g} s",
+                hint=f"all hosts of a cluster have the same: ?lease={kept:g}, or another prefix",
+            )
+
+    async def _make(self, name: str) -> None:
+        wanted = self._address.replicas
+        for replicas in (3, 1) if wanted is None else (wanted,):
+            config = {**self._config(name), "name": self._stream(name), "num_replicas": replicas}
+            made = await self._nats.api(f"STREAM.CREATE.{config['name']}", config)
+            error = made.get("error")
+            if error is None or error.get("err_code") == NAME_IN_USE:
+                if replicas == 1 and len(self._address.servers) > 1:
+                    # For good, unless somebody changes it: were all of them up?
+                    log.warning("! %s has one replica: the death of one server stops it (nats stream edit)", name)
+                return
+            if wanted is not None or replicas == 1 or error.get("err_code") not in TOO_MANY_REPLICAS:
+                raise StoreError(
+                    f"{name} cannot be made: {error.get('description')}", hint=_HINT, code=error["err_code"]
+                )
+
+    def _config(self, name: str) -> dict[str, Any]:
+        prefix, names = self._address.prefix, self.names
+        common: dict[str, Any] = {
+            "storage": "file",
+            "retention": "limits",
+            "discard": "old",
+            "allow_direct": True,
+            "duplicate_window": _nanoseconds(DUPLICATE_SECONDS),
+        }
+        own: Mapping[str, dict[str, Any]] = {
+            names.events: {
+                "subjects": [f"{prefix}.ev.*"],
+                "compression": "s2",
+                "republish": {
+                    "src": f"{prefix}.ev.*",
+                    "dest": _bell(prefix, "ev"),
+                    "headers_only": True,
+                },
+            },
+            names.records: {
+                "subjects": [f"{prefix}.rec.>"],
+                "max_msgs_per_subject": 1,
+                "allow_atomic": True,
+                "allow_msg_ttl": True,
+                "republish": {"src": f"{prefix}.rec.>", "dest": f"{prefix}.live.rec.>"},
+            },
+            names.hosts: {
+                "subjects": [f"{prefix}.host.*"],
+                "max_msgs_per_subject": 1,
+                "max_age": _nanoseconds(self._address.lease),
+                "duplicate_window": _nanoseconds(min(DUPLICATE_SECONDS, self._address.lease)),
+                "allow_msg_ttl": True,
+                # Whoever watches hears of an end as of everything else.
+                "subject_delete_marker_ttl": _nanoseconds(max(60.0, 4 * self._address.lease)),
+                "allow_rollup_hdrs": True,
+                "republish": {"src": f"{prefix}.host.*", "dest": _bell(prefix, "host")},
+            },
+            names.work: {"subjects": [f"{prefix}.place.>"], "retention": "workqueue", "allow_msg_ttl": True},
+            names.blobs: {
+                "subjects": [f"$O.{names.blobs}.C.>", f"$O.{names.blobs}.M.>"],
+                "discard": "new",
+                "allow_rollup_hdrs": True,
+            },
+        }
+        return {**common, **own[name]}
+
+    def _stream(self, name: str) -> str:
+        """A bucket of blobs is a stream by another name."""
+        return f"OBJ_{name}" if name == self.names.blobs else name
+
+
+_HINT = "see docs/cluster.md; `banksman doctor --store …` looks closer"
+
+
+def _bell(prefix: str, what: str) -> str:
+    """Where it rings: what stood for the star stands there too."""
+    return f"{prefix}.live.{what}.{{{{wildcard(1)}}}}"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,197 @@
+"""Where a command's stdout and stderr go: checked at the call, opened when the command is started.
+
+The names are those of `subprocess`, with one difference. There `None` means inherited; here it has always meant
+captured, so inherited is the word "inherit", as for `stdin`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, cast
+
+from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
+from banksman.core.stop_ladder import Timings
+from banksman.errors import UsageError
+from banksman.process.launch import PIPES, Target
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+# An int is an fd, or `subprocess.PIPE`, `DEVNULL` or `STDOUT`; a text other than "inherit" is the path of a file.
+Redirect = int | Literal["inherit"] | str | os.PathLike[str] | HasFileno | None
+HINT = 'None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr subprocess.STDOUT, too'
+
+
+def parse(name: str, wanted: Any) -> Target:
+    """The target of one stream. `UsageError` for what cannot be one, an fd that is closed included."""
+    if wanted is None or (wanted == subprocess.PIPE and _is_int(wanted)):
+        return "pipe"
+    if wanted == "inherit":
+        return _open_fd(name, wanted, 1 if name == "stdout" else 2)
+    if _is_int(wanted):
+        if wanted == subprocess.DEVNULL:
+            return "null"
+        if wanted == subprocess.STDOUT and name == "stderr":
+            return "stdout"
+        return _open_fd(name, wanted, wanted)
+    path: Any = getattr(wanted, "__fspath__", lambda: wanted)()
+    if isinstance(path, str | bytes) and path != "pipe":
+        return _path(name, path)
+    fileno: Any = getattr(wanted, "fileno", None)
+    if callable(fileno):
+        try:
+            fd: Any = fileno()
+        except (OSError, ValueError) as exc:
+            raise UsageError(f"{name} cannot be {wanted!r:.60}: {exc}", hint="an open file of the system") from exc
+        return _open_fd(name, wanted, fd)
+    raise UsageError(f"{name} cannot be {wanted!r:.60}", hint=HINT)
+
+
+def _is_int(wanted: Any) -> bool:
+    return isinstance(wanted, int) and not isinstance(wanted, bool)
+
+
+def _path(name: str, path: Any) -> bytes:
+    encoded = os.fsencode(path)
+    if not encoded or b"\0" in encoded:
+        raise UsageError(f"{name} cannot be the path {path!r:.60}", hint=HINT)
+    # The program may change its folder between the call and the start.
+    return os.path.abspath(encoded)
+
+
+def _open_fd(name: str, wanted: Any, fd: Any) -> int:
+    try:
+        os.fstat(fd)
+    except (OSError, OverflowError, TypeError) as exc:
+        raise UsageError(f"{name} cannot be {wanted!r:.60}: fd {fd} is not open", hint=HINT) from exc
+    return fd
+
+
+# How a command is run: checked at birth, so that a bad number is the caller's error and never a strange end.
+
+OnOutput = Callable[[str, bytes], None]
+SECONDS_MAX = 1e8
+Stdin = bytes | Literal["pipe", "inherit"] | None
+# A terminal of the usual size, or of this many rows and columns.
+Pty = bool | tuple[int, int]
+ROWS, COLUMNS = 24, 80
+# The kernel keeps each in 16 bits.
+SIZE_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`timeout` and `idle_timeout` None: no limit. `stdin` None: /dev/null; bytes: written, then closed. `pty`: a
+    terminal in place of all three; as a size, or None, it is in `terminal`. `stdout`, `stderr` None: captured; see
+    `options.py`, and as they were understood, `outputs`. `keep_output` False: nothing of what is captured is kept.
+    `eof`: the first rung is the end of its stdin, for so long."""
+
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    grace: float = 5.0
+    linger: float = 0.3
+    drain: float = 2.0
+    stdin: Stdin = None
+    pty: Pty = False
+    stdout: Redirect = None
+    stderr: Redirect = None
+    keep_output: bool = True
+    output_bytes_max: int = OUTPUT_BYTES_MAX
+    output_total_max: int | None = None
+    spill_bytes_max: int = SPILL_BYTES_MAX
+    on_output: OnOutput | None = None
+    eof: float | None = None
+    # For agents: its stdout is kept elsewhere.
+    keeps_stdout: bool = True
+    # Nobody will type anything: the end of the input is typed at once.
+    ends_input: bool = False
+    outputs: tuple[Target, Target] = field(init=False, default=PIPES)
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "idle_timeout"):
+            value = getattr(self, name)
+            if value is not None:
+                check_seconds(name, value)
+                object.__setattr__(self, name, endless_beyond(value))
+        for name in ("grace", "linger", "drain", *(() if self.eof is None else ("eof",))):
+            value = getattr(self, name)
+            check_seconds(name, value)
+            if value > SECONDS_MAX:
+                raise UsageError(f"{name} cannot be {value!r}", hint="every wait of the stop ladder has an end")
+        _check_count("output_bytes_max", self.output_bytes_max)
+        if self.output_total_max is not None:
+            _check_count("output_total_max", self.output_total_max)
+        stdin: Any = self.stdin
+        if isinstance(stdin, bytearray):
+            object.__setattr__(self, "stdin", bytes(stdin))
+        elif not (stdin is None or isinstance(stdin, bytes) or stdin in ("pipe", "inherit")):
+            raise UsageError(
+                f"stdin cannot be {stdin!r:.60}", hint='None, bytes, "pipe" or "inherit"; encode text to bytes'
+            )
+        if self.terminal is not None and stdin is not None:
+            raise UsageError("a command with a terminal has no other stdin", hint="write to it, or leave one of both")
+        if self.eof is not None and stdin in (None, "inherit"):
+            hint = 'it takes stdin="pipe" or bytes; a terminal and an inherited stdin are not ours to close'
+            raise UsageError("eof cannot be waited for: this command has no stdin that is closed", hint=hint)
+        self._check_outputs()
+        on_output: Any = self.on_output
+        if on_output is not None and not callable(on_output):
+            raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
+        if inspect.iscoroutinefunction(on_output):
+            raise UsageError("on_output cannot be async", hint="a plain function; hand the data to a queue from there")
+
+    def _check_outputs(self) -> None:
+        outputs = parse("stdout", self.stdout), parse("stderr", self.stderr)
+        object.__setattr__(self, "outputs", outputs)
+        if self.terminal is not None and outputs != PIPES:
+            raise UsageError("a command with a terminal has no other output", hint="leave out stdout and stderr")
+        if self.idle_timeout is not None and "pipe" not in outputs:
+            hint = "leave one stream captured, or leave out idle_timeout"
+            raise UsageError("idle_timeout cannot be counted: no output of this command is captured", hint=hint)
+
+    @property
+    def terminal(self) -> tuple[int, int] | None:
+        pty: Any = self.pty
+        if pty is False or pty is None:
+            return None
+        if pty is True:
+            return ROWS, COLUMNS
+        if not isinstance(pty, tuple | list) or len(cast(Sequence[Any], pty)) != 2:
+            raise UsageError(f"pty cannot be {pty!r:.60}", hint="True, or (rows, columns)")
+        return check_size(*cast(Sequence[Any], pty))
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(grace=self.grace, linger=self.linger, drain=self.drain, eof=self.eof)
+
+
+def endless_beyond(seconds: float | None) -> float | None:
+    """Years from now is never; timers of some loops do not count that far."""
+    return None if seconds is None or seconds > SECONDS_MAX else seconds
+
+
+def check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+    # Also true for NaN, which is not 0 or more. Written without float(), which overflows on a very large int.
+    if not value >= 0:
+        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+
+
+def check_size(rows: Any, columns: Any) -> tuple[int, int]:
+    for number in (rows, columns):
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= SIZE_MAX:
+            hint = f"rows and columns, whole numbers from 1 to {SIZE_MAX}"
+            raise UsageError(f"a terminal cannot be {rows!r:.60} by {columns!r:.60}", hint=hint)
+    return rows, columns
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{name} cannot be {value!r}", hint="a whole number of bytes, 0 or more")

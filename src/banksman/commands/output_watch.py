@@ -1,0 +1,259 @@
+"""`Command.watch`: told when the output matches a pattern, without asking again and again.
+
+A plain pattern (no repeats, no alternatives, no groups) is looked for right here, in linear time. Any other is looked
+for by a process of its own (`matcher.py`), because the time that it takes cannot be told. It belongs to the host. Its
+start takes some 40 ms, so a command keeps one for its next watch, until the command ends. Two watches at the same time
+have one each: a slow pattern keeps no other search waiting, and is ended by killing its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from banksman.commands import matcher
+from banksman.commands.options import Options
+from banksman.commands.pattern_search import Found, Search, is_plain
+from banksman.commands.result import Ended
+from banksman.core.process_facts import Stream
+from banksman.errors import BanksmanError, Closed, MachineError, UsageError
+from banksman.process.launch import Launch, prepare
+
+if TYPE_CHECKING:
+    from banksman.commands.command import Command, Piece
+
+# A pattern that takes longer for one piece is too slow for anything; so is a machine, for a start and a moment's work.
+SEARCH_SECONDS_MAX = 10.0
+# What was there when the time was up is still searched, for so long.
+OVERTIME_SECONDS_MAX = 1.0
+# What is searched at once: the loop is free between two pieces.
+PIECE_BYTES = 65536
+PATTERN_CHARS_MAX = 4096
+# Matchers of a host that wait for the next watch; each is a Python of some 8 MB.
+IDLE_MATCHERS_MAX = 16
+
+StartAside = Callable[[Launch, Options], "Command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What matched: output from byte `begin` up to `next`, where to watch on. `groups` are the pattern's, as text.
+
+    `missed` bytes from `after` on were not searched, since they were not kept: see `Output`.
+    """
+
+    begin: int
+    next: int
+    data: bytes
+    groups: tuple[str | None, ...]
+    missed: int
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+class Searches(Protocol):
+    async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None: ...
+
+
+class Source(Protocol):
+    """What is watched: a command, as far as it is needed here."""
+
+    async def read(self, *, after: int, stream: str, bytes_max: int) -> Piece: ...
+    def has_output(self, stream: Stream, after: int) -> bool: ...
+    def written(self, stream: Stream) -> int: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def is_over(self) -> bool: ...
+
+
+def check_pattern(pattern: Any) -> None:
+    hint = "text or bytes, a regular expression as Python's re has them"
+    if not isinstance(pattern, str | bytes):
+        raise UsageError(f"cannot watch for {pattern!r:.60}", hint=hint)
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise UsageError("the pattern is too long", hint=f"at most {PATTERN_CHARS_MAX} characters")
+    try:
+        Search(pattern)
+    except (re.error, ValueError, OverflowError, RecursionError, Warning) as exc:
+        raise UsageError(f"cannot watch for {pattern!r:.60}: {exc}", hint=hint) from exc
+
+
+async def watch(
+    source: Source,
+    pattern: str | bytes,
+    *,
+    after: int,
+    stream: Stream,
+    timeout: float | None,
+    matchers: Matchers | None,
+) -> Match | None:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if is_plain(pattern):
+        return await _watch(source, Here(pattern), after, stream, deadline)
+    assert matchers is not None
+    matcher = matchers.take(source.id)
+    try:
+        return await _watch(source, Aside(matcher, pattern, deadline), after, stream, deadline)
+    except _TooLate:
+        return None
+    finally:
+        matchers.put_back(source.id, matcher, is_needed=not source.is_over)
+
+
+async def _watch(source: Source, search: Searches, after: int, stream: Stream, deadline: float | None) -> Match | None:
+    missed, place = 0, after
+    # Once the time is up, what was written until then is still searched.
+    last: int | None = None
+    while True:
+        if last is None and deadline is not None and time.monotonic() >= deadline:
+            last = source.written(stream)
+        if last is not None and place >= last:
+            return None
+        try:
+            piece = await _read(source, place, stream, deadline)
+        except TimeoutError:
+            continue
+        missed += piece.missed
+        if piece.next < place:
+            return None  # It has ended before the place that was asked for.
+        found = await search.feed(piece.data, piece.next - len(piece.data), piece.is_end)
+        if found is not None:
+            begin, data, groups = found
+            return Match(begin, begin + len(data), data, groups, missed)
+        if piece.is_end:
+            return None
+        place = piece.next
+        await asyncio.sleep(0)
+
+
+async def _read(source: Source, place: int, stream: Stream, deadline: float | None) -> Piece:
+    """The next piece; TimeoutError if there is none in time."""
+    reading = source.read(after=place, stream=stream.value, bytes_max=PIECE_BYTES)
+    if deadline is None or source.has_output(stream, place):
+        return await reading  # There is nothing to wait for, or no end of the waiting.
+    async with asyncio.timeout(deadline - time.monotonic()):
+        return await reading
+
+
+class _TooLate(Exception):
+    """The watch's own time was up, and then some."""
+
+
+class Here:
+    """A search that never waits, nor keeps others waiting."""
+
+    def __init__(self, pattern: str | bytes) -> None:
+        self._search = Search(pattern)
+
+    async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
+        return self._search.feed(data, begin, is_end)
+
+
+class Aside:
+    """A search by a matcher."""
+
+    def __init__(self, matcher: Matcher, pattern: str | bytes, deadline: float | None) -> None:
+        self._deadline = deadline
+        self._matcher = matcher
+        matcher.begin(pattern)
+
+    async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
+        seconds = SEARCH_SECONDS_MAX
+        if self._deadline is not None:
+            seconds = min(seconds, max(0.0, self._deadline - time.monotonic()) + OVERTIME_SECONDS_MAX)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._matcher.search((data, begin, is_end))
+        except TimeoutError:
+            if seconds < SEARCH_SECONDS_MAX:
+                raise _TooLate from None
+            hint = "a repeat inside of a repeat can take for ever; say more exactly what is to match"
+            raise UsageError(
+                f"the pattern takes longer than {seconds:.0f} s for {len(data)} bytes", hint=hint
+            ) from None
+
+
+class Matcher:
+    """Our end of a matcher process."""
+
+    def __init__(self, start: StartAside) -> None:
+        env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        argv = [sys.executable, "-I", "-S", matcher.__file__]
+        launch = prepare(argv, cwd="/", env=env, inherit_env=False)
+        self._command = start(launch, Options(stdin="pipe", grace=0.0, linger=0.0, keep_output=False))
+        self._command.hold_output()
+        self._is_asked = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it lives, and owes no answer to a search that was given up."""
+        return not self._is_asked and not self._command.is_over
+
+    def begin(self, pattern: str | bytes) -> None:
+        self._command.put_nowait(matcher.pack(pattern))
+
+    async def search(self, piece: tuple[bytes, int, bool]) -> Found | None:
+        self._is_asked = True
+        self._command.put_nowait(matcher.pack(piece))
+        length = int.from_bytes(await self._take(matcher.LENGTH_BYTES), "big")
+        answer = marshal.loads(await self._take(length))
+        self._is_asked = False
+        return answer
+
+    async def _take(self, size: int) -> bytes:
+        taken = b""
+        while len(taken) < size:
+            data = await self._command.stdout.read(size - len(taken))
+            if not data:
+                raise await self._why_it_ended()
+            taken += data
+        return taken
+
+    async def _why_it_ended(self) -> BanksmanError:
+        done = await self._command.wait()
+        if done.ended is Ended.HOST_CLOSED:
+            return Closed("the host is closing; it watches nothing more", hint="open another Host")
+        return MachineError("the search for the pattern was killed by somebody", hint="watch again")
+
+    def stop(self) -> None:
+        """At once, and not waited for: the host sees to its end."""
+        self._command.stop_nowait(at_once=True)
+
+
+class Matchers:
+    """The matchers of a host that wait for the next watch: at most one of each command, and ended with it."""
+
+    def __init__(self, start: StartAside) -> None:
+        self._start = start
+        self._idle: dict[str, Matcher] = {}
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, command: str) -> Matcher:
+        idle = self._idle.pop(command, None)
+        return idle if idle is not None and idle.is_free else Matcher(self._start)
+
+    def put_back(self, command: str, matcher: Matcher, *, is_needed: bool) -> None:
+        if not is_needed or not matcher.is_free or command in self._idle:
+            matcher.stop()
+            return
+        self._idle[command] = matcher
+        if len(self._idle) > IDLE_MATCHERS_MAX:
+            self.end(next(iter(self._idle)))
+
+    def end(self, command: str) -> None:
+        """This command has ended."""
+        idle = self._idle.pop(command, None)
+        if idle is not None:
+            idle.stop()

@@ -1,0 +1,374 @@
+"""The commands of a host: those that run, those that have ended and are still kept, and who was told of their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack, overload
+
+from banksman.commands.command import Command
+from banksman.commands.options import OnOutput, Options, Pty, Redirect, Stdin, check_seconds, endless_beyond
+from banksman.commands.output import OUTPUT_BYTES_MAX, Output
+from banksman.commands.output_watch import Matchers
+from banksman.commands.result import Ended, Finished
+from banksman.errors import Closed, NotFound, Refused
+from banksman.process.launch import Argv, Launch, prepare
+from banksman.process.users import check_helper
+from banksman.tasks import Waiters
+
+log = logging.getLogger("banksman")
+
+# Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
+UNREPORTED_MAX = 10_000
+# Commands of our own at once: each is a small Python, for a search that might take long.
+ASIDES_MAX = 64
+
+
+class Shelf:
+    """Finished commands are kept by count and by age; the end of each that a report is owed of is reported once."""
+
+    def __init__(self, *, finished_max: int, finished_seconds_max: float) -> None:
+        self._finished_max = finished_max
+        self._finished_seconds_max = finished_seconds_max
+        self._running: dict[str, Command] = {}
+        # Commands of our own: they run and are ended like others, and nobody is told of them.
+        self._asides: dict[str, Command] = {}
+        # Those that have ended, oldest first, each with the time of its end.
+        self._ended: deque[tuple[float, Command]] = deque()
+        self._unreported: dict[str, Command] = {}
+        # Of all that have ended, those that are forgotten included: how, and what was left or lost of them.
+        self.ended: Counter[str] = Counter()
+        self.swept = 0
+        self.survivors = 0
+        self.output_dropped = 0
+        self._endings = Waiters()
+
+    def __str__(self) -> str:
+        return f"{len(self._running)} running, {len(self._ended)} ended"
+
+    def add(self, command: Command) -> None:
+        self._running[command.id] = command
+
+    def check_room_aside(self, *, idle: int) -> None:
+        """`idle`: how many of them wait for work; these are bounded elsewhere."""
+        if len(self._asides) - idle >= ASIDES_MAX:
+            hint = "wait for some of them; a pattern without repeats, alternatives and groups is not counted"
+            raise Refused(f"{ASIDES_MAX} searches for patterns are under way", hint=hint)
+
+    def add_aside(self, command: Command) -> None:
+        self._asides[command.id] = command
+
+    def end(self, command: Command) -> None:
+        if self._asides.pop(command.id, None) is not None:
+            self._endings.wake()
+            return
+        self._running.pop(command.id, None)
+        self._ended.append((time.monotonic(), command))
+        self._count(command)
+        self._forget_old()
+        self._endings.wake()
+
+    def _count(self, command: Command) -> None:
+        finished = command.finished
+        self.ended["not_started" if finished is None else finished.ended.value] += 1
+        if finished is not None:
+            self.swept += len(finished.swept)
+            self.survivors += len(finished.survivors)
+            if command.keeps_output:
+                self.output_dropped += _lost(finished.stdout) + _lost(finished.stderr)
+
+    def running(self) -> list[Command]:
+        return [*self._running.values(), *self._asides.values()]
+
+    def all(self) -> list[Command]:
+        self._forget_old()
+        return [*(command for _at, command in self._ended), *self._running.values()]
+
+    def find(self, id: str) -> Command:
+        for command in self.all():
+            if command.id == id:
+                return command
+        raise NotFound(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
+
+    async def wait_empty(self) -> None:
+        """Until none runs."""
+        while self._running or self._asides:
+            await self._wait_change(self._running.values())
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+    def owe_report(self, command: Command) -> None:
+        """From here on its end is news, also if it has ended already."""
+        self._unreported[command.id] = command
+        if len(self._unreported) > UNREPORTED_MAX:
+            oldest = next(iter(self._unreported))
+            del self._unreported[oldest]
+            log.warning("! nobody takes the reports of ended commands: that of %s is dropped", oldest)
+        self._endings.wake()
+
+    def take_report(self, command: Command) -> bool:
+        """The caller of `wait` or `stop` has seen this end. False if it was reported before, or need not be."""
+        return self._unreported.pop(command.id, None) is not None
+
+    def take_ended(self) -> list[Command]:
+        ended = [command for command in self._unreported.values() if command.is_over]
+        for command in ended:
+            del self._unreported[command.id]
+        return ended
+
+    async def wait_ended(self) -> list[Command]:
+        while not (ended := self.take_ended()):
+            await self._wait_change(self._unreported.values())
+        return ended
+
+    async def _wait_change(self, commands: Iterable[Command]) -> None:
+        """Wait until a command ends or another report is owed. Meanwhile the caller waits for the end of `commands`."""
+        with contextlib.ExitStack() as awaited:
+            # Few hold their output, and each end of a command wakes every task that waits here.
+            for command in commands:
+                if command.holds_output:
+                    awaited.enter_context(command.awaiting_end())
+            await self._endings.wait()
+
+    def _forget_old(self) -> None:
+        oldest = time.monotonic() - self._finished_seconds_max
+        while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
+            self._ended.popleft()
+        # A report is owed however many there are, but not for ever to somebody who never asks.
+        for command in [command for command in self._unreported.values() if command.ended_before(oldest)]:
+            del self._unreported[command.id]
+
+    def abandon(self) -> None:
+        """The loop is closed: see `Command.abandon`."""
+        # One by one: hosts of several threads may notice this at the same time.
+        for commands in (self._running, self._asides):
+            with contextlib.suppress(KeyError):
+                while True:
+                    commands.popitem()[1].abandon()
+
+
+def _lost(output: Output) -> int:
+    """What is neither in memory nor in the file, which has the beginning."""
+    kept = max(len(output.head), 0 if output.spill is None else output.spill.size)
+    return max(0, output.total - len(output.tail) - kept)
+
+
+# The commands of a host: started, run to their end, listed, reported.
+#
+# Half of what a host is; the other half, its sessions and its own life, is in runtime/base_host.py.
+
+
+class How(TypedDict, total=False):
+    """The keywords of `start`, for type checkers: what it returns depends on `yield_after` alone."""
+
+    timeout: float | None
+    idle_timeout: float | None
+    grace: float
+    linger: float
+    drain: float
+    stdin: Stdin
+    pty: Pty
+    stdout: Redirect
+    stderr: Redirect
+    eof: float | None
+    user: str | int | None
+    cwd: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    inherit_env: bool
+    scrub: Iterable[str]
+    limits: Mapping[Any, Any] | None
+    pass_fds: Sequence[int]
+    output_bytes_max: int
+    output_total_max: int | None
+    keep_output: bool
+    on_output: OnOutput | None
+
+
+class Starter(ABC):
+    """Starts commands and owns them until they are over."""
+
+    def __init__(
+        self, *, finished_max: int, finished_seconds_max: float, user_helper: Sequence[str] | None = None
+    ) -> None:
+        self._shelf = Shelf(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
+        self._matchers = Matchers(self._launch_aside)
+        self._user_helper = check_helper(user_helper)
+        # False: no caller has this host, so that none could take a report.
+        self.owes_reports = True
+        # It takes nothing new, and lets what runs finish; it ends what runs.
+        self._is_draining = False
+        self._is_closing = False
+
+    @abstractmethod
+    def _bind(self) -> None:
+        """It belongs to the loop that is running, from now on or already."""
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+    @overload
+    async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+    @overload
+    async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+    async def start(
+        self,
+        argv: Argv,
+        *,
+        yield_after: float | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        grace: float = 5.0,
+        linger: float = 0.3,
+        drain: float = 2.0,
+        stdin: Stdin = None,
+        pty: Pty = False,
+        stdout: Redirect = None,
+        stderr: Redirect = None,
+        eof: float | None = None,
+        user: str | int | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
+        scrub: Iterable[str] = (),
+        limits: Mapping[Any, Any] | None = None,
+        pass_fds: Sequence[int] = (),
+        output_bytes_max: int = OUTPUT_BYTES_MAX,
+        output_total_max: int | None = None,
+        keep_output: bool = True,
+        on_output: OnOutput | None = None,
+    ) -> Command | Finished:
+        """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
+        closes.
+
+        With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
+        that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
+
+        `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. `user`: it runs as
+        another user, by name or number; that takes root, or the host's `user_helper`.
+
+        `stdout`, `stderr`: None: captured. `subprocess.DEVNULL`, a path (created or emptied), an open file or its fd,
+        "inherit": there instead, and nothing of it is seen here. `stderr=subprocess.STDOUT`: where stdout goes.
+
+        `keep_output` False: of what is captured nothing is kept, in memory or on disk. Read `command.stdout` and
+        `command.stderr`, or pass `on_output`. Up to 256 KiB of a stream are held for a reader, and then the command
+        waits for one. While a caller waits for its end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
+
+        `eof`: a stop closes its stdin first, and waits so many seconds before TERM.
+        """
+        if yield_after is not None:
+            check_seconds("yield_after", yield_after)
+        options = Options(
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            grace=grace,
+            linger=linger,
+            drain=drain,
+            stdin=stdin,
+            pty=pty,
+            stdout=stdout,
+            stderr=stderr,
+            eof=eof,
+            output_bytes_max=output_bytes_max,
+            output_total_max=output_total_max,
+            keep_output=keep_output,
+            on_output=on_output,
+        )
+        launch = prepare(
+            argv,
+            cwd=cwd,
+            env=env,
+            inherit_env=inherit_env,
+            scrub=scrub,
+            limits_wanted=limits,
+            pass_fds=pass_fds,
+            has_terminal=options.terminal is not None,
+            user=user,
+            helper=self._user_helper,
+        )
+        command = self.launch(launch, options)
+        if not keep_output and on_output is None:
+            command.hold_output()
+        try:
+            await command.wait_started()
+            if yield_after is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(endless_beyond(yield_after)):
+                        # The caller that would read its output does not have the command yet: hold the output for it.
+                        await command.wait_settled()
+                        return command.result()
+        except asyncio.CancelledError:
+            command.stop_nowait(Ended.CANCELLED)
+            self._owe_report(command)
+            raise
+        self._owe_report(command)
+        return command
+
+    def _owe_report(self, command: Command) -> None:
+        if self.owes_reports:
+            self._shelf.owe_report(command)
+
+    async def run(self, launch: Launch, options: Options) -> Finished:
+        """Run to the end; what `execute` does. Cancelling goes through at once and the teardown goes on, owned here."""
+        command = self.launch(launch, options)
+        try:
+            await command.wait_over()
+            return command.result()
+        except asyncio.CancelledError:
+            command.stop_nowait(Ended.CANCELLED)
+            raise
+
+    def launch(self, launch: Launch, options: Options) -> Command:
+        self._bind()
+        if self._is_closing or self._is_draining:
+            raise Closed("the host is closing; it starts nothing more", hint="open another Host")
+        command = Command(
+            launch,
+            options,
+            id=os.urandom(6).hex(),
+            on_end=self._on_end,
+            matchers=self._matchers,
+            reports=self._shelf,
+        )
+        self._shelf.add(command)
+        return command
+
+    def _launch_aside(self, launch: Launch, options: Options) -> Command:
+        """For what a command of ours needs itself. A host that drains lets what runs go on, and so with what that
+        needs."""
+        if self._is_closing:
+            raise Closed("the host is closing; it watches nothing more", hint="open another Host")
+        self._bind()
+        self._shelf.check_room_aside(idle=len(self._matchers))
+        command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
+        self._shelf.add_aside(command)
+        return command
+
+    def _on_end(self, command: Command) -> None:
+        self._matchers.end(command.id)
+        # Ours, and not the shelf's: a host that was dropped lives as long as its commands, for it is the one that knows
+        # of the end of its loop.
+        self._shelf.end(command)
+
+    # -- listing and endings -----------------------------------------------------------------------------------------
+    def commands(self) -> list[Command]:
+        """Every command that runs, and those that have ended and are still kept, oldest first."""
+        return self._shelf.all()
+
+    def command(self, id: str) -> Command:
+        return self._shelf.find(id)
+
+    def take_ended(self) -> list[Command]:
+        """Return the background commands that have ended and were not reported before.
+
+        Each end is reported once: by this, by `wait_ended`, or by the `wait` or `stop` that returned it. Looking at
+        `is_over` or `finished` reports nothing.
+        """
+        return self._shelf.take_ended()
+
+    async def wait_ended(self) -> list[Command]:
+        """Like `take_ended`, but waits until there is one. Output of background commands that is neither kept
+        (`keep_output=False`) nor read by a caller is dropped while this waits."""
+        return await self._shelf.wait_ended()

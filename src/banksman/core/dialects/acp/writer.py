@@ -1,0 +1,119 @@
+"""What a request of ours to an ACP agent is for: what its reply, which names only a number, is about."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+
+from banksman.core.dialects.acp.protocol_v1 import Agent
+from banksman.errors import UsageError
+
+
+class Stage(enum.Enum):
+    """How far the handshake is: what is waited for. Also what each of its requests was for."""
+
+    SILENT = "silent"
+    INITIALIZING = "initializing"
+    OPENING = "opening"
+    LOADING = "loading"
+    FENCING = "fencing"
+    QUIETING = "quieting"
+    ADJUSTING = "adjusting"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+class Prompted(Struct, frozen=True):
+    """A request was a prompt of ours. `is_cancelled`: we have asked the agent to stop it."""
+
+    ref: str
+    is_cancelled: bool = False
+
+
+class Adjusted(Struct, frozen=True):
+    """A request was to set something. `request`: who waits for it; None: the handshake does."""
+
+    request: str | None
+    name: str
+    value: str
+
+
+Purpose = Stage | Prompted | Adjusted
+
+
+# A prompt as ACP agents take it: text, or content blocks, which are ACP's own already.
+#
+# Every agent takes text and links. The rest it takes only if it said so, which is not known before it was spoken to: so
+# what is asked for is checked as ACP has it, and again, for this agent, when it is sent. What can be told in text is;
+# what cannot be (a picture) is not left out silently: the turn fails, and says what this agent does not take.
+
+_HINT = "text, or a list of ACP content blocks"
+
+
+def blocks(prompt: Any) -> list[dict[str, Any]]:
+    if isinstance(prompt, str):
+        # Agents fail on an empty text, or wait.
+        if not prompt:
+            raise UsageError("the prompt is empty", hint=_HINT)
+        return [{"type": "text", "text": prompt}]
+    if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Sequence):
+        raise UsageError(f"a prompt cannot be {prompt!r:.60}", hint=_HINT)
+    found = [_block(block) for block in cast(Sequence[Any], prompt)]
+    if not found:
+        raise UsageError("the prompt has no blocks", hint=_HINT)
+    return found
+
+
+def fitted(content: list[dict[str, Any]], agent: Agent) -> list[dict[str, Any]] | str:
+    """The blocks as this agent takes them; or why it cannot."""
+    kept: list[dict[str, Any]] = []
+    for block in content:
+        kind = block["type"]
+        if (kind == "image" and not agent.takes_image) or (kind == "audio" and not agent.takes_audio):
+            return f"{agent.name} takes no {kind} in a prompt: send a link to it, or describe it"
+        if kind == "resource" and not agent.takes_resource:
+            resource = block["resource"]
+            if "text" not in resource:
+                return f"{agent.name} takes no embedded file in a prompt: send a link to it"
+            told = f'<context ref="{resource["uri"]}">\n{resource["text"]}\n</context>'
+            kept.append({"type": "text", "text": told})
+        else:
+            kept.append(block)
+    return kept
+
+
+def _block(block: Any) -> dict[str, Any]:
+    if not isinstance(block, Mapping):
+        raise UsageError(f"a content block cannot be {block!r:.60}", hint='a mapping with a "type"')
+    members = dict(cast(Mapping[str, Any], block))
+    match members.get("type"):
+        case "text":
+            _need(members, "text")
+        case "image" | "audio":
+            _need(members, "data", "mimeType")
+        case "resource_link":
+            _need(members, "uri")
+            # ACP wants a name, and people leave it out.
+            members.setdefault("name", members["uri"].rsplit("/", 1)[-1] or members["uri"])
+            _need(members, "name")
+        case "resource":
+            resource = members.get("resource")
+            if not isinstance(resource, Mapping):
+                raise UsageError("a resource block has no resource", hint='"resource": {"uri": …, "text": …}')
+            inner = cast(Mapping[str, Any], resource)
+            _need(inner, "uri", "blob" if "blob" in inner and "text" not in inner else "text")
+            members["resource"] = dict(inner)
+        case unknown:
+            hint = "text, image, audio, resource or resource_link"
+            raise UsageError(f"ACP has no content of type {unknown!r:.60}", hint=hint)
+    return members
+
+
+def _need(block: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        value = block.get(name)
+        if not isinstance(value, str):
+            raise UsageError(f"the {name} of a content block cannot be {value!r:.60}", hint="text")

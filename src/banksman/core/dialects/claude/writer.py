@@ -1,0 +1,278 @@
+"""A JSON schema as Claude Code takes it. What it does not take it drops without a word, and works without a schema.
+
+Its validator is strict, and of draft 7: it refuses a whole schema for another draft's keyword, a word it does not know,
+a choice that is named twice, a pattern that JavaScript does not read. So it is told what it is known to take (tried
+with 2.1.325), and of the rest nothing: the answer is held to the caller's own schema in any case, so what is left out
+is only not told to the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from banksman.core.dialects.dialect import Prompt, Setup
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.json_schema.json_value import canonical
+from banksman.core.session.permissions import Decision, Verdict
+from banksman.errors import UsageError
+
+_TOLD = frozenset(
+    (
+        *("type", "const", "enum", "title", "description", "default", "format", "$ref", "$defs", "definitions"),
+        *("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+        *("items", "additionalItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
+    )
+)
+_TEXTS = frozenset(("title", "description", "format"))
+# Under these stand schemas by name, and names are no keywords.
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+# What is given as a value is no schema, whatever it looks like.
+_VALUES = frozenset(("const", "default"))
+# Lists in which nothing may stand twice.
+_CHOICES = frozenset(("enum", "required", "type"))
+# A pattern that means the same to both: characters, classes and groups, each with one quantifier at most. Nothing in it
+# can be read in two ways, so there is nothing to go back to; and a possessive quantifier is wrong here before 3.11.5.
+_ESCAPED = r"\\[dDwWsSnrtfv/^$.*+?()\[\]{}|\\]"
+_ATOM = rf"[^\\()\[\]{{}}*+?|^$]|{_ESCAPED}|\[\^?(?:[^\\\[\]]|{_ESCAPED}|\\-)+\]|\)"
+_QUANTIFIED = rf"(?:{_ATOM})(?:(?:[*+?]|\{{\d+(?:,\d*)?\}})\??)?"
+_PLAIN_PATTERN = re.compile(rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?{{])|\\[bB](?![*+?{{]))*")
+
+
+def told(schema: Any) -> Any:
+    if isinstance(schema, list | tuple):
+        return [told(item) for item in cast(Sequence[Any], schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    members = _as_draft_7(cast(Mapping[str, Any], schema))
+    kept: dict[str, Any] = {}
+    for keyword, given in members.items():
+        if keyword in _VALUES:
+            kept[keyword] = given
+        elif keyword in _CHOICES and isinstance(given, list | tuple):
+            kept[keyword] = list({canonical(choice): choice for choice in cast(Sequence[Any], given)}.values())
+        elif keyword in _NAMED:
+            kept[keyword] = {name: told(each) for name, each in cast(Mapping[str, Any], given).items()}
+        else:
+            kept[keyword] = told(given)
+    return kept
+
+
+def _as_draft_7(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that are told, as that draft has them."""
+    members = dict(schema)
+    if "prefixItems" in members:
+        rest = members.pop("items", True)
+        members |= {"items": members.pop("prefixItems"), "additionalItems": rest}
+    untold = {keyword for keyword in members if keyword not in _TOLD}
+    untold |= {keyword for keyword in _TEXTS if not isinstance(members.get(keyword, ""), str)}
+    if "if" not in members or not members.keys() & {"then", "else"}:
+        untold |= {"if", "then", "else"}
+    if not is_plain_pattern(members.get("pattern", "")):
+        untold.add("pattern")
+    patterns: Mapping[str, Any] = members.get("patternProperties") or {}
+    named: Mapping[str, Any] = members.get("properties") or {}
+    are_apart = all(is_plain_pattern(each) and not any(re.search(each, name) for name in named) for each in patterns)
+    if not are_apart:
+        # Without one of them its members would be held to what is meant for the others.
+        untold |= {"patternProperties", "additionalProperties"}
+    return {keyword: given for keyword, given in members.items() if keyword not in untold}
+
+
+def is_plain_pattern(pattern: Any) -> bool:
+    return isinstance(pattern, str) and _PLAIN_PATTERN.fullmatch(pattern) is not None
+
+
+# Claude Code's stream-json, the other way: what is written to it, one line a frame.
+#
+# A value of a user's is always inside a JSON string, or part of its flag's word, so that none can become a frame or a
+# flag of its own.
+
+# Our own hook before each use of a tool: the rules are asked there, because the agent asks for permission only where
+# its own settings have not decided already.
+RULES_HOOK = "banksman-rules"
+# Where the agent can keep a permission, by our word for it.
+REMEMBER = {"session": "session", "local": "localSettings", "project": "projectSettings", "user": "userSettings"}
+# The hooks that the agent asks before it acts. One that fails, times out or is refused is to block what it was asked
+# about: without this word the agent goes on as if nobody had minded. Versions that do not know it ignore it.
+_GUARDS = frozenset(("PreToolUse", "PermissionRequest"))
+_GUARD = {"onFailure": "block"}
+_SETTINGS = {"model": ("set_model", "model"), "permission_mode": ("set_permission_mode", "mode")}
+
+
+def control_request(request: str, body: dict[str, Any]) -> bytes:
+    return line({"type": "control_request", "request_id": request, "request": body})
+
+
+def control_response(request: str, body: Mapping[str, Any]) -> bytes:
+    response = {"subtype": "success", "request_id": request, "response": dict(body)}
+    return line({"type": "control_response", "response": response})
+
+
+def control_error(request: str, error: str) -> bytes:
+    response = {"subtype": "error", "request_id": request, "error": error}
+    return line({"type": "control_response", "response": response})
+
+
+def initialize(request: str, setup: Setup) -> bytes:
+    rules = {"matcher": None, "hookCallbackIds": [RULES_HOOK], **_GUARD}
+    hooks: dict[str, list[dict[str, Any]]] = {"PreToolUse": [rules]}
+    for hook in setup.hooks:
+        entry = {"matcher": hook.matcher, "hookCallbackIds": [hook.id], "timeout": hook.seconds}
+        if hook.event in _GUARDS:
+            entry |= _GUARD
+        hooks.setdefault(hook.event, []).append(entry)
+    body: dict[str, Any] = {"subtype": "initialize", "hooks": hooks}
+    if setup.servers:
+        body["sdkMcpServers"] = list(setup.servers)
+    if setup.schema is not None:
+        body["jsonSchema"] = told(setup.schema)
+    return control_request(request, body)
+
+
+def user(ref: str, prompt: Prompt) -> bytes:
+    return line(
+        {
+            "type": "user",
+            "message": {"role": "user", "content": _content(prompt)},
+            "parent_tool_use_id": None,
+            # The process knows its conversation; this name only fills the place.
+            "session_id": "default",
+            "uuid": ref,
+        }
+    )
+
+
+def setting(request: str, name: str, value: str) -> bytes:
+    subtype, member = _SETTINGS[name]
+    return control_request(request, {"subtype": subtype, member: value})
+
+
+def answer(asked: Requested, decision: Decision) -> bytes:
+    if asked.wants is Wants.ELICITATION:
+        body: dict[str, Any] = {"action": "accept" if decision.allows else "decline"}
+        if decision.allows:
+            body["content"] = dict(decision.content or {})
+    elif decision.allows:
+        given = asked.input if decision.updated_input is None else decision.updated_input
+        body = {"behavior": "allow", "updatedInput": dict(given)}
+        if decision.remember is not None:
+            body["updatedPermissions"] = _remembered(asked, decision.remember)
+    else:
+        body = {"behavior": "deny", "message": decision.message or "denied"}
+        if decision.interrupts:
+            body["interrupt"] = True
+    return control_response(asked.request, body)
+
+
+def _remembered(asked: Requested, where: str) -> list[dict[str, Any]]:
+    """What the agent itself suggested, kept where we say; without a suggestion, the tool as such."""
+    destination = REMEMBER[where]
+    suggested = asked.details.get("permission_suggestions")
+    items = cast(list[Any], suggested) if isinstance(suggested, list) else []
+    kept = [{**cast(dict[str, Any], item), "destination": destination} for item in items if isinstance(item, dict)]
+    if kept:
+        return kept
+    rules = [{"toolName": asked.tool}]
+    return [{"type": "addRules", "rules": rules, "behavior": "allow", "destination": destination}]
+
+
+def ruling(asked: Requested, verdict: Verdict | None) -> bytes:
+    if verdict is None:
+        return control_response(asked.request, {})
+    decided = {
+        "hookEventName": "PreToolUse",
+        "permissionDecision": verdict.value,
+        "permissionDecisionReason": f"a rule of this session says {verdict.value!r} for {asked.tool}",
+    }
+    return control_response(asked.request, {"hookSpecificOutput": decided})
+
+
+def respond(asked: Requested, response: Mapping[str, Any]) -> bytes:
+    body = {"mcp_response": dict(response)} if asked.wants is Wants.TOOL else response
+    return control_response(asked.request, body)
+
+
+def mcp_config(servers: Sequence[Mapping[str, Any]]) -> str:
+    """What `--mcp-config` reads, from servers as ACP describes them."""
+    return line({"mcpServers": dict(_server(server) for server in servers)}).decode()
+
+
+def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """ACP has a list of named values where the agent has an object."""
+    name = server["name"]
+    pairs = {member: {pair["name"]: pair["value"] for pair in server.get(member, ())} for member in ("env", "headers")}
+    if "command" in server:
+        return name, {"command": server["command"], "args": list(server.get("args", ())), "env": pairs["env"]}
+    return name, {"type": server["type"], "url": server["url"], "headers": pairs["headers"]}
+
+
+def line(frame: dict[str, Any]) -> bytes:
+    """One line: JSON escapes every newline inside a text."""
+    try:
+        line = msgspec.json.encode(frame)
+    except UnicodeEncodeError as exc:
+        hint = "half of a surrogate pair is no text; decode with errors='replace'"
+        raise UsageError(f"this cannot be sent as UTF-8: {exc.reason}", hint=hint) from exc
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise UsageError(f"this cannot be sent as JSON: {exc}", hint="text, numbers, lists and dicts") from exc
+    assert b"\n" not in line
+    return line + b"\n"
+
+
+def flag(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"--{name} cannot be {value!r:.60}", hint="text that is not empty, or None")
+    return f"--{name}={value}"
+
+
+def _content(prompt: Any) -> str | list[dict[str, Any]]:
+    """A prompt as the agent takes it: text, or blocks."""
+    hint = "text, or a list of ACP content blocks"
+    if isinstance(prompt, str):
+        # The model's API takes no empty text: the agent would fail on it, or wait.
+        if not prompt:
+            raise UsageError("the prompt is empty", hint=hint)
+        return prompt
+    if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Sequence):
+        raise UsageError(f"a prompt cannot be {prompt!r:.60}", hint=hint)
+    blocks = [_block(block) for block in cast(Sequence[Any], prompt)]
+    if not blocks:
+        raise UsageError("the prompt has no blocks", hint=hint)
+    return blocks
+
+
+def _block(block: Any) -> dict[str, Any]:
+    if not isinstance(block, Mapping):
+        raise UsageError(f"a content block cannot be {block!r:.60}", hint='a mapping with a "type"')
+    members = cast(Mapping[str, Any], block)
+    match members.get("type"):
+        case "text":
+            return {"type": "text", "text": _member(members, "text")}
+        case "image":
+            media_type, data = _member(members, "mimeType"), _member(members, "data")
+            return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+        case "resource_link":
+            return {"type": "text", "text": f"[@{members.get('name') or 'file'}]({_member(members, 'uri')})"}
+        case "resource":
+            resource = members.get("resource")
+            if not isinstance(resource, Mapping):
+                raise UsageError("a resource block has no resource", hint='"resource": {"uri": …, "text": …}')
+            inner = cast(Mapping[str, Any], resource)
+            uri, text = _member(inner, "uri"), _member(inner, "text")
+            return {"type": "text", "text": f'<context ref="{uri}">\n{text}\n</context>'}
+        case unknown:
+            hint = "text, image, resource with a text, or resource_link"
+            raise UsageError(f"this agent takes no content of type {unknown!r:.60}", hint=hint)
+
+
+def _member(block: Mapping[str, Any], name: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise UsageError(f"the {name} of a content block cannot be {value!r:.60}", hint="text")
+    return value

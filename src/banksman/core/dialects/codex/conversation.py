@@ -1,0 +1,445 @@
+"""What was said to a Codex app-server and by it so far, and what that makes of what it says next.
+
+**Whose turn it is.** A prompt is a request (`turn/start`), and its reply names the turn that the prompt is in: a new
+one that is about to start, or the one that runs, which the prompt then has joined. The order of that reply and of the
+turn's notices is not promised. So while such a reply is owed, a turn that starts is nobody's until the reply, or the
+item of the prompt itself, says whose it is; if it ends before that, its boundary is kept. A turn that no request of
+ours asked for is the agent's own.
+
+**Steering.** While a turn runs a prompt is added to it (`turn/steer`) under the condition that it is still that turn.
+If it is over, or takes none, the agent refuses, and the prompt is an ask like any other again.
+
+**Interrupts** name their turn, so a late one can stop nothing else. One that comes before the turn has started is kept,
+and sent when it has. One that has no answer when its turn is over needs none.
+
+**Threads.** An agent of the agent's has a thread of its own, and says the same things about it; none of them is about
+our turn. What it asks is asked of us all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from banksman.core.dialects.codex import questions, reader, writer
+from banksman.core.dialects.codex.reader import (
+    ERROR,
+    RESOLVED,
+    TOKEN_USAGE,
+    TURN_COMPLETED,
+    TURN_STARTED,
+    Over,
+    Running,
+)
+from banksman.core.dialects.codex.writer import Begin, Converse, Initialize, Join, Purpose, Stop
+from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Spoken
+from banksman.core.dialects.json_rpc_dialect import is_aside
+from banksman.core.dialects.meaning import (
+    Forgot,
+    Meaning,
+    Noise,
+    PromptRefused,
+    PromptTaken,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    Told,
+    TurnOpened,
+    Wants,
+)
+from banksman.core.session.permissions import DENIED, Decision, Verdict
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.jsonrpc import BARE, Call, Garbage, Message, Notice, Reply
+from banksman.core.wire.partial_json import mapping, text
+from banksman.core.wire.pending_requests import NO_ROOM, Exchange
+
+# It becomes a word of the log, and is said again to the next process.
+CONVERSATION_CHARACTERS_MAX = 256
+# How it says that it does not know a conversation. Without one nothing was said in it, or its file is gone.
+_UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "invalid thread id")
+_NOTHING_SAID: Exchange[Purpose] = Exchange(BARE)
+# Any turn: the reply did not say, or not legibly, in which one the prompt is.
+_ANY = ""
+
+
+class CodexSpeech(Struct, frozen=True):
+    """`accepted`: prompts whose turn, by its id, has not started yet. `over`: the last turn that ended. `stops`:
+    interrupts that wait for their turn to start. `wishes`: what was changed since the thread began. `total`: what the
+    thread has used. `changes`: of the files that it wants to change, and the item that does."""
+
+    setup: Setup = PLAIN
+    exchange: Exchange[Purpose] = _NOTHING_SAID
+    conversation: str | None = None
+    running: Running | None = None
+    accepted: tuple[tuple[str, str], ...] = ()
+    over: Over | None = None
+    stops: tuple[str, ...] = ()
+    wishes: tuple[tuple[str, str], ...] = ()
+    total: Mapping[str, Any] | None = None
+    changes: tuple[str, Any] | None = None
+
+    @property
+    def recites(self) -> bool:
+        """What was said in a conversation comes with the reply that resumes it, and is not said again."""
+        return False
+
+    @property
+    def quiet_seconds(self) -> float:
+        return 0.0
+
+    def is_aside(self, line: bytes) -> bool:
+        return is_aside(line, self.conversation, "threadId")
+
+    # -- what we say -------------------------------------------------------------------------------------------------
+    def handshake(self, request: str) -> Spoken:
+        return self._call(Initialize(request), "initialize", writer.INITIALIZE)
+
+    def hurry(self) -> Spoken:
+        return Spoken(self)
+
+    def prompt(self, ref: str, prompt: Prompt) -> Spoken:
+        parts = writer.content(prompt)
+        if not self.exchange.ours.has_room:
+            is_added = self.running is not None or bool(self.accepted) or self._has_begun
+            return Spoken(self, meanings=(PromptRefused(ref),) if is_added else Over.refused(NO_ROOM).told(ref))
+        if self.running is None:
+            return self._begin(ref, parts)
+        params = writer.steer(self.conversation or "", self.running.id, ref, parts)
+        return self._call(Join(ref, self.running.id), "turn/steer", params)
+
+    def interrupt(self, request: str) -> Spoken:
+        if not self.exchange.ours.has_room:
+            return Spoken(self, meanings=(Replied(request, error=NO_ROOM),))
+        if self.running is not None:
+            return self._stop((request,), self.running.id)
+        if self.accepted or self._has_begun:
+            return Spoken(replace(self, stops=(*self.stops, request)))
+        return Spoken(self, meanings=(Replied(request, error="no turn runs"),))
+
+    def setting(self, request: str, name: str, value: str) -> Spoken:
+        """It is sent with the next turn, and holds from then on."""
+        if name == "permission_mode" and value not in writer.POLICIES:
+            known = ", ".join(writer.POLICIES)
+            return Spoken(self, meanings=(Replied(request, error=f"it knows {known}"),))
+        kept = tuple(pair for pair in self.wishes if pair[0] != name)
+        return Spoken(replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),))
+
+    def answer(self, asked: Requested, decision: Decision) -> Spoken:
+        return self._reply(asked, questions.answer(asked, decision))
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
+        return Spoken(self)  # It does not ask before each tool; the rules decide what it does ask.
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken:
+        return self._reply(asked, dict(response))
+
+    def refuse(self, asked: Requested, error: str) -> Spoken:
+        if asked.wants is not Wants.UNKNOWN:
+            return self.answer(asked, DENIED)
+        exchange, frames = self.exchange.error(asked.request, jsonrpc.METHOD_NOT_FOUND, error)
+        return Spoken(replace(self, exchange=exchange), frames)
+
+    def cancel(self, asked: Requested) -> Spoken:
+        if asked.wants is Wants.UNKNOWN:
+            return self.refuse(asked, "cancelled")
+        return self._reply(asked, questions.cancelled(asked))
+
+    def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
+        exchange, frame = self.exchange.call(purpose, method, params)
+        return Spoken(replace(self, exchange=exchange), (frame,))
+
+    def _begin(self, ref: str, parts: list[dict[str, Any]]) -> Spoken:
+        names = {"model": "model", "permission_mode": "approvalPolicy"}
+        wishes: dict[str, Any] = {names[name]: value for name, value in self.wishes if name in names}
+        if self.setup.schema is not None:
+            wishes["outputSchema"] = dict(self.setup.schema)
+        begin = Begin(ref, is_added=bool(self.accepted) or self._has_begun)
+        return self._call(begin, "turn/start", writer.turn(self.conversation or "", ref, parts, wishes))
+
+    def _stop(self, requests: tuple[str, ...], turn: str) -> Spoken:
+        params = {"threadId": self.conversation or "", "turnId": turn}
+        return self._call(Stop(requests, turn), "turn/interrupt", params)
+
+    def _reply(self, asked: Requested, result: dict[str, Any]) -> Spoken:
+        exchange, frames = self.exchange.reply(asked.request, result)
+        return Spoken(replace(self, exchange=exchange), frames)
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+    def hear(self, told: Told) -> Spoken:
+        messages: tuple[Message, ...] = told.message
+        spoken = Spoken(self)
+        for message in messages:
+            spoken = _then(spoken, partial(CodexSpeech._heard, message=message))
+        return spoken
+
+    def _heard(self, message: Message) -> Spoken:
+        match message:
+            case Call():
+                return self._on_call(message)
+            case Reply():
+                return self._on_reply(message)
+            case Notice():
+                plain = reader.plain(message) if not _is_told(message) else None
+                spoken = self._on_notice(message)
+                return spoken if plain is None else replace(spoken, meanings=(*spoken.meanings, plain))
+            case Garbage():
+                exchange, frames = self.exchange.reject(message)
+                return Spoken(replace(self, exchange=exchange), frames, (Noise(),))
+
+    def _on_call(self, call: Call) -> Spoken:
+        exchange, is_taken, frames = self.exchange.take(call)
+        speech = replace(self, exchange=exchange)
+        if not is_taken:
+            return Spoken(speech, frames)
+        asked = questions.requested(call)
+        if call.is_cut:
+            # Of a question too large to be read the answer is no, but it must have one: the agent waits.
+            return speech.refuse(asked, "too large")
+        if self.changes is not None and call.named.get("itemId") == self.changes[0]:
+            asked = replace(asked, input={**asked.input, "changes": self.changes[1]})
+        return Spoken(speech, meanings=(asked,))
+
+    # -- replies -----------------------------------------------------------------------------------------------------
+    def _on_reply(self, reply: Reply) -> Spoken:
+        if reply.id is None:
+            # So large that nothing can be said about it: it may have been the end of the turn, and nothing else may
+            # ever say so.
+            return self._on_lost() if reply.is_cut else Spoken(self, meanings=(Noise(),))
+        exchange, purpose = self.exchange.settle(reply.id)
+        speech = replace(self, exchange=exchange)
+        match purpose:
+            case None:
+                return Spoken(self, meanings=(Noise(),))  # Late, or said before, or never asked for.
+            case Initialize(request=request):
+                if reply.error is not None:
+                    return Spoken(speech, meanings=(Replied(request, error=str(reply.error)),))
+                method, params = writer.thread(self.setup)
+                exchange, initialized = exchange.notice("initialized")
+                spoken = replace(speech, exchange=exchange)._call(Converse(request), method, params)
+                return replace(spoken, frames=(initialized, *spoken.frames))
+            case Converse(request=request):
+                return speech._on_conversation(request, reply)
+            case Begin():
+                return speech._on_begun(purpose, reply)
+            case Join():
+                return speech._on_joined(purpose, reply)
+            case Stop(requests=requests):
+                error = None if reply.error is None else str(reply.error)
+                return Spoken(speech, meanings=tuple(Replied(request, error=error) for request in requests))
+
+    def _on_conversation(self, request: str, reply: Reply) -> Spoken:
+        known = self.setup.conversation
+        if reply.error is not None:
+            error = str(reply.error)
+            is_unknown = known is not None and any(word in error.lower() for word in _UNKNOWN)
+            return Spoken(self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),))
+        name = text(mapping(reply.named.get("thread")).get("id"))
+        if name is None and not self.setup.forks:
+            name = known  # Of a reply with a long history in it not all may have been kept.
+        if not name or len(name) > CONVERSATION_CHARACTERS_MAX or not name.isprintable():
+            return Spoken(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
+        return Spoken(replace(self, conversation=name), meanings=(Replied(request),))
+
+    def _on_begun(self, begin: Begin, reply: Reply) -> Spoken:
+        if reply.error is None:
+            spoken = self._placed(begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY)
+        elif begin.is_added:
+            spoken = Spoken(self, meanings=(PromptRefused(begin.ref),))
+        else:
+            spoken = Spoken(self, meanings=Over.refused(str(reply.error)).told(begin.ref))
+        return _then(spoken, CodexSpeech._told_own)
+
+    def _on_joined(self, join: Join, reply: Reply) -> Spoken:
+        if reply.error is not None:
+            return Spoken(self, meanings=(PromptRefused(join.ref),))
+        return self._placed(join.ref, text(reply.named.get("turnId")) or join.turn)
+
+    def _placed(self, ref: str, turn: str) -> Spoken:
+        """The agent has the prompt, in that turn: one that runs, that has ended, or that is yet to start."""
+        running, over = self.running, self.over
+        if running is not None and running.id == turn:
+            return self._named(ref)
+        if over is not None and over.id == turn:
+            if ref in over.refs:
+                return Spoken(self)  # It has been told by its item.
+            opened = () if over.is_told else (TurnOpened((ref,), conversation=self.conversation, can_interrupt=True),)
+            return Spoken(replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref)))
+        return Spoken(replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),))
+
+    def _named(self, ref: str) -> Spoken:
+        """This prompt is in the turn that runs."""
+        running = self.running
+        assert running is not None
+        if ref in running.refs:
+            return Spoken(self)
+        speech = replace(self, running=running.named(ref))
+        if running.refs:
+            return Spoken(speech, meanings=(PromptTaken(ref),))
+        opened = TurnOpened((ref,), conversation=self.conversation, can_interrupt=True)
+        return Spoken(speech, meanings=(opened,))
+
+    def _told_own(self) -> Spoken:
+        """No reply is owed any more: what has no prompt of ours in it was the agent's own."""
+        if self._has_begun:
+            return Spoken(self)
+        speech = self
+        meanings: list[Meaning] = []
+        opened = TurnOpened(conversation=self.conversation, can_interrupt=True)
+        if self.over is not None and not self.over.is_told:
+            meanings += (opened, self.over.boundary())
+            speech = replace(speech, over=replace(self.over, is_told=True))
+        if self.running is not None and not self.running.is_told:
+            meanings.append(opened)
+            speech = replace(speech, running=replace(self.running, is_told=True))
+        if self.running is None and not self.accepted and self.stops:
+            meanings += (Replied(request, error="no turn runs") for request in self.stops)
+            speech = replace(speech, stops=())
+        return Spoken(speech, meanings=tuple(meanings))
+
+    @property
+    def _has_begun(self) -> bool:
+        """A prompt was sent that opens a turn, and it is not known which."""
+        return any(isinstance(purpose, Begin) for _, purpose in self.exchange.ours.open)
+
+    # -- notices -----------------------------------------------------------------------------------------------------
+    def _on_notice(self, notice: Notice) -> Spoken:
+        params = notice.named
+        if notice.method == RESOLVED:
+            return self._on_resolved(jsonrpc.as_id(params.get("requestId")))
+        if params.get("threadId", self.conversation) != self.conversation:
+            return Spoken(self)
+        running = self.running
+        match notice.method:
+            case method if method == TURN_STARTED:
+                turn = text(mapping(params.get("turn")).get("id"))
+                return Spoken(self) if turn is None else self._on_started(turn)
+            case method if method == TURN_COMPLETED:
+                return self._on_completed(mapping(params.get("turn")), is_cut=notice.is_cut)
+            case method if method == TOKEN_USAGE:
+                usage = mapping(params.get("tokenUsage"))
+                total, last = mapping(usage.get("total")), mapping(usage.get("last"))
+                running = None if running is None else running.counted(total, last)
+                return Spoken(replace(self, total=total or self.total, running=running))
+            case method if method == ERROR and running is not None:
+                message = text(mapping(params.get("error")).get("message"))
+                return Spoken(replace(self, running=replace(running, error=message or running.error)))
+            case "item/started" | "item/completed":
+                return self._on_item(notice.method, text(params.get("turnId")), mapping(params.get("item")))
+            case _:
+                return Spoken(self)
+
+    def _on_started(self, turn: str) -> Spoken:
+        spoken = Spoken(self)
+        if self.over is not None and self.over.id == turn:
+            return Spoken(self, meanings=(Noise(),))  # It has ended already.
+        if self.running is not None:
+            if self.running.id == turn:
+                return spoken
+            # One at a time: the other is over, whether it said so or not.
+            spoken = self._ended(Over.lost(self.running.id, "the agent began another turn"))
+        return _then(spoken, lambda speech: speech._opened(turn))
+
+    def _opened(self, turn: str) -> Spoken:
+        refs = tuple(ref for id, ref in self.accepted if id in (turn, _ANY))
+        is_told = bool(refs) or not self._has_begun
+        running = Running(turn, refs=refs, is_told=is_told, before=self.total)
+        accepted = tuple(pair for pair in self.accepted if pair[1] not in refs)
+        speech = replace(self, running=running, accepted=accepted, stops=())
+        opened = TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
+        spoken = Spoken(speech, meanings=(opened,) if is_told else ())
+        if self.stops:
+            spoken = _then(spoken, lambda speech: speech._stop(self.stops, turn))
+        return spoken
+
+    def _on_completed(self, turn: dict[str, Any], *, is_cut: bool) -> Spoken:
+        id = text(turn.get("id"))
+        running = self.running
+        if id is None or (running is not None and running.id == id):
+            if running is None:
+                return Spoken(self, meanings=(Noise(),))
+            return self._ended(running.over(turn, self.conversation, self.setup, is_cut=is_cut))
+        if self.over is not None and self.over.id == id:
+            return Spoken(self, meanings=(Noise(),))  # Said before.
+        # Its start was not heard, or not understood.
+        spoken = self._on_started(id)
+        return _then(spoken, lambda speech: speech._on_completed(turn, is_cut=is_cut))
+
+    def _on_lost(self) -> Spoken:
+        if self.running is not None:
+            return self._ended(Over.lost(self.running.id, "frame_too_large"))
+        if not self.accepted:
+            return Spoken(self, meanings=(Noise(),))
+        # The start of our turn was in it, or all of it.
+        running = Running(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
+        return replace(self, running=running, accepted=())._ended(Over.lost(_ANY, "frame_too_large"))
+
+    def _ended(self, over: Over) -> Spoken:
+        """The turn that runs is over, in this way."""
+        running = self.running
+        assert running is not None
+        over = replace(over, refs=running.refs, is_told=running.is_told)
+        meanings: tuple[Meaning, ...] = over.told(*running.refs) if running.is_told else ()
+        # What is still asked about it will have no answer that matters: where its prompts are is known, and an
+        # interrupt can stop nothing any more, whatever is said about it.
+        ours, needless = self.exchange.ours.without(lambda purpose: _is_settled(purpose, over))
+        error = "the turn was over before it was answered"
+        for stop in needless:
+            meanings += tuple(
+                Replied(request, error=error) for request in (stop.requests if isinstance(stop, Stop) else ())
+            )
+        exchange = replace(self.exchange, ours=ours)
+        return Spoken(replace(self, running=None, over=over, exchange=exchange, changes=None), meanings=meanings)
+
+    def _on_item(self, method: str, turn: str | None, item: dict[str, Any]) -> Spoken:
+        running = self.running
+        if running is None or turn != running.id:
+            return Spoken(self)
+        match item.get("type"):
+            case "userMessage":
+                ref = item.get("clientId")
+                return self._named(ref) if isinstance(ref, str) and self._is_sent(ref) else Spoken(self)
+            case "agentMessage" if method == "item/completed":
+                return Spoken(replace(self, running=replace(running, text=text(item.get("text")))))
+            case "fileChange" if method == "item/started" and isinstance(item.get("id"), str):
+                return Spoken(replace(self, changes=(item["id"], item.get("changes"))))
+            case _:
+                return Spoken(self)
+
+    def _is_sent(self, ref: str) -> bool:
+        """Whether this is a prompt of ours whose turn is not known yet."""
+        return any(isinstance(purpose, Begin | Join) and purpose.ref == ref for _, purpose in self.exchange.ours.open)
+
+    def _on_resolved(self, id: jsonrpc.Id | None) -> Spoken:
+        """Also after an answer of ours; then it is no news."""
+        if id is None:
+            return Spoken(self, meanings=(Noise(),))
+        exchange, was_open = self.exchange.close(id)
+        withdrawn = (RequestWithdrawn(jsonrpc.id_text(id)),) if was_open else ()
+        return Spoken(replace(self, exchange=exchange), meanings=withdrawn)
+
+
+def _is_settled(purpose: Purpose, over: Over) -> bool:
+    """Whether a request of ours is about nothing but a turn that has ended."""
+    match purpose:
+        case Stop(turn=turn):
+            return turn == over.id
+        case Begin(ref=ref) | Join(ref=ref):
+            return ref in over.refs
+        case _:
+            return False
+
+
+def _is_told(notice: Notice) -> bool:
+    """Whether all that it means is in what is remembered: a notice about a tool's item is one about a tool, too."""
+    return reader.is_remembered(notice) and not notice.method.startswith("item/")
+
+
+def _then(spoken: Spoken, say: Callable[[CodexSpeech], Spoken]) -> Spoken:
+    """What follows from it, after it."""
+    assert isinstance(spoken.speech, CodexSpeech)
+    more = say(spoken.speech)
+    return Spoken(more.speech, (*spoken.frames, *more.frames), (*spoken.meanings, *more.meanings))

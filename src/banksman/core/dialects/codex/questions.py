@@ -1,0 +1,170 @@
+"""What the Codex app-server asks of us, and the answers in its words.
+
+**Permissions.** A command, a change of files, more rights than it has: it says which decisions it would take, and each
+is an option in ACP's terms. It takes a plain no (`decline`) also where it does not offer one. `cancel` says no and ends
+the turn. What a server of its own wants to know, or the agent itself, is an elicitation.
+
+**Anything else** that it may ask (the time, a token, a tool of ours) is not ours to give, and is refused: the agent
+goes on without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.session.permissions import Decision
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.jsonrpc import Call
+from banksman.core.wire.partial_json import items, mapping, text
+
+COMMAND = "item/commandExecution/requestApproval"
+FILES = "item/fileChange/requestApproval"
+RIGHTS = "item/permissions/requestApproval"
+INPUT = "item/tool/requestUserInput"
+ELICITATION = "mcpServer/elicitation/request"
+# The same questions in the words of an older protocol.
+OLD_COMMAND = "execCommandApproval"
+OLD_FILES = "applyPatchApproval"
+
+# The tool that is asked about, as the rules of a session name it: the type of its item, where it has one.
+_TOOLS = {
+    COMMAND: "commandExecution",
+    FILES: "fileChange",
+    RIGHTS: "permissions",
+    OLD_COMMAND: "commandExecution",
+    OLD_FILES: "fileChange",
+}
+# The parameters that are what the tool is used with. The others are said about it.
+_INPUTS = {
+    COMMAND: ("command", "cwd", "networkApprovalContext"),
+    FILES: ("itemId", "grantRoot"),
+    RIGHTS: ("permissions", "cwd"),
+    OLD_COMMAND: ("command", "cwd"),
+    OLD_FILES: ("fileChanges", "grantRoot"),
+}
+_KINDS = {
+    "accept": "allow_once",
+    "acceptForSession": "allow_always",
+    "acceptWithExecpolicyAmendment": "allow_always",
+    "decline": "reject_once",
+    "cancel": "reject_once",
+}
+_NAMES = {
+    "accept": "Allow",
+    "acceptForSession": "Allow for this session",
+    "acceptWithExecpolicyAmendment": "Allow, and every command like it",
+    "applyNetworkPolicyAmendment": "Remember for this host",
+    "decline": "Reject",
+    "cancel": "Reject, and stop",
+}
+_USUAL = ("accept", "acceptForSession", "decline", "cancel")
+_OLD_WORDS = {"accept": "approved", "acceptForSession": "approved_for_session", "decline": "denied", "cancel": "abort"}
+
+
+def requested(call: Call) -> Requested:
+    """What a request of the agent's is to us."""
+    request, method, params = jsonrpc.id_text(call.id), call.method, call.named
+    if method in _TOOLS:
+        given = {name: params[name] for name in _INPUTS[method] if params.get(name) is not None}
+        details = {name: value for name, value in params.items() if name not in given and value is not None}
+        details |= {"title": _title(given, params), "options": _options(call)}
+        return Requested(request, Wants.PERMISSION, method, _TOOLS[method], given, details)
+    if method == ELICITATION:
+        return Requested(request, Wants.ELICITATION, method, text(params.get("serverName")) or "", {}, params)
+    if method == INPUT:
+        return Requested(request, Wants.ELICITATION, method, "requestUserInput", {}, params)
+    return Requested(request, Wants.UNKNOWN, method)
+
+
+def _title(given: Mapping[str, Any], params: Mapping[str, Any]) -> str:
+    command = given.get("command")
+    if isinstance(command, list):
+        command = " ".join(word for word in items(command) if isinstance(word, str))
+    return text(command) or text(params.get("reason")) or ""
+
+
+def _options(call: Call) -> list[dict[str, str]]:
+    offered = [name for decision in items(call.named.get("availableDecisions")) if (name := _name(decision))]
+    if not offered:
+        offered = [name for name in _USUAL if call.method != RIGHTS or name != "cancel"]
+    elif "decline" not in offered:
+        offered.insert(len(offered) - (offered[-1] == "cancel"), "decline")
+    decisions = _decisions(call.named)
+    return [{"optionId": name, "name": _NAMES[name], "kind": _kind(name, decisions.get(name))} for name in offered]
+
+
+def _decisions(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Each that was offered, by its name: some carry what is to be remembered."""
+    return {name: decision for decision in items(params.get("availableDecisions")) if (name := _name(decision))}
+
+
+def _name(decision: Any) -> str | None:
+    """The word that a decision is called by, if it is one that we know."""
+    word = decision if isinstance(decision, str) else next(iter(mapping(decision)), None)
+    return word if word in _NAMES else None
+
+
+def _kind(name: str, decision: Any) -> str:
+    if name == "applyNetworkPolicyAmendment":
+        amendment = mapping(mapping(mapping(decision).get(name)).get("network_policy_amendment"))
+        return "reject_always" if amendment.get("action") == "deny" else "allow_always"
+    return _KINDS[name]
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+def answer(asked: Requested, decision: Decision) -> dict[str, Any]:
+    """The result that says so."""
+    match asked.subtype:
+        case "item/tool/requestUserInput":
+            return {"answers": _entered(decision) if decision.allows else {}}
+        case "mcpServer/elicitation/request":
+            content = dict(decision.content or {}) if decision.allows else None
+            return {"action": "accept" if decision.allows else "decline", "content": content}
+        case _:
+            return _decided(asked, _chosen(asked, decision))
+
+
+def cancelled(asked: Requested) -> dict[str, Any]:
+    """The result that says that nobody will decide: its turn is being stopped."""
+    match asked.subtype:
+        case "item/tool/requestUserInput":
+            return {"answers": {}}
+        case "mcpServer/elicitation/request":
+            return {"action": "cancel", "content": None}
+        case _:
+            return _decided(asked, "cancel")
+
+
+def _entered(decision: Decision) -> dict[str, Any]:
+    """What the user entered, a question each: one answer or several."""
+    content = decision.content or {}
+    return {name: {"answers": [str(each) for each in items(value) or [value]]} for name, value in content.items()}
+
+
+def _chosen(asked: Requested, decision: Decision) -> str:
+    """The word for a decision: the option that was picked, or the nearest that is offered."""
+    # Codex cannot be told "but with this instead": what was changed must never run as it was.
+    assert decision.updated_input is None
+    offered = {option["optionId"]: option["kind"] for option in map(mapping, items(asked.details.get("options")))}
+    if decision.option in offered:
+        assert decision.option is not None
+        return decision.option
+    if not decision.allows:
+        return "cancel" if decision.interrupts else "decline"
+    if decision.remember is not None:
+        # The other one is written to the user's files. It is taken for the session also where it is not offered.
+        lasting = "acceptWithExecpolicyAmendment"
+        return lasting if decision.remember != "session" and lasting in offered else "acceptForSession"
+    return "accept"
+
+
+def _decided(asked: Requested, name: str) -> dict[str, Any]:
+    if asked.subtype == RIGHTS:
+        allows = name in ("accept", "acceptForSession")
+        permissions = mapping(asked.input.get("permissions")) if allows else {}
+        return {"permissions": permissions, "scope": "session" if name == "acceptForSession" else "turn"}
+    if asked.subtype in (OLD_COMMAND, OLD_FILES):
+        return {"decision": _OLD_WORDS.get(name, "denied")}
+    return {"decision": _decisions(asked.details).get(name, name)}

@@ -1,0 +1,477 @@
+"""What the agent says, and whose it is.
+
+Frames are tagged with the turn that is speaking; a few of them say something about turns, and are taken here. The one
+question that matters is whether a boundary is the boundary of *our* turn. Agents finish a turn of their own while our
+prompt is on its way, say a boundary twice, or late; none of these may answer an ask.
+
+An agent that names prompts settles it: a boundary belongs to our turn if it names our prompt, or if the agent has said
+that it began with it. One that does not (yet) is believed after a moment in which it could have contradicted: if our
+prompt is announced after "its" boundary, that boundary was the agent's own. Once it has shown that it names none, its
+boundaries are taken at their word, as far as it announces turns at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from banksman.core.dialects.dialect import Plain
+from banksman.core.dialects.meaning import (
+    Forgot,
+    Meaning,
+    Noise,
+    PromptRefused,
+    PromptSettled,
+    PromptTaken,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    TasksChanged,
+    Thought,
+    Told,
+    ToolBegan,
+    ToolEnded,
+    TurnOpened,
+    TurnOver,
+)
+from banksman.core.session import ask_queue, idle_process, questions, settings, turn_end, watchdogs
+from banksman.core.session import event as kinds
+from banksman.core.session import turn as turns
+from banksman.core.session.effects import BeReady, HoldConversation
+from banksman.core.session.facts import FramesRead, Timer
+from banksman.core.session.state import Naming, ProcessPhase, Stale, Store
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.watchdogs import Name
+from banksman.errors import AgentError
+
+HANDSHAKE = "handshake"
+# Tools that run at once, and tasks in the background. Whether there are any is what matters.
+TASKS_MAX = 256
+# A prompt of this size may overflow a model by itself; and how many of those in a row are the conversation's fault.
+LARGE_PROMPT_CHARACTERS = 256 << 10
+# How many times its quiet an agent may go on talking after a boundary.
+QUIET_TIMES_MAX = 10
+OVERFLOWS_MAX = 2
+# Whether it went well is for the boundary to say. Without one nobody has.
+_UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
+
+
+def read_frames(work: Work, fact: FramesRead) -> None:
+    begin = idle = 0
+    # An entry is tagged with the turn that was speaking when its frame was said. A frame that opens a turn is that
+    # turn's first; the boundary is its last.
+    for index, meaning in fact.meanings:
+        _keep(work, fact.lines[begin:index])
+        was_reciting = _recites(work)
+        meanings, answers = _resolved(work, meaning)
+        first = meanings[0] if meanings else None
+        idle += isinstance(first, Noise | Thought)
+        if isinstance(first, TurnOpened):
+            hear(work, first)
+            meanings = meanings[1:]
+        elif isinstance(first, TurnOver) and work.state.own is None and not _is_ours(work, first):
+            _open_own(work, first.origin, first.refs)
+        # What begins the recitation is no part of it, nor is what ends it.
+        _keep(work, fact.lines[index : index + 1], recites=was_reciting and _recites(work))
+        for answer in answers:
+            work.send(work.speaker, answer)
+        for each in meanings:
+            hear(work, each)
+        begin = index + 1
+    _keep(work, fact.lines[begin:])
+    _wait_for_quiet(work)
+    if work.state.clocks:
+        has_progress = len(fact.lines) > idle
+        names = (Name.BYTES, Name.PROGRESS) if has_progress else (Name.BYTES,)
+        work.set(clocks=watchdogs.wind(work.state.clocks, work.at, *names))
+
+
+def _recites(work: Work) -> bool:
+    speech = work.state.process.speech
+    return speech is not None and speech.recites
+
+
+def _keep(work: Work, lines: Sequence[bytes], *, recites: bool | None = None) -> None:
+    if lines and work.state.store is Store.WORKING:
+        kind = kinds.RECITED if (_recites(work) if recites is None else recites) else kinds.UPDATE
+        tag = work.speaker
+        speech = work.state.process.speech
+        if tag is None or speech is None or isinstance(speech, Plain):
+            work.entries += [(tag, kind, line) for line in lines]
+        else:
+            # What is said in another conversation than ours is kept, and is nobody's turn.
+            work.entries += [(None if speech.is_aside(line) else tag, kind, line) for line in lines]
+
+
+def hear(work: Work, meaning: Meaning) -> None:
+    match meaning:
+        case Noise() | Thought():
+            pass
+        case ToolBegan(calls=calls):
+            _use_tools(work, began=calls)
+        case ToolEnded(calls=calls):
+            _use_tools(work, ended=calls)
+        case TasksChanged(tasks=tasks):
+            work.set_process(tasks=tasks[:TASKS_MAX])
+        case Replied():
+            _on_reply(work, meaning)
+        case PromptTaken(ref=ref):
+            work.set_process(naming=Naming.PRESENT)
+            _our_prompt_was_named(work, (ref,), is_opened=False)
+        case TurnOpened():
+            _on_opened(work, meaning)
+        case PromptSettled():
+            work.set_process(naming=Naming.PRESENT)
+            _on_settled(work, meaning)
+        case PromptRefused(ref=ref):
+            _on_refused(work, ref)
+        case TurnOver():
+            _on_over(work, meaning)
+        case Requested():
+            questions.on_request(work, meaning)
+        case RequestWithdrawn(request=request):
+            questions.on_withdrawn(work, request)
+        case Forgot(error=error):
+            # Whoever comes after it is told so, and begins anew: see process_life.py.
+            work.set_process(has_forgotten=True)
+            work.stop_process(AgentError(error))
+        case Told():
+            raise AssertionError("it is resolved where it is read")
+
+
+# -- replies ---------------------------------------------------------------------------------------------------------
+def _on_reply(work: Work, reply: Replied) -> None:
+    process = work.state.process
+    if reply.request == f"{HANDSHAKE}-{process.number}":
+        if process.phase is ProcessPhase.STARTING:
+            work.cancel_timer(Timer.START, str(process.number))
+            if reply.error is None:
+                work.set_process(phase=ProcessPhase.READY, was_ready=True)
+                if process.speech is not None and process.speech.conversation is not None:
+                    work.set(is_adopted=False)  # It has found the one that it was to go on with.
+                work.set(resume_failures=0)
+                work.do(BeReady(process.number))
+                settings.tell_ready(work)
+                idle_process.grow_old(work)
+            else:
+                work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
+        return
+    settings.on_reply(work, reply)
+    key = dict(process.unacknowledged).get(reply.request)
+    if key is None:
+        return  # Late, or not ours: a reply acts on nothing but the request it names.
+    owed = tuple(pair for pair in process.unacknowledged if pair[0] != reply.request)
+    work.set_process(unacknowledged=owed)
+    turns_there = [turn.key for turn in (work.state.own, work.state.turn) if turn is not None]
+    if key not in turns_there and not any(other == key for _, other in owed):
+        work.cancel_timer(Timer.DRAIN, key)
+    for turn in (work.state.own, work.state.turn):
+        # An agent acknowledges an interrupt that came before it could take one, and goes on. Such an answer proves
+        # nothing about the turn; the interrupt is sent again when it can.
+        # And one that comes after the boundary had nothing left to stop; one that was refused was not taken at all.
+        is_in_time = turn is not None and turn.boundary is None and turn.settled is None and reply.error is None
+        if turn is not None and turn.key == key and is_in_time and (turn.can_interrupt or not process.announces):
+            work.set_turn(replace(turn, is_acknowledged=True))
+
+
+# -- the turn opens --------------------------------------------------------------------------------------------------
+def _on_opened(work: Work, opened: TurnOpened) -> None:
+    if opened.conversation is not None:
+        work.set(is_adopted=False)
+        _know_conversation(work, opened.conversation)
+    if opened.can_interrupt:
+        work.set_process(announces=True)
+    turn = work.state.turn
+    if turn is not None and _seems_over(work, turn) and not set(opened.refs) & set(turn.refs):
+        # It was done with our prompt, and has begun something else: whatever else would say so will not be waited for.
+        _end_ours(work, turn, turn.boundary or _UNTOLD)
+        turn = work.state.turn
+    if opened.refs:
+        work.set_process(naming=Naming.PRESENT)
+        is_ours = _our_prompt_was_named(work, opened.refs, is_opened=True)
+    else:
+        # It does not say what it works on. Where prompts are named, ours has not begun before it was named.
+        is_ours = (
+            turn is not None
+            and turn.is_open
+            and opened.origin is None
+            and work.state.own is None
+            and (turn.is_opened or work.state.process.naming is not Naming.PRESENT)
+        )
+    if not is_ours:
+        if work.state.own is None:
+            _open_own(work, opened.origin, opened.refs)
+        return
+    if opened.can_interrupt:
+        turn = work.state.turn
+        assert turn is not None
+        # What was acknowledged before it could be taken was not taken.
+        is_acknowledged = turn.is_acknowledged and turn.can_interrupt
+        turn = replace(turn, can_interrupt=True, is_acknowledged=is_acknowledged)
+        work.set_turn(turn)
+        if turn.phase is Phase.INTERRUPTING:
+            turn_end.interrupt(work, turn)
+
+
+def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool) -> bool:
+    """Whether one of these is a prompt of the open turn; if so, what that proves is noted."""
+    turn = work.state.turn
+    if turn is None or not turn.is_open or not set(refs) & set(turn.refs):
+        return False
+    if is_opened and work.state.own is not None:
+        # The agent has come to our prompt, so its own turn is over, whether it said so or not.
+        turn_end.end_by_boundary(work, work.state.own, TurnOver())
+    if not turn.names_prompts:
+        # Only now is it named: what was announced and acknowledged before was something else.
+        turn = replace(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
+    turn = replace(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
+    if is_opened:
+        turn = replace(turn, heard=(*turn.heard, *(ref for ref in refs if ref in turn.refs and ref not in turn.heard)))
+    boundary = turn.boundary
+    if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
+        # "Its" boundary came before the agent had even begun: it was the end of something else.
+        turn = replace(turn, boundary=None)
+        work.cancel_timer(Timer.SETTLE, turn.key)
+        work.set_turn(replace(turn, wish=None))
+        _log_own_episode(work, boundary)
+        if turn.wish is not None:
+            turn_end.stop(work, replace(turn, wish=None), turn.wish, turn.clock)
+        return True
+    work.set_turn(turn)
+    return True
+
+
+def _open_own(work: Work, origin: str | None, refs: tuple[str, ...] = ()) -> None:
+    if work.state.store is not Store.WORKING:
+        return  # Its beginning cannot be told, so its end must not be. The process is on its way out anyway.
+    count = work.state.own_count + 1
+    seq = work.state.head + len(work.entries) + 1
+    turn = turns.own(f"own-{count}", origin or "agent", ask_queue.OWN_PRIORITY, seq=seq, heard=refs, at=work.at)
+    work.set(own=turn, own_count=count)
+    if work.state.turn is None or not work.state.turn.is_open:
+        work.set(clocks=watchdogs.wound(work.state.config.clocks, work.at))
+        work.arm_clocks(turn)
+    work.log(turn.id, kinds.TURN_STARTED, origin=turn.origin, attempt=1)
+    # Whoever is more urgent waits already, or comes later: both are looked at where the next turn is chosen.
+
+
+def _log_own_episode(work: Work, boundary: TurnOver) -> None:
+    """A boundary with no turn of its own that we know: a turn that we hear of only when it is over."""
+    if work.state.own is None:
+        _open_own(work, boundary.origin, boundary.refs)
+    own = work.state.own
+    # One that names a prompt which the open turn never named is the end of something older, said again.
+    if own is not None and (not boundary.refs or set(boundary.refs) & set(own.heard)):
+        turn_end.end_by_boundary(work, own, boundary)
+
+
+def know_conversation(work: Work) -> None:
+    """The agent is about to be told something that must not be lost. Before that there is nothing to go on with, and
+    some agents do not find a conversation in which nothing was said."""
+    speech = work.state.process.speech
+    if speech is not None and speech.conversation is not None:
+        _know_conversation(work, speech.conversation)
+
+
+def _know_conversation(work: Work, conversation: str) -> None:
+    if work.state.conversation != conversation and not work.state.process.has_overflowed:
+        work.set(conversation=conversation)
+        work.do(HoldConversation(conversation))
+        work.log(None, kinds.SESSION_CONVERSATION, conversation=conversation)
+
+
+# -- the turn ends ---------------------------------------------------------------------------------------------------
+def _on_over(work: Work, over: TurnOver) -> None:
+    state = work.state
+    turn = state.turn
+    if over.conversation is not None and not over.is_error:
+        _know_conversation(work, over.conversation)
+    if not over.refs or over.refs != state.process.last_over:
+        work.set_process(last_over=over.refs)
+        over = _counted(work, over)
+        _notice_overflow(work, over)
+    if turn is None or not _is_ours(work, over):
+        _log_own_episode(work, over)
+        return
+    if over.refs and state.own is not None:
+        # It took our prompt into what it was doing by itself, and both are over.
+        turn_end.end_by_boundary(work, state.own, TurnOver())
+    is_certain = _is_certain(work, turn, over)
+    # Steered prompts are told apart by what is said about each, so that is always waited for.
+    will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
+    if not is_certain or (turn.settled is None and will_settle):
+        # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
+        work.set_turn(replace(turn, boundary=over))
+        work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
+    elif state.config.quiet_seconds:
+        # It may have a few words more.
+        until = work.at + state.config.quiet_seconds * QUIET_TIMES_MAX
+        work.set_turn(replace(turn, boundary=over, quiet_until=until))
+        work.start_timer(state.config.quiet_seconds, Timer.SETTLE, turn.key)
+    else:
+        _end_ours(work, turn, over)
+
+
+def _resolved(work: Work, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[bytes, ...]]:
+    """What it means with what was said before, and what is answered to it at once."""
+    if not isinstance(meaning, Told):
+        return (meaning,), ()
+    speech = work.state.process.speech
+    if speech is None:
+        return (), ()  # Of a process that nothing was said to: it is on its way out.
+    spoken = speech.hear(meaning)
+    work.set_process(speech=spoken.speech)
+    return spoken.meanings, spoken.frames
+
+
+def _wait_for_quiet(work: Work) -> None:
+    """Something came after the boundary of an agent that may have a few words more: they are its turn's, and the wait
+    for more of them begins anew. Not for ever: what does not end is not the end of a turn. And likewise of one that
+    recites, and does not say when it is over with that."""
+    process = work.state.process
+    if process.phase is ProcessPhase.STARTING and work.at < process.start_due and process.speech is not None:
+        recital_seconds = process.speech.quiet_seconds
+        if recital_seconds:
+            work.start_timer(recital_seconds, Timer.START, str(process.number))
+    turn = work.state.turn
+    seconds = work.state.config.quiet_seconds
+    if seconds and turn is not None and turn.quiet_until is not None and work.at < turn.quiet_until:
+        work.start_timer(seconds, Timer.SETTLE, turn.key)
+
+
+def _counted(work: Work, over: TurnOver) -> TurnOver:
+    """The boundary with what this turn has cost: the agent tells what all of them have, also those before a resume."""
+    work.set_process(has_served=True)
+    work.set(crashes=0)
+    spent, before = over.spent, work.state.spent
+    if spent is not None:
+        work.set(spent=spent)
+    if over.cost is None and spent is not None and before is not None:
+        over = replace(over, cost=spent - before if spent >= before else spent)
+    # Else it says so itself; or it began before we heard of it, and nobody has told what it had cost then.
+    if over.cost is not None:
+        work.set(cost=(work.state.cost or 0.0) + over.cost)
+    return over
+
+
+def _notice_overflow(work: Work, over: TurnOver) -> None:
+    """A conversation that no longer fits into the model fails each time. One large prompt may have been too much for
+    it, and is not sent again; but where a small one is, or the next one too, the conversation is at its end."""
+    if work.state.process.has_overflowed:
+        return
+    if not over.is_overflow:
+        if not over.is_error:
+            work.set(overflows=0)
+        return
+    overflows = work.state.overflows + 1
+    work.set(overflows=overflows)
+    turn = work.state.turn
+    prompt = () if turn is None or turn.ask is None else turn.prompt
+    size = len(prompt) if isinstance(prompt, str) else sum(len(str(block)) for block in prompt)
+    if overflows < OVERFLOWS_MAX and size >= LARGE_PROMPT_CHARACTERS:
+        return
+    work.log(
+        None,
+        kinds.SESSION_CONTEXT_LOST,
+        conversation=work.state.conversation,
+        error=over.error or "the conversation is too long for the model",
+    )
+    work.set(conversation=None, fork_of=None, spent=0.0, overflows=0)
+    work.set_process(stale=Stale.NOW, has_overflowed=True)
+    work.do(HoldConversation(None))
+
+
+def _use_tools(work: Work, began: tuple[str, ...] = (), ended: tuple[str, ...] = ()) -> None:
+    turn = work.state.speaking
+    if turn is not None:
+        still = tuple(call for call in turn.tools if call not in ended)
+        tools = (*still, *(call for call in began if call not in still))[:TASKS_MAX]
+        work.set_turn(replace(turn, tools=tools))
+        if bool(tools) != bool(turn.tools):  # Else the clocks that stand still for a tool do so already.
+            work.attend_clocks()
+
+
+def _is_certain(work: Work, turn: Turn, over: TurnOver) -> bool:
+    """Whether nothing that the agent may still say could make this another's boundary."""
+    return bool(over.refs) or turn.is_opened or work.state.process.naming is Naming.ABSENT
+
+
+def _seems_over(work: Work, turn: Turn) -> bool:
+    return turn.settled is not None or (turn.boundary is not None and _is_certain(work, turn, turn.boundary))
+
+
+def _is_ours(work: Work, over: TurnOver) -> bool:
+    """Whether this can be the boundary of the turn that we opened."""
+    turn = work.state.turn
+    return turn is not None and turn.is_open and turn.boundary is None and _may_be_of(work, turn, over)
+
+
+def _may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
+    if over.origin is not None:
+        return False
+    if over.refs:
+        return bool(set(over.refs) & set(turn.refs))
+    if turn.is_opened:
+        return True
+    process = work.state.process
+    if process.naming is Naming.PRESENT or work.state.own is not None:
+        return False
+    return turn.can_interrupt or not process.announces
+
+
+def _on_settled(work: Work, settled: PromptSettled) -> None:
+    turn = work.state.turn
+    if turn is None or not turn.is_open or settled.ref not in turn.refs:
+        return
+    if turn.settled is not None and settled.ref == turn.ref:
+        return  # Said before: what is due since then is not put off.
+    turn = replace(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
+    work.set_turn(turn)
+    work.set_process(settles=True)
+    if settled.ref != turn.ref:
+        return
+    turn = replace(turn, settled=settled)
+    work.set_turn(turn)
+    if turn.boundary is not None:
+        _end_ours(work, turn, turn.boundary)
+    else:
+        # Done with the prompt, and no boundary. It may be late, but not for ever; that it was cancelled says enough.
+        config = work.state.config
+        seconds = config.settle_seconds if settled.is_cancelled else config.drain_seconds
+        work.start_timer(seconds, Timer.SETTLE, turn.key)
+
+
+def _on_refused(work: Work, ref: str) -> None:
+    """A prompt that was added to a turn came too late for it: it is an ask like any other again."""
+    turn = work.state.turn
+    if turn is None or not turn.is_open or ref not in turn.refs:
+        return
+    if ref == turn.ref:
+        # The turn it was added to is over, and this one was to come after it.
+        turn_end.give_back_all(work, turn)
+    else:
+        turn_end.give_back(work, turn, next(ask for ask in turn.steered if ask.ref == ref))
+
+
+def settle(work: Work, turn: Turn) -> None:
+    """The time to confirm or to contradict is over."""
+    boundary = turn.boundary
+    if boundary is None and turn.settled is None:
+        return
+    if boundary is not None and turn.settled is None and boundary.refs and turn.ref not in boundary.refs:
+        # It names only what was added to the turn, and the agent has not said that it is done with the rest.
+        turn_end.end_steered(work, turn, boundary)
+        return
+    if work.state.process.naming is Naming.UNKNOWN:
+        work.set_process(naming=Naming.ABSENT)
+    if turn.settled is None:
+        work.set_process(settles=False)  # It says no such thing; the next turn does not wait for it.
+    _end_ours(work, turn, turn.boundary or _UNTOLD)
+
+
+def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
+    if turn.settled is not None and turn.settled.is_cancelled:
+        boundary = replace(boundary, is_aborted=True)
+    turn_end.end_by_boundary(work, turn, boundary)

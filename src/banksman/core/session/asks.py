@@ -1,0 +1,249 @@
+"""What callers want of a session: to ask, to withdraw, to interrupt, to reorder, to hold, to answer."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from banksman.core.dialects.meaning import PromptRefused
+from banksman.core.session import ask_queue, questions, turn_end
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject
+from banksman.core.session.facts import QuestionAnswered, Timer
+from banksman.core.session.outcome import By, Kind, Receipt
+from banksman.core.session.state import MaySteer, Mode, Naming, ProcessPhase, Session, Store, not_open
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Ask, Cause, Phase, Turn, queued
+from banksman.errors import BanksmanError, Busy, QueueFull
+
+
+def ask(work: Work, ask: Ask) -> None:
+    state = work.state
+    # First, because whether there is a place for it depends on its class.
+    ask = _as_held(state, ask)
+    refusal = _refusal(state, ask)
+    if refusal is not None:
+        work.do(Reject(ask.id, refusal))
+        return
+    if state.hold is not None and ask.hold == state.hold.id:
+        work.watch_hold()
+    if ask.on_busy == "steer" and _steer(work, ask):
+        return
+    _make_place(work, ask)
+    queue = work.state.queue
+    leader = ask_queue.leader(queue, ask) if ask.on_busy == "collect" else None
+    _log_queued(work, ask, leader)
+    if leader is not None:
+        work.set(queue=ask_queue.join(queue, leader.id, ask))
+    else:
+        work.set(queue=ask_queue.enqueue(queue, queued(ask)))
+        if ask.on_busy == "collect":
+            work.set(collecting=(*work.state.collecting, ask.id))
+            work.start_timer(state.config.collect_seconds, Timer.COLLECT, ask.id)
+    work.after_commit(Accept(ask.id))
+    if ask.on_busy == "interrupt":
+        _interrupt_for(work, ask.priority)
+
+
+def _as_held(state: Session, ask: Ask) -> Ask:
+    """Inside a hold an ask has the hold's class, also while the hold gives way to a more urgent one. A hold that has
+    ended no longer lends it."""
+    if ask.hold is None:
+        return ask
+    holds = (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold)))
+    hold = next((hold for hold in holds if hold is not None and hold.id == ask.hold), None)
+    return replace(ask, hold=None) if hold is None else replace(ask, priority=hold.priority)
+
+
+def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
+    if state.store is not Store.WORKING:
+        assert state.store_error is not None
+        return state.store_error
+    if state.mode is not Mode.OPEN:
+        return not_open(state, turn=ask.id)
+    if ask.on_busy == "reject" and state.is_busy and (state.hold is None or ask.hold != state.hold.id):
+        return Busy("the session is busy", hint='on_busy="enqueue" waits', turn=ask.id)
+    assert ask.on_busy != "steer" or state.config.dialect.can_steer, "the shell refuses to steer an agent that cannot"
+    if ask_queue.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:
+        return QueueFull(f"{state.config.queue_max} asks are waiting", hint="try again later", turn=ask.id)
+    return None
+
+
+def _dispensable(state: Session, ask: Ask) -> Turn | None:
+    return ask_queue.dispensable(state.queue, ask.priority) if state.config.when_full == "drop" else None
+
+
+def _make_place(work: Work, ask: Ask) -> None:
+    state = work.state
+    if ask_queue.count(state.queue) >= state.config.queue_max:
+        dropped = _dispensable(state, ask)
+        assert dropped is not None
+        drop(work, dropped, Kind.REFUSED, QueueFull("its place was needed for a more urgent ask"))
+
+
+def _log_queued(work: Work, ask: Ask, leader: Turn | None = None) -> None:
+    work.log(
+        ask.id,
+        kinds.TURN_QUEUED,
+        ref=ask.ref,
+        prompt=ask.prompt,
+        priority=ask.priority,
+        on_busy=ask.on_busy,
+        on_preempt=ask.on_preempt,
+        key=ask.key,
+        rules=ask.rules,
+        schema=ask.schema,
+        is_last=ask.is_last,
+        into=None if leader is None else leader.id,
+    )
+
+
+def _steer(work: Work, ask: Ask) -> bool:
+    """Add a prompt to the open turn, if there is one that can take it."""
+    state = work.state
+    turn = state.turn
+    if turn is None or not _takes_prompts(state, turn):
+        return False
+    _log_queued(work, ask)
+    work.log(ask.id, kinds.TURN_STARTED, into=turn.id, attempt=1)
+    work.set_turn(replace(turn, steered=(*turn.steered, ask), unsent=(*turn.unsent, ask.id)))
+    work.after_commit(Accept(ask.id))
+    work.after_commit(MaySteer(turn.key, ask.id))
+    return True
+
+
+def send_steered(work: Work, key: str, id: str) -> None:
+    """Add the prompt now that the log has the intent, if the turn still takes it; else it waits for the turn's end, and
+    is an ask like any other then."""
+    turn = work.state.turn
+    if turn is None or turn.key != key or id not in turn.unsent or not _takes_prompts(work.state, turn):
+        return
+    ask = next(ask for ask in turn.steered if ask.id == id)
+    work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
+    work.speak(turn.id, lambda speech: speech.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref))
+
+
+def _takes_prompts(state: Session, turn: Turn) -> bool:
+    """Not of an agent that does not say what it works on: it may come to the added prompt only after the turn, and what
+    it answers then would be taken for the answer to whatever was sent next."""
+    is_running = turn.phase is Phase.RUNNING and turn.boundary is None and turn.settled is None
+    process = state.process
+    is_there = process.phase is ProcessPhase.READY and process.naming is Naming.PRESENT
+    return is_running and is_there and state.own is None
+
+
+def _interrupt_for(work: Work, priority: int) -> None:
+    """Interrupt what runs, because the ask says so. Who is only less urgent gives way where the next is chosen."""
+    for turn in (work.state.own, work.state.turn):
+        if turn is not None and ask_queue.may_interrupt(priority, turn.priority):
+            turn_end.stop(work, turn, Cause.INTERRUPT)
+
+
+def withdraw(work: Work, id: str) -> None:
+    if _withdraw_queued(work, id):
+        return
+    turn = work.state.turn
+    if turn is not None and any(ask.id == id for ask in turn.asks):
+        # One of several that share a turn may vanish: the others still want it, and its outcome is theirs.
+        work.set_turn(replace(turn, unwanted=(*turn.unwanted, id)))
+        turn_end.stop_if_unwanted(work)
+
+
+def _withdraw_queued(work: Work, id: str) -> bool:
+    turn = ask_queue.find(work.state.queue, id)
+    if turn is None:
+        return _withdraw_unsent(work, id)
+    ask = next(ask for ask in turn.asks if ask.id == id)
+    rest = tuple(other for other in turn.asks if other is not ask)
+    if rest:
+        # One of several that were collected: the turn is the others', under the first one's name.
+        first, *others = rest
+        kept = replace(turn, id=first.id, ask=first, joined=tuple(others))
+        work.set(
+            queue=tuple(kept if waiting is turn else waiting for waiting in work.state.queue),
+            collecting=tuple(first.id if other == turn.id else other for other in work.state.collecting),
+        )
+        if first.id in work.state.collecting:
+            work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
+    else:
+        take_out(work, turn)
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN)
+    return True
+
+
+def _withdraw_unsent(work: Work, id: str) -> bool:
+    """Not queued any more, and not sent either: it was to be added to the turn that runs."""
+    turn = work.state.turn
+    if turn is None or id not in turn.unsent:
+        return False
+    ask = next(ask for ask in turn.steered if ask.id == id)
+    steered = tuple(other for other in turn.steered if other is not ask)
+    work.set_turn(replace(turn, steered=steered, unsent=tuple(other for other in turn.unsent if other != id)))
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN)
+    return True
+
+
+def take_out(work: Work, turn: Turn | Hold) -> None:
+    work.set(
+        queue=ask_queue.remove(work.state.queue, turn.id),
+        collecting=tuple(other for other in work.state.collecting if other != turn.id),
+    )
+
+
+def drop(work: Work, turn: Turn, kind: Kind, error: BanksmanError) -> None:
+    take_out(work, turn)
+    for ask in turn.asks:
+        turn_end.end_queued(work, ask, kind, error=error)
+
+
+def interrupt(work: Work, id: str, interrupt: str) -> None:
+    state = work.state
+    if _withdraw_queued(work, id):
+        ids = tuple(ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
+        receipt = Receipt(stopped=True, by=By.WITHDRAWN, queued=tuple(other for other in ids if other != id))
+        work.after_commit(GiveReceipt(interrupt, receipt))
+        return
+    for turn in (state.own, state.turn):
+        if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
+            # Of one that was added to the turn the agent may not have begun with it: it must not run after the turn.
+            noted = replace(turn, interrupts=(*turn.interrupts, interrupt), unwanted=(*turn.unwanted, id))
+            work.set_turn(noted)
+            turn_end.stop(work, noted, Cause.INTERRUPT)
+            return
+    work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
+
+
+def move(work: Work, id: str, before: str | None) -> None:
+    queue = ask_queue.move(work.state.queue, id, before)
+    if queue != work.state.queue:
+        work.set(queue=queue)
+        work.log(id, kinds.QUEUE_CHANGED, before=before)
+
+
+def hold(work: Work, hold: Hold) -> None:
+    if not work.is_open:
+        work.do(EndHold(hold.id, not_open(work.state)))
+    elif work.state.store is not Store.WORKING:
+        work.do(EndHold(hold.id, work.state.store_error))
+    elif sum(isinstance(waiting, Hold) for waiting in work.state.queue) >= work.state.config.queue_max:
+        work.do(EndHold(hold.id, QueueFull(f"{work.state.config.queue_max} holds are waiting", hint="try again later")))
+    else:
+        work.set(queue=ask_queue.enqueue(work.state.queue, hold))
+
+
+def release(work: Work, id: str) -> None:
+    if work.state.hold is not None and work.state.hold.id == id:
+        work.cancel_timer(Timer.HOLD, f"{id}#{work.state.hold_asks}")
+        work.set(hold=None)
+    else:
+        work.set(queue=tuple(w for w in work.state.queue if not isinstance(w, Hold) or w.id != id))
+
+
+def answer(work: Work, fact: QuestionAnswered) -> None:
+    question = questions.answer(work, fact.question, fact.decision)
+    if question is None or not fact.decision.interrupts:
+        return
+    # The answer says so too, but only an interrupt has a deadline, and one that it says is an interrupt to everybody.
+    for turn in (work.state.own, work.state.turn):
+        if turn is not None and turn.id == question.turn:
+            turn_end.stop(work, turn, Cause.INTERRUPT)

@@ -1,0 +1,84 @@
+"""What becomes of a session whose host has died: decided once, by whoever claims it, from the log alone.
+
+A turn whose start is in the log may have been sent, and may have been done: nobody can say, so it is UNKNOWN, and is
+never sent again by itself. An ask of which the log has no start was not sent, and waits on, in its place; unless it had
+a secret in its prompt, which the log does not keep: the rest is not what was asked for, and is not sent. A question
+waited for an answer to a process that is gone: it is withdrawn, or the answer would go nowhere; or kept, if that is the
+session's policy: see questions.py.
+
+Settled, the log says nothing of the kind any more: to settle it again gives nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from banksman.core.session import event as kinds
+from banksman.core.session import questions
+from banksman.core.session.event import Entry, entry
+from banksman.core.session.history import OpenQuestion, Past
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.turn import Turn
+from banksman.core.wire.redaction import REDACTED
+
+MAIMED = "its prompt held a secret, which is not kept: ask again"
+ERROR = "the host died while the turn was open: the agent may have done it, or a part of it"
+
+
+def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
+    """The entries to be appended, none if nothing was open. `swept`: what was found of its processes, and ended."""
+    session = past.session
+    waiting = [ask for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
+    maimed = [ask for ask in waiting if REDACTED in repr(ask.prompt)]
+    # Made for a process that is gone, to put down what it knew.
+    needless = [ask for ask in waiting if ask.is_last and ask not in maimed]
+    unknown = () if session.turn is None else session.turn.asks
+    entries = [_without_process(past, question) for question in past.questions if not question.is_kept]
+    entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent) for ask in maimed]
+    entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent) for ask in needless]
+    # What the agent has spent on these nobody has told, so what the next turn costs cannot be told either.
+    if session.own is not None:
+        own = session.own
+        entries.append(_ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin))
+    entries += [_ended(past, ask.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None) for ask in unknown]
+    if not entries and not swept:
+        return []
+    recovered = entry(
+        None,
+        kinds.SESSION_RECOVERED,
+        unknown=[*([] if session.own is None else [session.own.id]), *(ask.id for ask in unknown)],
+        queued=[ask.id for ask in waiting if ask not in maimed and ask not in needless],
+        swept=list(swept),
+    )
+    return [*entries, recovered]
+
+
+def _without_process(past: Past, question: OpenQuestion) -> Entry:
+    options: Mapping[str, Any] = {} if past.opened is None else past.opened.get("options", {})
+    keeps = options.get("question_after_crash") == "keep"
+    # One with a secret in it is not what was asked, and would never be asked again.
+    if keeps and questions.is_about_a_tool(question) and REDACTED not in question.about:
+        return entry(question.turn, kinds.QUESTION_KEPT, question=question.id)
+    return entry(
+        question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery", message=None
+    )
+
+
+def _ended(past: Past, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object) -> Entry:
+    return entry(
+        id,
+        kinds.TURN_ENDED,
+        outcome=kind,
+        by=by,
+        stop_reason=None,
+        text=None,
+        structured=None,
+        usage=None,
+        cost=None,
+        spent=spent,
+        cost_in_all=past.session.cost,
+        error=error,
+        clock=None,
+        **more,
+    )

@@ -1,0 +1,131 @@
+"""What the log says: what is durable now, and that it can no longer be written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from msgspec.structs import replace
+
+from banksman.core.session import asks, questions, shutdown, turn_end
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import (
+    Accept,
+    Append,
+    EndHold,
+    Finish,
+    GiveReceipt,
+    Reject,
+    Resolve,
+    SettingTaken,
+    TellAnswer,
+)
+from banksman.core.session.event import entry
+from banksman.core.session.facts import AppendFailed, Timer
+from banksman.core.session.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session.state import OVER, MaySteer, MayWrite, OwnOver, Store
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Phase, Turn
+from banksman.errors import BanksmanError
+
+
+def commit(work: Work, seq: int) -> None:
+    state = work.state
+    if seq <= state.committed:
+        return
+    released = [deferred for at, deferred in state.deferred if at <= seq]
+    work.set(committed=seq, deferred=tuple(pair for pair in state.deferred if pair[0] > seq))
+    if state.store is Store.BROKEN:
+        # The endings that were owed are written: it is back, and we are still its writer.
+        work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
+        # What was said about the conversation, and changed for it, may have been lost with the rest.
+        work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
+        for name, value in state.settings:
+            work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
+    for deferred in released:
+        match deferred:
+            case MayWrite(key=key):
+                turn = work.state.turn
+                if turn is not None and turn.key == key and turn.phase is Phase.STARTING:
+                    work.set_turn(replace(turn, may_write=True))
+            case MaySteer(key=key, ask=ask):
+                asks.send_steered(work, key, ask)
+            case OwnOver():
+                pass
+            case _:
+                work.do(deferred)
+
+
+def fail(work: Work, fact: AppendFailed) -> None:
+    if shutdown.has_gone(work.state):
+        return  # Nothing of the session is here that it could cost.
+    # That it has left is not in the log, so it has not.
+    shutdown.take_back(work)
+    state = work.state
+    error = fact.error
+    if state.store is Store.WORKING:
+        # Another has the session now, and its log says how each ask ends. Here that is not known.
+        _lose_store(work, Kind.UNKNOWN if fact.is_final else Kind.FAILED, error)
+    if fact.is_final:
+        work.set(store=Store.LOST, store_error=error, unwritten=())
+        return
+    if work.state.mode in OVER:
+        return  # Nothing of the session is left that could try again.
+    retries = work.state.store_retries + 1
+    limit = state.config.store_retry_seconds_max
+    seconds = min(state.config.store_retry_seconds * 2.0 ** min(retries - 1, 16), limit)
+    # The retry that failed had put the endings behind what is durable; they are not there.
+    work.set(store_retries=retries, head=work.state.committed)
+    work.start_timer(seconds, Timer.STORE, str(retries))
+
+
+def _lose_store(work: Work, kind: Kind, error: BanksmanError) -> None:
+    """Nothing more is durable. Every open ask ends now, and so does the agent: nobody could prove what it did."""
+    state = work.state
+    work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
+    outcome = Outcome(kind=kind, error=error, durable=False)
+    unaccepted = [deferred.turn for _, deferred in state.deferred if isinstance(deferred, Accept)]
+    ended = [deferred for _, deferred in state.deferred if isinstance(deferred, Resolve)]
+    for turn in unaccepted:
+        work.do(Reject(turn, error))
+    for resolve in ended:
+        if resolve.turn not in unaccepted:
+            turn_end.log_ended(work, resolve.turn, outcome, By.EXIT)
+            ended_so = dataclasses.replace(resolve.outcome, kind=kind, error=error, durable=False)
+            work.do(Resolve(resolve.turn, ended_so))
+    for _, deferred in state.deferred:
+        if isinstance(deferred, GiveReceipt | Finish):
+            work.do(deferred)
+        elif isinstance(deferred, SettingTaken):
+            work.do(SettingTaken(deferred.change, error))
+        elif isinstance(deferred, TellAnswer):
+            work.do(replace(deferred, error=error))
+            questions.reopen(work, deferred.question)
+    turns = [*(waiting for waiting in state.queue if isinstance(waiting, Turn)), *([state.turn] if state.turn else [])]
+    for turn in turns:
+        for ask in turn.asks:
+            if ask.id not in unaccepted:
+                turn_end.log_ended(work, ask.id, outcome, By.EXIT)
+                work.do(Resolve(ask.id, outcome))
+    for turn in (state.turn, state.own):
+        for interrupt in () if turn is None else turn.interrupts:
+            work.do(GiveReceipt(interrupt, Receipt(stopped=True, by=By.LADDER)))
+    for hold in (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold))):
+        if hold is not None:
+            work.do(EndHold(hold.id, error))
+    own = [deferred for _, deferred in state.deferred if isinstance(deferred, OwnOver)]
+    for over in (*own, *(() if state.own is None else (OwnOver(state.own.id, state.own.seq),))):
+        if over.seq <= state.committed:
+            turn_end.log_ended(work, over.turn, outcome, By.EXIT)
+    work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
+    work.stop_process()
+    questions.lose_all(work)
+
+
+def retry(work: Work) -> None:
+    state = work.state
+    # There is always something to write: that the store was away is itself worth a line.
+    note = entry(None, kinds.SESSION_STORE_RETURNED, retries=state.store_retries)
+    entries = (*state.unwritten, note)
+    work.set(head=state.committed + len(entries))
+    work.do(Append(entries))

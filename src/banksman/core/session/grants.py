@@ -1,0 +1,133 @@
+"""Who is served next: the only place where a turn is granted, its prompt is sent, a process is started.
+
+It is looked at after every fact that could have made it possible, so no path can forget it.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from banksman.core.dialects.meaning import TurnOver
+from banksman.core.session import agent_output, ask_queue, asks, idle_process, shutdown, turn_end, watchdogs
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Hold, Queue, Waiting
+from banksman.core.session.effects import GrantHold
+from banksman.core.session.facts import Timer
+from banksman.core.session.state import MayWrite, Mode, ProcessPhase, Session, Stale, Stdin, Store
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Cause, Move, Phase, Turn
+
+
+def advance(work: Work) -> None:
+    """Whatever has become possible now."""
+    state = work.state
+    if state.mode in (Mode.DRAINING, Mode.LEAVING):
+        if state.own is not None:
+            turn_end.stop(work, state.own, Cause.CLOSE)  # Nobody waits for it, and it could last for ever.
+        elif state.turn is None:
+            shutdown.end(work)
+    if work.state.mode in (Mode.CLOSING, Mode.PARTING):
+        shutdown.finish(work)
+        return
+    if state.store is not Store.WORKING:
+        return
+    if work.state.mode is Mode.OPEN:
+        _make_room(work)
+    _write_prompt(work)
+    if work.state.mode is Mode.OPEN:
+        _grant(work)
+        _give_up_start(work)
+    idle_process.look(work)
+
+
+def _make_room(work: Work) -> None:
+    """Who speaks gives way to whoever is more urgent and ready: also one that the agent began by itself, or came to,
+    while they waited."""
+    state = work.state
+    for turn in (state.own, state.turn):
+        if turn is not None and state.queue:
+            ready = ask_queue.ready(state.queue, hold=state.hold, collecting=state.collecting)
+            if any(ask_queue.displaces(waiting, turn) for waiting in ready):
+                turn_end.stop(work, turn, Cause.PREEMPT)
+
+
+def _write_prompt(work: Work) -> None:
+    """Send the prompt of the granted turn, once the log has the intent. If the agent has opened a turn of its own in
+    the meantime, it waits for that."""
+    state = work.state
+    turn = state.turn
+    if turn is None or turn.phase is not Phase.STARTING or not turn.may_write or not _is_free(state):
+        return
+    assert turn.ask is not None
+    if state.process.stale is Stale.NOW:
+        # Since it was granted the process has become another than it should have: not one byte of it was sent.
+        turn_end.put_back(work, turn.requeued())
+        return
+    turn = replace(turn.moved(Move.WRITE), began_at=work.at)
+    work.set(turn=turn, clocks=watchdogs.wound(state.config.clocks, work.at))
+    agent_output.know_conversation(work)
+    unsaid = TurnOver(refs=(turn.ref,), is_error=True)
+    work.speak(turn.id, lambda speech: speech.prompt(turn.ref, turn.prompt), unsaid)
+    work.arm_clocks(turn)
+
+
+def _is_free(state: Session) -> bool:
+    """Nobody speaks, and the agent would hear: a prompt that is written now opens a turn."""
+    process = state.process
+    return (
+        process.phase is ProcessPhase.READY
+        and process.stdin is Stdin.FREE
+        and not process.unacknowledged
+        and not process.changes
+        and not process.sweeps
+        and state.own is None
+    )
+
+
+def _give_up_start(work: Work) -> None:
+    """Whoever wanted the process has gone before it was there: it may have a place to wait for, or to take."""
+    process = work.state.process
+    if process.phase is ProcessPhase.STARTING and not process.is_there and not work.state.is_busy:
+        work.stop_process()
+
+
+def choose(work: Work, queue: Queue) -> Waiting | None:
+    state = work.state
+    seconds = state.config.ageing_seconds
+    return ask_queue.choose(queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting)
+
+
+def _grant(work: Work) -> None:
+    while work.state.turn is None and work.state.own is None and work.state.queue:
+        state = work.state
+        chosen = choose(work, state.queue)
+        match chosen:
+            case None:
+                return
+            case Hold():
+                asks.take_out(work, chosen)
+                if state.hold is not None:
+                    # Preempted by a more urgent one: it is next in its class again.
+                    work.cancel_timer(Timer.HOLD, f"{state.hold.id}#{state.hold_asks}")
+                    work.set(queue=ask_queue.requeue(work.state.queue, state.hold))
+                work.set(hold=chosen)
+                work.do(GrantHold(chosen.id))
+                work.watch_hold()
+            case Turn():
+                if state.process.phase is ProcessPhase.NONE:
+                    if not state.is_backing_off:
+                        assert chosen.ask is not None
+                        work.start_process(chosen.ask.schema)
+                    return
+                if not _is_free(state):
+                    return
+                reason = idle_process.must_replace(state, chosen)
+                if reason is not None:
+                    idle_process.retire(work, reason)
+                    return
+                asks.take_out(work, chosen)
+                standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
+                turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
+                work.set(turn=turn)
+                work.log(turn.id, kinds.TURN_STARTED, attempt=turn.attempt, joined=[ask.id for ask in turn.joined])
+                work.after_commit(MayWrite(turn.key))

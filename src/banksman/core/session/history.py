@@ -1,0 +1,403 @@
+"""A session's log, folded to what the session was: `replay(events)`, pure, with no effects.
+
+Only what is durable comes back: who waits and in which order, which turn was open, the agent's own name for the
+conversation. Who held the session, what was written but not committed, and every clock died with the process that knew
+them. What to do about a turn that was open is the caller's to decide: it may have been done or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from banksman.core.session import ask_queue
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.event import Entry, Event
+from banksman.core.session.idempotency import Key, Keys
+from banksman.core.session.outcome import Kind
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Mode, Process, Session
+from banksman.core.session.turn import Ask, Phase, Turn, queued
+from banksman.errors import StoreTooNew
+
+
+def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
+    """The state after these events, as the one who wrote them had it. `after`: what the events before them made."""
+    state = Session(config=config) if after is None else after
+    head = state.head
+    for event in events:
+        assert event.seq == head + 1, f"event {event.seq} does not follow {head}"
+        head = event.seq
+        if not event.is_frame:
+            state = fold_event(state, event)
+    return replace(state, head=head, committed=head)
+
+
+def fold_event(state: Session, event: Event) -> Session:
+    """What one event of our own kinds makes of it; its place is not looked at."""
+    turn = event.turn
+    match event.kind:
+        case kinds.TURN_QUEUED:
+            assert turn is not None
+            return _queue(state, turn, event.body)
+        case kinds.TURN_STARTED:
+            assert turn is not None
+            return _start(state, turn, event.body)
+        case kinds.TURN_REQUEUED:
+            assert state.turn is not None
+            if turn != state.turn.id:
+                return _requeue_unsent(state, state.turn, event)
+            # Requeued as `Turn.requeued` does; a prompt that was added to it stays with the agent.
+            rest = _led_by_next(state.turn, state.turn.steered)
+            again = replace(state.turn.requeued(), attempt=event.body["attempt"])
+            return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
+        case kinds.TURN_INTERRUPTED:
+            for name in ("turn", "own"):
+                open_turn: Turn | None = getattr(state, name)
+                if open_turn is not None and open_turn.id == turn:
+                    return replace(state, **{name: replace(open_turn, phase=Phase.INTERRUPTING)})
+            return state
+        case kinds.TURN_ENDED:
+            assert turn is not None
+            body = event.body
+            # Who has answered knows its conversation.
+            is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
+            ended = _end_turn(state, turn)
+            return replace(ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted)
+        case kinds.QUEUE_CHANGED:
+            assert turn is not None
+            return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
+        case kinds.PROCESS_STARTED:
+            return replace(state, process=Process(number=event.body["process"]))
+        case _:
+            return _fold_session(state, event)
+
+
+def _fold_session(state: Session, event: Event) -> Session:
+    """What is said of the session as a whole."""
+    match event.kind:
+        case kinds.SESSION_OPENED:
+            return _open(state, event.body)
+        case kinds.SESSION_IMPORTED:
+            # A copy: what was open or waited is served where it came from, and its conversation is gone on with there.
+            origin = state.conversation or state.fork_of
+            left = replace(state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin)
+            return left if origin is None else replace(left, spent=None, is_adopted=True)
+        case kinds.SESSION_CONVERSATION:
+            return replace(state, conversation=event.body["conversation"], is_adopted=False)
+        case kinds.SESSION_CONTEXT_LOST:
+            return replace(state, conversation=None, fork_of=None, spent=0.0, is_adopted=False)
+        case kinds.SESSION_SETTING:
+            name, value = event.body["name"], event.body["value"]
+            kept = tuple(pair for pair in state.settings if pair[0] != name)
+            return replace(state, settings=kept if value is None else (*kept, (name, value)))
+        case kinds.SESSION_CLOSED:
+            return replace(state, mode=Mode.CLOSED)
+        case _:
+            return state
+
+
+def _open(state: Session, body: dict[str, Any]) -> Session:
+    state = replace(state, mode=Mode.OPEN)
+    if body["resume"] is None:
+        return state
+    # Begun elsewhere: what it has cost until now nobody has told us, nor whether there is such a conversation at all.
+    conversation, fork_of = (None, body["resume"]) if body["fork"] else (body["resume"], None)
+    return replace(state, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
+
+
+def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
+    prompt: Any = body["prompt"]
+    ask = Ask(
+        id=id,
+        ref=body["ref"],
+        prompt=prompt,
+        priority=body["priority"],
+        on_busy=body["on_busy"],
+        on_preempt=body["on_preempt"],
+        key=body["key"],
+        rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
+        schema=body["schema"],
+        is_last=body["is_last"],
+    )
+    if body.get("into") is not None:
+        return replace(state, queue=ask_queue.join(state.queue, body["into"], ask))
+    return replace(state, queue=ask_queue.enqueue(state.queue, queued(ask)))
+
+
+def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
+    if "origin" in body:
+        own = Turn(id=id, ask=None, priority=ask_queue.OWN_PRIORITY, origin=body["origin"], phase=Phase.RUNNING)
+        return replace(state, own=own, own_count=state.own_count + 1)
+    if state.turn is not None and state.turn.id == id:
+        # It was added to a turn that is over, and the agent came to it by itself.
+        return replace(state, turn=replace(state.turn, attempt=body["attempt"]))
+    waiting = ask_queue.find(state.queue, id)
+    assert waiting is not None, f"turn {id} was never queued"
+    queue = ask_queue.remove(state.queue, waiting.id)
+    if "into" in body:
+        assert state.turn is not None
+        assert waiting.ask is not None
+        return replace(state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask)))
+    return replace(state, queue=queue, turn=replace(waiting, phase=Phase.STARTING, attempt=body["attempt"]))
+
+
+def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
+    """It was to be added to the turn, and nothing of it was sent before the turn was over."""
+    ask = next((ask for ask in turn.steered if ask.id == event.turn), None)
+    assert ask is not None, f"{event.turn} was not to be added to {turn.id}"
+    again = replace(queued(ask), attempt=event.body["attempt"])
+    rest = replace(turn, steered=tuple(other for other in turn.steered if other is not ask))
+    return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
+
+
+def _end_turn(state: Session, id: str) -> Session:
+    if state.own is not None and state.own.id == id:
+        return replace(state, own=None)
+    turn = state.turn
+    if turn is not None and any(ask.id == id for ask in turn.asks):
+        return replace(state, turn=_without(turn, id))
+    waiting = ask_queue.find(state.queue, id)
+    assert waiting is not None, f"turn {id} ended twice, or was never queued"
+    rest = _without(waiting, id)
+    kept = () if rest is None else (rest,)
+    index = state.queue.index(waiting)
+    return replace(state, queue=(*state.queue[:index], *kept, *state.queue[index + 1 :]))
+
+
+def _without(turn: Turn, id: str) -> Turn | None:
+    """A turn after one of its asks has ended: the others', under the first one's name; None if there are none."""
+    if turn.ask is None:
+        return None
+    if turn.id != id:
+        joined = tuple(ask for ask in turn.joined if ask.id != id)
+        return replace(turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id))
+    # A turn that had begun is over as a whole: its other endings follow. Prompts that were added to it live on.
+    return _led_by_next(turn, (*turn.joined, *turn.steered))
+
+
+def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
+    if not rest:
+        return None
+    first, *others = rest
+    return replace(
+        turn,
+        id=first.id,
+        ask=first,
+        joined=tuple(a for a in others if a in turn.joined),
+        steered=tuple(a for a in others if a in turn.steered),
+    )
+
+
+# What a session's log says, folded: all that whoever finds the session needs in order to go on with it.
+#
+#     Past ──fold(entries)──► Past ──encode──► a snapshot, kept beside the events ──decode──► Past
+#
+# A log is read from its last snapshot on, never from its beginning: a session of a million events opens as fast as one
+# of a thousand. The snapshot is nothing but the fold, written down; `fold` from it and `fold` from the first event give
+# the same `Past`, which is tested at every prefix. So there is one way to know what a session is, and no second account
+# of it that could be older than the first.
+#
+# Besides the session's state (see replay.py) the past knows how the session was opened, which idempotency keys were
+# used, which questions wait, and which process was started last: who recovers a session looks whether that is still
+# there.
+
+_FRAMES = kinds.FRAMES
+_kind_of = itemgetter(1)
+_NO_KEYS = Keys()
+# The form of a snapshot. One of another form is not read: the events are, from the first one.
+VERSION = 1
+
+
+class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """`about`: what it is about, as JSON. `is_kept`: who asked it is gone; see questions.py."""
+
+    id: str
+    turn: str | None
+    about: str = ""
+    is_kept: bool = False
+
+
+class Born(msgspec.Struct, frozen=True, array_like=True):
+    """The process that was started last: its pid, its keeper's and its host's, each with the time of its start, which
+    no other process of that pid has, in this boot of the machine."""
+
+    boot: str
+    pid: int
+    started: int
+    keeper: int
+    keeper_started: int
+    host: int = 0
+    host_started: int = 0
+
+    @property
+    def parts(self) -> tuple[str, int, int, int, int, int, int]:
+        return msgspec.structs.astuple(self)
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    session: Session
+    opened: Mapping[str, Any] | None = None
+    keys: Keys = _NO_KEYS
+    questions: tuple[OpenQuestion, ...] = ()
+    process: Born | None = None
+
+
+def beginning(config: Config) -> Past:
+    """Of a session that has no events."""
+    return Past(session=Session(config=config))
+
+
+def fold(past: Past, entries: Iterable[Entry]) -> Past:
+    """The past with these after it. Frames of the agent, which are nearly all, change nothing but the count."""
+    seq = past.session.head
+    entries = tuple(entries)
+    if _FRAMES.issuperset(map(_kind_of, entries)):
+        seq += len(entries)  # The path of every token, of which there are hundreds in a chunk.
+        entries = ()
+    for turn, kind, data in entries:
+        seq += 1
+        if kind not in _FRAMES:
+            past = _fold(past, Event("", 0, seq, 0.0, turn, kind, data))
+    return replace(past, session=replace(past.session, head=seq, committed=seq))
+
+
+def fold_events(past: Past, events: Iterable[Event]) -> Past:
+    """The same, of events that were read."""
+    return fold(past, ((event.turn, event.kind, event.data) for event in events))
+
+
+def _fold(past: Past, event: Event) -> Past:
+    past = replace(past, session=fold_event(past.session, event))
+    match event.kind:
+        case kinds.SESSION_OPENED:
+            return replace(past, opened=event.body)
+        case kinds.TURN_QUEUED if event.body["key"] is not None:
+            assert event.turn is not None
+            key = Key(event.body["key"], event.turn, event.seq - 1)
+            return replace(past, keys=past.keys.queued(key))
+        case kinds.TURN_ENDED:
+            return _end(past, event)
+        case kinds.SESSION_IMPORTED:
+            # How it was opened there, which process it had, and what that has asked, says nothing about this place.
+            return replace(past, opened=None, process=None, questions=(), keys=past.keys.without_waiting())
+        case kinds.QUESTION_ASKED:
+            question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
+            return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
+        case kinds.QUESTION_KEPT:
+            kept = (_nobodys(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
+            return replace(past, questions=tuple(kept))
+        case kinds.QUESTION_ANSWERED:
+            left = tuple(question for question in past.questions if question.id != event.body["question"])
+            return replace(past, questions=left)
+        case kinds.SESSION_STORE_RETURNED:
+            # While the log was broken nothing was written, no answer either; and the process that had asked was ended.
+            return replace(past, questions=tuple(question for question in past.questions if question.is_kept))
+        case kinds.PROCESS_STARTED:
+            return replace(past, process=msgspec.convert(event.body.get("born"), Born | None))
+        case _:
+            return past
+
+
+def _end(past: Past, event: Event) -> Past:
+    """Mostly there is nothing of it: neither a key, nor a question."""
+    keys = past.keys.ended(event.turn, Kind(event.body["outcome"]))
+    if keys is not past.keys:
+        past = replace(past, keys=keys)
+    if any(question.turn == event.turn for question in past.questions):
+        # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
+        left = (_nobodys(q) if q.turn == event.turn else q for q in past.questions)
+        past = replace(past, questions=tuple(left))
+    return past
+
+
+def _nobodys(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
+    return replace(question, turn=None, is_kept=is_kept or question.is_kept)
+
+
+# -- snapshots -------------------------------------------------------------------------------------------------------
+class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What folding can change, by the names of `Session` and `Past`. All else is as it is in a new session. A name that
+    is not known is an error: to pass over it would be to make another session of it."""
+
+    version: int
+    head: Annotated[int, msgspec.Meta(ge=0)]
+    mode: Mode = Mode.OPEN
+    conversation: str | None = None
+    fork_of: str | None = None
+    is_adopted: bool = False
+    spent: float | None = None
+    cost: float | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    queue: tuple[Turn, ...] = ()
+    turn: Turn | None = None
+    own: Turn | None = None
+    own_count: int = 0
+    processes: int = 0
+    opened: dict[str, Any] | None = None
+    keys: tuple[Key, ...] = ()
+    questions: tuple[OpenQuestion, ...] = ()
+    process: Born | None = None
+
+
+class _Form(msgspec.Struct, frozen=True):
+    version: int
+
+
+_OF_SESSION = ("conversation", "fork_of", "is_adopted", "spent", "cost", "settings", "turn", "own", "own_count", "mode")
+_OF_PAST = ("questions", "process")
+_encoder = msgspec.json.Encoder()
+_form_decoder = msgspec.json.Decoder(_Form)
+_decoder = msgspec.json.Decoder(_Saved)
+
+
+def encode(past: Past) -> bytes:
+    session = past.session
+    assert session.committed == session.head
+    # Holds are their holders', and die with them: the log knows of none.
+    assert not any(isinstance(waiting, Hold) for waiting in session.queue)
+    queue = tuple(waiting for waiting in session.queue if isinstance(waiting, Turn))
+    saved = _Saved(
+        version=VERSION,
+        head=session.head,
+        queue=queue,
+        processes=session.process.number,
+        opened=None if past.opened is None else dict(past.opened),
+        keys=tuple(past.keys),
+        **{name: getattr(session, name) for name in _OF_SESSION},
+        **{name: getattr(past, name) for name in _OF_PAST},
+    )
+    return _encoder.encode(saved)
+
+
+def decode(data: bytes, config: Config) -> Past:
+    """`StoreTooNew`: it was written by a later version, in a form that this one does not know. `ValueError`: it was
+    written by nobody."""
+    try:
+        return _decode(data, config)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep for anything that was ever encoded") from exc
+
+
+def _decode(data: bytes, config: Config) -> Past:
+    version = _form_decoder.decode(data).version
+    if version != VERSION:
+        hint = "a newer Banksman has written it: use that one"
+        raise StoreTooNew(f"the session's snapshot has the form {version}, and {VERSION} is known here", hint=hint)
+    saved = _decoder.decode(data)
+    session = Session(
+        config=config,
+        head=saved.head,
+        committed=saved.head,
+        queue=saved.queue,
+        process=Process(number=saved.processes),
+        **{name: getattr(saved, name) for name in _OF_SESSION},
+    )
+    parts = {name: getattr(saved, name) for name in _OF_PAST}
+    return Past(session=session, opened=saved.opened, keys=Keys(saved.keys), **parts)

@@ -1,0 +1,145 @@
+"""When the agent's process is let go although nothing is wrong with it, and when no other is started in its place.
+
+A process that nobody needs is idle. It is stopped when it has been so for long, or when another session needs its
+place; the session lives on, and the next ask starts another process that resumes the conversation. What runs in its
+background, and what it waits to hear, is a need: such a process is not idle.
+
+A process that is stale is replaced between two turns: because it is old, or because it is not the one that the next
+turn needs (another configuration, another schema, a conversation that no longer fits). An old one may be asked first to
+put down what it knows.
+
+Processes that come to nothing, one after the other, are started at longer and longer intervals.
+"""
+
+from __future__ import annotations
+
+from banksman.core.session import asks
+from banksman.core.session import event as kinds
+from banksman.core.session.effects import AskToSave, BeIdle
+from banksman.core.session.facts import Timer
+from banksman.core.session.outcome import Kind
+from banksman.core.session.state import Mode, Process, ProcessPhase, Session, Stale, Store
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Phase, Turn
+from banksman.errors import AgentError
+
+
+def look(work: Work) -> None:
+    """Whether somebody needs the process has changed, perhaps."""
+    state = work.state
+    if _is_idle(state):
+        if state.process.stale is not Stale.NO:
+            retire(work, "old" if state.process.stale is Stale.WHEN_QUIET else "stale")
+        elif state.idle_since is None:
+            count = state.idle_count + 1
+            work.set(idle_since=work.at, idle_count=count)
+            if state.config.idle_seconds is not None:
+                work.start_timer(state.config.idle_seconds, Timer.IDLE, _idle_key(work.state))
+            work.do(BeIdle())
+    else:
+        wake(work)
+
+
+def wake(work: Work) -> None:
+    """Whatever rest there was is over."""
+    if work.state.idle_since is not None:
+        work.cancel_timer(Timer.IDLE, _idle_key(work.state))
+        work.set(idle_since=None)
+
+
+def _is_idle(state: Session) -> bool:
+    process = state.process
+    is_wanted = state.is_busy or bool(state.questions or state.callbacks)
+    is_working = bool(process.tasks or process.changes or process.unacknowledged or process.outbox)
+    is_there = process.phase is ProcessPhase.READY and state.mode is Mode.OPEN and state.store is Store.WORKING
+    return is_there and not is_wanted and not is_working
+
+
+def _idle_key(state: Session) -> str:
+    return f"{state.process.number}.{state.idle_count}"
+
+
+def evict(work: Work, reason: str) -> None:
+    if work.state.idle_since is not None:
+        retire(work, reason)
+
+
+def on_idle_long(work: Work, key: str) -> None:
+    if key == _idle_key(work.state):
+        evict(work, "idle")
+
+
+def retire(work: Work, reason: str) -> None:
+    """Stop the process, with no turn open. The next one resumes the conversation."""
+    assert work.state.speaking is None
+    work.log(None, kinds.PROCESS_RETIRED, process=work.state.process.number, reason=reason)
+    work.stop_process()
+
+
+# -- stale -----------------------------------------------------------------------------------------------------------
+def must_replace(state: Session, turn: Turn) -> str | None:
+    """Why this turn cannot have the process that is there, if it cannot."""
+    process = state.process
+    assert process.phase is ProcessPhase.READY
+    if process.stale is Stale.NOW:
+        return "stale"
+    if process.stale is Stale.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
+        return "old"
+    if turn.ask is None or turn.ask.is_last:
+        return None  # What it is to put down only this process knows, whatever its answers look like.
+    return None if process.schema == turn.ask.schema else "schema"
+
+
+def on_old(work: Work, subject: str) -> None:
+    process = work.state.process
+    config = work.state.config
+    # Without a limit: the session was opened again, and its process may grow old now.
+    if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
+        return
+    if process.stale is not Stale.NO:
+        return
+    if config.save_prompt is None:
+        work.set_process(stale=Stale.WHEN_QUIET)
+    else:
+        if not any(turn.ask is not None and turn.ask.is_last for turn in _turns(work.state)):
+            work.do(AskToSave(config.save_prompt))
+        # If the queue is full, or that ask is dropped, it is asked again when as much time has passed once more.
+        work.start_timer(config.recycle_seconds, Timer.AGE, subject)
+
+
+def grow_old(work: Work) -> None:
+    """Its age is counted from now."""
+    process = work.state.process
+    work.cancel_timer(Timer.AGE, str(process.number))
+    if process.phase is ProcessPhase.READY and work.state.config.recycle_seconds is not None:
+        work.start_timer(work.state.config.recycle_seconds, Timer.AGE, str(process.number))
+
+
+def drop_saving(work: Work) -> None:
+    """The process that was to put down what it knows is gone. The next one has nothing to put down yet."""
+    for turn in _turns(work.state):
+        if turn.phase is Phase.QUEUED and turn.ask is not None and turn.ask.is_last:
+            asks.drop(work, turn, Kind.REFUSED, AgentError("the process that was to save is gone"))
+
+
+def _turns(state: Session) -> list[Turn]:
+    return [turn for turn in (state.turn, *state.queue) if isinstance(turn, Turn)]
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+def count_crash(work: Work, process: Process) -> None:
+    """It came to nothing. After the first one another is tried at once; after that it takes longer and longer."""
+    crashes = work.state.crashes + 1
+    work.set(crashes=crashes)
+    if crashes < 2:
+        return
+    config = work.state.config
+    seconds = min(config.backoff_seconds * 2.0 ** min(crashes - 2, 16), config.backoff_seconds_max)
+    work.set(is_backing_off=True)
+    work.start_timer(seconds, Timer.BACKOFF, str(process.number))
+    work.log(None, kinds.PROCESS_BACKED_OFF, crashes=crashes, seconds=seconds)
+
+
+def on_backed_off(work: Work, subject: str) -> None:
+    if subject == str(work.state.process.number):
+        work.set(is_backing_off=False)

@@ -1,0 +1,151 @@
+"""The lives of the agent's processes: an exit, the end of a tree, a start that failed."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from banksman.core.dialects.dialect import Plain
+from banksman.core.session import agent_output, asks, grants, idle_process, questions, settings, timers, turn_end
+from banksman.core.session import event as kinds
+from banksman.core.session.effects import HoldConversation
+from banksman.core.session.facts import ProcessExited, ProcessGone, ProcessStarted, Timer
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.state import Mode, Process, ProcessPhase
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Phase, Turn
+from banksman.errors import AgentError, BanksmanError
+
+# The end of its stderr, in each outcome that its death has failed.
+STDERR_CHARACTERS_MAX = 4096
+# An agent that cannot resume a conversation, and does not say why, has lost it.
+RESUME_FAILURES_MAX = 3
+# An agent that dies each time before it is sent anything is not going to answer.
+START_ATTEMPTS_MAX = 3
+
+
+def started(work: Work, fact: ProcessStarted) -> None:
+    work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid, born=fact.born)
+    work.set_process(is_there=True, epoch=fact.epoch)
+    state = work.state
+    process = state.process
+    if process.phase is ProcessPhase.STARTING:
+        setup = replace(
+            state.config.setup,
+            schema=process.schema,
+            conversation=process.resumes,
+            forks=process.forks,
+            **dict(state.settings),
+        )
+        work.set_process(speech=state.config.dialect.begin(setup))
+        work.speak(None, lambda speech: speech.handshake(f"{agent_output.HANDSHAKE}-{fact.process}"))
+        seconds = state.config.start_seconds
+        work.set_process(start_due=work.at + seconds)
+        is_plain = isinstance(work.state.process.speech, Plain)
+        work.start_timer(seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(fact.process))
+
+
+def exited(work: Work, fact: ProcessExited) -> None:
+    how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
+    work.log(None, kinds.PROCESS_EXITED, process=fact.process, code=fact.code, signal=fact.signal)
+    work.set_process(
+        phase=ProcessPhase.STOPPING,
+        exit=how,
+        exited_by_itself=not work.state.process.was_told_to_stop,
+        was_killed=fact.signal is not None,
+        outbox=(),
+    )
+
+
+def lose_conversation(work: Work, error: BanksmanError, held: str | None) -> None:
+    """The process has come into a conversation that another session drives. It has to go, and whoever comes after it
+    must not follow it there."""
+    work.set(conversation=held)
+    work.log(None, kinds.SESSION_CONVERSATION, conversation=held)
+    work.give_up_process(error)
+
+
+def gone(work: Work, fact: ProcessGone) -> None:
+    process = work.state.process
+    if fact.ladder:
+        rungs = [{"rung": each.rung, "at": each.at} for each in fact.ladder]
+        work.log(None, kinds.PROCESS_STOPPED, process=fact.process, ladder=rungs)
+    if fact.swept or fact.survivors or not fact.drained:
+        work.log(
+            None,
+            kinds.PROCESS_SWEPT,
+            process=fact.process,
+            swept=[{"pid": swept.pid, "command": swept.command} for swept in fact.swept],
+            survivors=[{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors],
+            drained=fact.drained,
+        )
+    exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
+    message = exited_how if process.error is None else f"{process.error.args[0]}; {exited_how}"
+    has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(fact.stderr)
+    stderr = fact.stderr[-STDERR_CHARACTERS_MAX:].strip()
+    lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
+
+
+def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> None:
+    """Nothing of the process is left. What rested on it ends, and what comes next gets a new one."""
+    state = work.state
+    process = state.process
+    questions.forget_all(work)
+    settings.forget_all(work)
+    # Again and again: a boundary that was not yet certain may make way for a prompt that was added to its turn.
+    while (turn := work.state.own or work.state.turn) is not None:
+        if turn.phase is Phase.STARTING:
+            _begin_again(work, turn, error)
+        else:
+            turn_end.end_by_exit(work, turn, error)
+    for _, key in process.unacknowledged:
+        work.cancel_timer(Timer.DRAIN, key)
+    work.cancel_timer(Timer.START, str(process.number))
+    work.cancel_timer(Timer.WRITE, f"{process.number}.{process.frames_sent}")
+    work.cancel_timer(Timer.AGE, str(process.number))
+    work.cancel_timer(Timer.SWEEP, str(process.number))
+    idle_process.drop_saving(work)
+    work.set(process=Process(number=process.number))
+    is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
+    if is_crash and not has_forgotten and state.mode is Mode.OPEN:
+        idle_process.count_crash(work, process)
+    if process.was_ready or state.mode is not Mode.OPEN:
+        return
+    if process.was_told_to_stop and process.error is None:
+        return  # Nobody needed it any more; whoever has come since is served by the next one.
+    has_spoken = process.exited_by_itself and not process.was_killed and process.error is None
+    if process.resumes is not None and (has_forgotten or has_spoken):
+        failures = state.resume_failures + 1
+        if has_forgotten or failures >= RESUME_FAILURES_MAX:
+            error = _lose_memory(work, error)
+            for waiting in work.state.queue if state.is_adopted else ():
+                if isinstance(waiting, Turn):
+                    asks.drop(work, waiting, Kind.FAILED, error)
+            return
+        # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
+        # stopped, has said nothing about it at all.
+        work.set(resume_failures=failures)
+    # Each failing start costs the ask that it was made for, so there are never more starts than asks.
+    chosen = grants.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
+    if isinstance(chosen, Turn):
+        asks.drop(work, chosen, Kind.FAILED, error)
+
+
+def _lose_memory(work: Work, error: BanksmanError) -> AgentError:
+    """The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
+
+    But who wanted to go on with one that was begun elsewhere, and has never spoken in it here, is not answered out of
+    an empty one: the error is for them.
+    """
+    conversation = work.state.conversation or work.state.fork_of
+    work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=conversation, error=str(error))
+    work.set(conversation=None, fork_of=None, spent=0.0, resume_failures=0, is_adopted=False)
+    work.do(HoldConversation(None))
+    return AgentError(f"the agent knows no conversation {conversation!r}", hint=str(error))
+
+
+def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
+    """The process died between the grant and the first byte: the ask was not touched, and may have another."""
+    if turn.restarts + 1 >= START_ATTEMPTS_MAX:
+        turn_end.end(work, turn, Kind.FAILED, By.EXIT, error=error)
+        return
+    turn_end.put_back(work, replace(turn.requeued(), restarts=turn.restarts + 1))

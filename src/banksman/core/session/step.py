@@ -1,0 +1,197 @@
+"""A session: `step(state, fact) -> (state, effects)`, pure and total.
+
+It composes the turn machine, the arbiter and the clocks; the ladder is walked by whoever performs `StopProcess`. Every
+fact in every state has an answer; one that comes late has the answer "nothing", because it names a process, a turn or a
+timer that is no longer there. After each fact the session looks whether somebody can be served now
+(`granting.advance`): that is the only place where a turn is granted, a process started, a session finished, so no path
+can forget it.
+
+The order of things, for one ask: `turn.queued` is appended; once durable, the ask is accepted. When nobody else speaks
+and the agent is ready, `turn.started` is appended; once durable, the prompt is written, whole. The boundary, or the end
+of the process, ends the turn: `turn.ended` is appended; once durable, the ask has its outcome.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from banksman.core.session import (
+    agent_output,
+    asks,
+    durability,
+    grants,
+    idle_process,
+    process_life,
+    questions,
+    settings,
+    shutdown,
+    timers,
+    tool_cleanup,
+)
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import Effect, EndHold, GiveReceipt, Reject, SettingTaken
+from banksman.core.session.facts import (
+    AppendFailed,
+    Asked,
+    AskMoved,
+    AskWithdrawn,
+    Begun,
+    CallbackAnswered,
+    CallerFact,
+    CloseAsked,
+    Committed,
+    ConversationTaken,
+    DrainAsked,
+    EvictAsked,
+    Fact,
+    FramesRead,
+    FrameWritten,
+    HoldAsked,
+    HoldReleased,
+    InterruptAsked,
+    LeaveAsked,
+    ProcessExited,
+    ProcessFact,
+    ProcessFailed,
+    ProcessGone,
+    ProcessStarted,
+    ProcessSwept,
+    QuestionAnswered,
+    Reconfigured,
+    SettingAsked,
+    TerminalsEnded,
+    TimerFired,
+    WriteFailed,
+)
+from banksman.core.session.history import replay
+from banksman.core.session.outcome import By, Receipt
+from banksman.core.session.state import OVER, ProcessPhase, Session, not_open
+from banksman.core.session.transition import Work
+
+__all__ = ["replay", "step"]
+
+
+def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
+    """Take one fact. Total: there is no fact that a state does not know, and none that is an error."""
+    work = Work(state, fact.at)
+    match fact:
+        case FramesRead():
+            if _is_current(state, fact):
+                agent_output.read_frames(work, fact)
+            if not fact.meanings:
+                return work.done()  # The path of every token: nothing was said that could let somebody else speak.
+        case Committed(seq=seq):
+            durability.commit(work, seq)
+        case AppendFailed():
+            durability.fail(work, fact)
+        case TimerFired(subject=(timer, subject)):
+            timers.fire(work, timer, subject)
+        case (
+            ProcessStarted()
+            | ProcessFailed()
+            | ConversationTaken()
+            | FrameWritten()
+            | WriteFailed()
+            | ProcessExited()
+            | ProcessGone()
+            | ProcessSwept()
+            | TerminalsEnded()
+        ):
+            if _is_current(state, fact):
+                _from_process(work, fact)
+        case _ if state.mode in OVER and not shutdown.takes_back(work, fact):
+            _from_late_caller(work, fact)
+        case _:
+            _from_caller(work, fact)
+    grants.advance(work)
+    # What was sent may have meant something by itself: a setting that is only kept, say.
+    while work.heard:
+        agent_output.hear(work, work.heard.pop(0))
+        grants.advance(work)
+    return work.done()
+
+
+def _is_current(state: Session, fact: ProcessFact) -> bool:
+    """A process that was given up and replaced is dead to us, whatever is still heard of it."""
+    return fact.process == state.process.number and state.process.phase is not ProcessPhase.NONE
+
+
+def _from_process(work: Work, fact: ProcessFact) -> None:
+    match fact:
+        case ProcessStarted():
+            process_life.started(work, fact)
+        case ProcessFailed(error=error):
+            process_life.lost(work, error)
+        case ConversationTaken(error=error, held=held):
+            process_life.lose_conversation(work, error, held)
+        case FrameWritten():
+            work.send_next()
+        case WriteFailed(error=error):
+            work.break_stdin(error)
+        case ProcessExited():
+            process_life.exited(work, fact)
+        case ProcessGone():
+            process_life.gone(work, fact)
+        case ProcessSwept():
+            tool_cleanup.swept(work, fact)
+        case TerminalsEnded():
+            tool_cleanup.terminals_ended(work, fact)
+        case FramesRead():
+            agent_output.read_frames(work, fact)
+        case _:
+            assert_never(fact)
+
+
+def _from_caller(work: Work, fact: CallerFact) -> None:
+    match fact:
+        case Begun():
+            questions.show(work)  # Who is served next is looked at after every fact.
+        case Asked(ask=ask):
+            asks.ask(work, ask)
+        case AskWithdrawn(turn=turn):
+            asks.withdraw(work, turn)
+        case InterruptAsked(turn=turn, interrupt=interrupt):
+            asks.interrupt(work, turn, interrupt)
+        case AskMoved(turn=turn, before=before):
+            asks.move(work, turn, before)
+        case HoldAsked(hold=hold, priority=priority):
+            asks.hold(work, Hold(hold, priority, fact.at))
+        case HoldReleased(hold=hold):
+            asks.release(work, hold)
+        case QuestionAnswered():
+            asks.answer(work, fact)
+        case CallbackAnswered():
+            questions.on_called(work, fact)
+        case SettingAsked():
+            settings.ask(work, fact)
+        case Reconfigured():
+            settings.reconfigure(work, fact)
+        case EvictAsked():
+            idle_process.evict(work, "evicted")
+        case DrainAsked():
+            shutdown.drain(work)
+        case CloseAsked():
+            shutdown.close(work)
+        case LeaveAsked():
+            shutdown.leave(work, fact.by)
+        case _:
+            assert_never(fact)
+
+
+def _from_late_caller(work: Work, fact: CallerFact) -> None:
+    """Nothing happens any more in a session that is closed or has left, but whoever asks is answered."""
+    refusal = not_open(work.state)
+    match fact:
+        case Asked(ask=ask):
+            work.do(Reject(ask.id, refusal))
+        case InterruptAsked(interrupt=interrupt):
+            # Of one that was passed on the shell does not ask: see `Session.interrupt`.
+            work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
+        case HoldAsked(hold=hold):
+            work.do(EndHold(hold, refusal))
+        case SettingAsked(change=change):
+            work.do(SettingTaken(change, refusal))
+        case Reconfigured(change=change) if change:
+            work.do(SettingTaken(change, refusal))
+        case _:
+            pass

@@ -1,0 +1,132 @@
+"""What happens when a timer fires. Each names its subject; if that has moved on, nothing does."""
+
+from __future__ import annotations
+
+from banksman.core.dialects.dialect import Plain
+from banksman.core.session import (
+    agent_output,
+    durability,
+    idle_process,
+    questions,
+    settings,
+    shutdown,
+    tool_cleanup,
+    turn_end,
+    watchdogs,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import EndHold
+from banksman.core.session.facts import Timer
+from banksman.core.session.state import OVER, ProcessPhase, Session, Stdin, Store
+from banksman.core.session.transition import Work
+from banksman.core.session.turn import Cause, Phase, Turn
+from banksman.errors import AgentError
+
+# How often it is looked whether a handshake waits for something that it can do without.
+HURRY_SECONDS = 5.0
+
+
+def fire(work: Work, timer: Timer, subject: str) -> None:
+    state = work.state
+    match timer:
+        case Timer.DRAIN | Timer.SETTLE | Timer.CLOCKS:
+            _of_turn(work, timer, subject)
+        case Timer.START | Timer.WRITE | Timer.IDLE | Timer.AGE | Timer.BACKOFF:
+            _of_process(work, timer, subject)
+        case Timer.QUESTION:
+            questions.expire(work, subject)
+        case Timer.SWEEP:
+            tool_cleanup.expire(work, subject)
+        case Timer.SETTING:
+            settings.expire(work, subject)
+        case Timer.COLLECT:
+            work.set(collecting=tuple(id for id in state.collecting if id != subject))
+        case Timer.HOLD:
+            _on_hold_idle(work, subject)
+        case Timer.STORE:
+            is_due = state.store is Store.BROKEN and state.mode not in OVER
+            if is_due and subject == str(state.store_retries):
+                durability.retry(work)
+        case Timer.LEAVE:
+            shutdown.hurry(work)
+
+
+def _of_turn(work: Work, timer: Timer, key: str) -> None:
+    state = work.state
+    turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None)
+    match timer:
+        case Timer.DRAIN:
+            # Where only the quiet after the boundary is waited for, it has come.
+            is_due = turn is not None and turn.phase is Phase.INTERRUPTING and turn.quiet_until is None
+            if is_due or any(other == key for _, other in state.process.unacknowledged):
+                work.stop_process()
+        case Timer.SETTLE:
+            if turn is not None and not turn.is_own:
+                agent_output.settle(work, turn)
+        case _:
+            if turn is not None and turn.is_open:
+                _look_at_clocks(work, turn)
+
+
+def _of_process(work: Work, timer: Timer, subject: str) -> None:
+    config, process = work.state.config, work.state.process
+    match timer:
+        case Timer.START:
+            if subject == str(process.number) and process.phase is ProcessPhase.STARTING and not _may_hurry(work):
+                seconds = config.start_seconds
+                work.stop_process(AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)"))
+        case Timer.WRITE:
+            if subject == f"{process.number}.{process.frames_sent}" and process.stdin is Stdin.BUSY:
+                seconds = config.write_seconds
+                work.break_stdin(AgentError(f"the agent did not take its stdin for {seconds:g} s"))
+        case Timer.IDLE:
+            idle_process.on_idle_long(work, subject)
+        case Timer.AGE:
+            idle_process.on_old(work, subject)
+        case _:
+            idle_process.on_backed_off(work, subject)
+
+
+def _may_hurry(work: Work) -> bool:
+    """A handshake of several steps may wait for one that it can do without, and then goes on. Looked at now and then,
+    and not only at the end: nobody should wait a minute for that."""
+    process = work.state.process
+    if process.speech is None or isinstance(process.speech, Plain):
+        return False
+    work.speak(None, lambda speech: speech.hurry())
+    left = process.start_due - work.at
+    if left <= 0 and work.state.process.speech is process.speech:
+        return False
+    work.start_timer(min(HURRY_SECONDS, left) if left > 0 else HURRY_SECONDS, Timer.START, str(process.number))
+    return True
+
+
+def _look_at_clocks(work: Work, turn: Turn) -> None:
+    ran_out = watchdogs.expired(work.state.clocks, work.at)
+    if ran_out is not None and turn.phase is Phase.RUNNING:
+        turn_end.stop(work, turn, Cause.CLOCK, ran_out.name)
+        return
+    wound, warnings = watchdogs.warn(work.state.clocks, work.at)
+    work.set(clocks=wound)
+    for clock in warnings:
+        left = clock.seconds - clock.elapsed(work.at)
+        work.log(turn.id, kinds.CLOCK_WARNING, clock=clock.name, seconds=clock.seconds, left=left)
+    work.arm_clocks(turn)
+
+
+def _on_hold_idle(work: Work, subject: str) -> None:
+    state = work.state
+    hold = state.hold
+    if hold is None or subject != f"{hold.id}#{state.hold_asks}":
+        return
+    if _is_in_use(state, hold):
+        work.watch_hold()
+        return
+    work.set(hold=None)
+    work.do(EndHold(hold.id))
+
+
+def _is_in_use(state: Session, hold: Hold) -> bool:
+    turns = [state.turn, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
+    return any(turn is not None and turn.ask is not None and turn.ask.hold == hold.id for turn in turns)

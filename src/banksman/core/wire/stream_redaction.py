@@ -1,0 +1,286 @@
+r"""Secrets out of what is streamed: one that is cut by the border of two deltas, or of many.
+
+Agents stream a text in deltas, and each delta is a frame and an event of its own. `Redactor` sees one event at a time.
+This remembers, for each text that is being streamed, the end of it that may be the beginning of a secret. No event is
+held back: each is stored when it is said, and in that order. Only the text moves: `PREFIX_CHARS_MIN` or more characters
+that may begin a secret are left out of their delta and put in front of the next delta of that text, which shows whether
+they do. Fewer characters stand in ordinary text by chance, and stay where they are.
+
+    the secret hunter2secret in three deltas:   "it is hu" "nter2se" "cret."
+    what is stored:                             "it is hu" ""        "[redacted]."
+    another text that begins as it does:        "the hunter" "s came"
+    what is stored:                             "the "       "hunters came"
+
+A text that ends with the beginning of a secret has lost these characters in its deltas. The frame with the complete
+text, where the agent sends one, has them.
+
+A frame that looks like a delta is one: what else is wrong with it (half of a surrogate pair, a member of another type,
+no JSON behind) does not matter.
+
+A secret is found in the spellings that `redaction.py` has, a spelling that is cut in its middle included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from banksman.core.session.event import RECITED, TURN_ENDED, UPDATE, Entry
+from banksman.core.wire.partial_json import UNDECODABLE, decoded, split
+from banksman.core.wire.redaction import REDACTED, Redactor, text_of, token_of
+
+# So many characters at the end of a delta are held back if a secret begins with them.
+PREFIX_CHARS_MIN = 4
+# A session streams one text at a time, and each of its subagents another; but of many it is not said that they have
+# ended. Past it the oldest is forgotten, and no delta of its turn is stored any more: it may go on with a secret.
+TEXTS_MAX = 256
+# A frame that is no JSON is looked at as far as this: that takes a step of Python for each token.
+MALFORMED_BYTES_MAX = 1 << 20
+
+_STRING = rb'"(?:[^"\\]++|\\.)*+"'
+# A member that may hold the text of a delta. Inside of a string its quotes would be escaped.
+_MEMBERS = {
+    name: re.compile(b'"' + name.encode() + rb'"\s*:\s*(' + _STRING + b")", re.DOTALL)
+    for name in ("text", "thinking", "partial_json", "delta")
+}
+# Those of them that a block or a chunk has.
+_PARTS = ("text", "thinking", "partial_json")
+
+
+class _Part(msgspec.Struct):
+    """Of Claude: what a block goes on with. Of ACP: the content of a chunk."""
+
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+
+
+class _Said(msgspec.Struct):
+    """Of Claude: an event of the model's. Of ACP: an update; the content of a tool call is a list."""
+
+    index: int | None = None
+    delta: _Part | None = None
+    content: _Part | list[msgspec.Raw] | None = None
+    session_update: str | None = msgspec.field(default=None, name="sessionUpdate")
+
+
+class _Item(msgspec.Struct):
+    id: str | None = None
+
+
+class _Params(msgspec.Struct):
+    """`done`: an item of Codex that is over."""
+
+    delta: str | None = None
+    done: _Item | None = msgspec.field(default=None, name="item")
+    item: str | None = msgspec.field(default=None, name="itemId")
+    session: str | None = msgspec.field(default=None, name="sessionId")
+    update: _Said | None = None
+
+
+class _Frame(msgspec.Struct):
+    event: _Said | None = None
+    parent: str | None = msgspec.field(default=None, name="parent_tool_use_id")
+    method: str | None = None
+    params: _Params | None = None
+
+
+_decode = msgspec.json.Decoder(_Frame).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Delta(NamedTuple):
+    """`key`: which text it goes on with. `member`: the name of the member that holds it; None: a block of Claude's
+    begins or ends, and its number is that of another text from now on."""
+
+    key: tuple[object, ...]
+    member: str | None
+    text: str
+
+
+class _Carry(NamedTuple):
+    """The end of a text that may be the beginning of a secret. `stored`: how many of its characters are stored."""
+
+    text: str
+    stored: int
+
+
+class StreamedRedactor:
+    """Of one session: takes secrets out of its entries, in the order in which they are stored."""
+
+    __slots__ = ("_carries", "_crowded", "_redactor")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._carries: OrderedDict[tuple[object, ...], _Carry] = OrderedDict()
+        # Turns that are running, and have had too many texts.
+        self._crowded: set[object] = set()
+
+    def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Entries without the secrets; the same object if none has any."""
+        changed = [self._entry(entry) for entry in entries]
+        is_same = all(new is old for new, old in zip(changed, entries, strict=True))
+        return self._redactor.entries(entries if is_same else changed)
+
+    def _entry(self, entry: Entry) -> Entry:
+        turn, kind, data = entry
+        if kind not in (UPDATE, RECITED):
+            if kind == TURN_ENDED:
+                self._forget(turn)
+            return entry
+        delta = _delta_of(turn, kind, data) if _may_be_delta(data) else None
+        if delta is None:
+            if data.find(b'"item/completed"') >= 0:
+                self._complete(data)
+            return entry
+        if delta.member is None:
+            for member in _PARTS:
+                self._carries.pop((*delta.key, member), None)
+            return entry
+        text = (REDACTED if delta.text else "") if turn in self._crowded else self._redacted(delta)
+        return entry if text == delta.text else (turn, kind, _with_text(data, delta, text))
+
+    def _forget(self, turn: str | None) -> None:
+        """Nothing in the log belongs to a turn after its end."""
+        for key in [key for key in self._carries if key[0] == turn]:
+            del self._carries[key]
+        self._crowded.discard(turn)
+
+    def _complete(self, data: bytes) -> None:
+        """Codex says that an item is over. Its text has no more deltas, in whichever turn it is."""
+        try:
+            frame = _decode(data)
+        except UNDECODABLE:
+            return
+        if frame.method == "item/completed" and frame.params is not None and frame.params.done is not None:
+            for key in [key for key in self._carries if key[2:] == ("item", key[3], frame.params.done.id)]:
+                del self._carries[key]
+
+    def _redacted(self, delta: _Delta) -> str:
+        """What is stored of a delta: what was held back before, and what is not held back now."""
+        before = self._carries.pop(delta.key, _Carry("", 0))
+        whole, place = before.text + delta.text, before.stored
+        spans, begins = self._redactor.found(whole), self._redactor.begun(whole)
+        if not spans and not begins:
+            return whole[place:]
+        likely = min((start for start, end in begins if end - start >= PREFIX_CHARS_MIN), default=len(whole))
+        until = max(likely, place)
+        pieces: list[str] = []
+        for start, end in spans:
+            if start < until and end > place:
+                # What was stored before cannot be taken back, and two secrets that overlap are one replacement.
+                if start > place or not pieces:
+                    pieces += [whole[place:start], REDACTED]
+                place = end
+        pieces.append(whole[place:until])
+        if begins:
+            begun = min(begins)[0]
+            self._carries[delta.key] = _Carry(whole[begun:], max(0, max(place, until) - begun))
+            if len(self._carries) > TEXTS_MAX:
+                (crowded, *_), _ = self._carries.popitem(last=False)
+                self._crowded.add(crowded)
+        return "".join(pieces)
+
+
+def _may_be_delta(data: bytes) -> bool:
+    """Whether a frame has what stands in every delta, of whichever dialect, and where a block of Claude's begins or
+    ends."""
+    find = data.find
+    return find(b"delta") >= 0 or find(b"_chunk") >= 0 or find(b"content_block_st") >= 0
+
+
+def _delta_of(turn: str | None, kind: str, data: bytes) -> _Delta | None:
+    """What a frame goes on with, if it is a delta. A text never goes on in another turn, nor from a replay in what is
+    new."""
+    try:
+        frame = _decode(data)
+    except UNDECODABLE:
+        frame = _decode_loosely(data)
+    if frame.event is not None:
+        if frame.event.index is None and frame.event.delta is None:
+            return None
+        key = (turn, kind, "block", frame.parent, frame.event.index)
+        return _Delta(key, None, "") if frame.event.delta is None else _of_part(key, frame.event.delta)
+    if frame.params is None:
+        return None
+    if frame.params.delta is not None:
+        return _Delta((turn, kind, "item", frame.method, frame.params.item), "delta", frame.params.delta)
+    update = frame.params.update
+    if update is not None and isinstance(update.content, _Part) and (update.session_update or "").endswith("_chunk"):
+        return _of_part((turn, kind, "chunk", frame.params.session, update.session_update), update.content)
+    return None
+
+
+def _decode_loosely(data: bytes) -> _Frame:
+    """What can be read of a frame with members of other types, or that is no JSON."""
+    frame = _members(data)
+    params = _members(frame.get("params"))
+    return _Frame(
+        event=_said(frame.get("event")),
+        parent=_name(frame.get("parent_tool_use_id")),
+        method=_name(frame.get("method")),
+        params=_Params(
+            delta=_text(params.get("delta")),
+            item=_name(params.get("itemId")),
+            session=_name(params.get("sessionId")),
+            update=_said(params.get("update")),
+        ),
+    )
+
+
+def _said(data: bytes | None) -> _Said | None:
+    members = _members(data)
+    if not members:
+        return None
+    index, delta, content = _name(members.get("index")), members.get("delta"), members.get("content")
+    return _Said(index, _part(delta), _part(content), _text(members.get("sessionUpdate")))
+
+
+def _part(data: bytes | None) -> _Part | None:
+    if data in (None, b"null"):
+        return None
+    members = _members(data)
+    return _Part(*(_text(members.get(name)) for name in _PARTS))
+
+
+def _members(data: bytes | None) -> dict[str, bytes]:
+    if data is None:
+        return {}
+    try:
+        return {name: bytes(raw) for name, raw in _decode_members(data).items()}
+    except UNDECODABLE:
+        return split(data[:MALFORMED_BYTES_MAX]).found
+
+
+def _text(data: bytes | None) -> str | None:
+    return text_of(data) if data is not None and data.startswith(b'"') else None
+
+
+def _name(data: bytes | None) -> Any:
+    """What a text is told from others by, of whichever type."""
+    value = None if data is None else decoded(data)
+    return value if isinstance(value, str | int | float) or data in (None, b"null") else data
+
+
+def _of_part(key: tuple[object, ...], part: _Part) -> _Delta | None:
+    for member in _PARTS:
+        text: str | None = getattr(part, member)
+        if text is not None:
+            return _Delta((*key, member), member, text)
+    return None
+
+
+def _with_text(data: bytes, delta: _Delta, text: str) -> bytes:
+    """The frame with another text in its delta; all else is as it was, byte for byte."""
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        if text_of(match[1]) != delta.text:
+            return match[0]
+        return match[0][: match.start(1) - match.start()] + token_of(text)
+
+    assert delta.member is not None
+    return _MEMBERS[delta.member].sub(replace, data)

@@ -1,0 +1,184 @@
+"""What is to be started, checked before anything is: a bad call is an error here, and spawns nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.process import environment, inherited, limits, syscalls, users
+from banksman.process.inherited import Inherited
+from banksman.process.users import Become
+
+Argv = Sequence[str | bytes | os.PathLike[str]]
+# Where an output stream goes: to us, to nobody, where stdout goes; to a copy of this fd, or the file of this path.
+Target = Literal["pipe", "null", "stdout"] | int | bytes
+PIPES: tuple[Target, Target] = ("pipe", "pipe")
+# What a program is told of its terminal: one that all programs know, and nothing of the size of ours, which is another.
+TERMINAL: dict[bytes, bytes | None] = {b"TERM": b"xterm-256color", b"LINES": None, b"COLUMNS": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A checked order for one child. Strings are as the kernel takes them."""
+
+    path: bytes
+    argv: tuple[bytes, ...]
+    env: dict[bytes, bytes]
+    cwd: bytes
+    inherited: Inherited
+    limits: dict[str, Any] | None
+    pass_fds: tuple[int, ...]
+    # Who to become before the start; and the command that ends what is not ours to signal, up to its words.
+    user: Become | None = None
+    ender: tuple[bytes, ...] | None = None
+    # It works for an agent: its keeper's name says so, and its tree is not let in by the user's sockets.
+    is_agents: bool = False
+
+
+def prepare(
+    argv: Argv,
+    *,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    inherit_env: bool = True,
+    scrub: Iterable[str] = (),
+    limits_wanted: Mapping[Any, Any] | None = None,
+    pass_fds: Sequence[int] = (),
+    has_terminal: bool = False,
+    user: str | int | None = None,
+    helper: Sequence[str] = (),
+    is_agents: bool = False,
+) -> Launch:
+    """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `users.py`."""
+    words = _words(argv)
+    folder = _folder(cwd)
+    ours: dict[bytes, bytes | None] = dict(TERMINAL) if has_terminal else {}
+    become: Become | None = None
+    if user is not None:
+        other = users.find(user)
+        if users.is_us(other):
+            ours |= users.variables(other)
+        elif users.may_become_others():
+            ours |= users.variables(other)
+            become = users.become(other, folder)
+        else:
+            words = users.by_helper(other, words, helper)
+    built = environment.build(env, inherit=inherit_env, scrub=scrub, ours=ours)
+    return Launch(
+        path=_resolve(words[0], folder, built),
+        argv=words,
+        env=built,
+        cwd=folder,
+        inherited=inherited.take(),
+        limits=limits.parse(limits_wanted),
+        pass_fds=_passable(pass_fds),
+        user=become,
+        ender=_ender(helper) if helper else None,
+        is_agents=is_agents,
+    )
+
+
+def _ender(helper: Sequence[str]) -> tuple[bytes, ...]:
+    """The helper, and what it is to run: found now and by our own PATH, since the keeper has none."""
+    words = _words(helper)
+    ours = environment.build(None, inherit=True)
+    program, kill = (os.path.abspath(_resolve(word, b".", ours)) for word in (words[0], b"kill"))
+    return program, *words[1:], kill
+
+
+def _words(argv: Any) -> tuple[bytes, ...]:
+    if isinstance(argv, str | bytes):
+        raise UsageError(
+            f"argv must be a list of words, not the text {argv!r}",
+            hint='there is never a shell unless you ask for one: ["sh", "-c", "…"]',
+        )
+    try:
+        words = tuple(os.fsencode(word) for word in argv)
+    except TypeError as exc:
+        raise UsageError(f"argv must be a list of words: {exc}", hint="write numbers as str(…)") from exc
+    except UnicodeEncodeError as exc:
+        hint = "see sys.getfilesystemencoding(), or pass bytes"
+        raise UsageError(f"argv holds text that cannot be encoded: {exc}", hint=hint) from exc
+    if not words:
+        raise UsageError("argv is empty", hint="its first word is the program")
+    for word in words:
+        if b"\0" in word:
+            raise UsageError(f"argv holds a NUL: {word!r}", hint="no argument of a program can contain one")
+    return words
+
+
+def _folder(cwd: Any) -> bytes:
+    if cwd is None:
+        return b"."
+    try:
+        folder = os.fsencode(cwd)
+        mode = os.stat(folder).st_mode
+    except (TypeError, ValueError) as exc:
+        raise UsageError(f"cwd cannot be {cwd!r}", hint="the path of an existing folder") from exc
+    except OSError as exc:
+        raise UsageError(f"cannot start in {cwd!s}: {exc.strerror}", hint="cwd must be an existing folder") from exc
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"cannot start in {cwd!s}: it is not a folder", hint="cwd must be an existing folder")
+    return folder
+
+
+def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
+    """The file to run, found as the child would find it: by its PATH, and relative to its folder."""
+    shown = os.fsdecode(word)
+    if b"/" in word:
+        candidates = [word]
+    elif word:
+        places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+        candidates = [os.path.join(place or b".", word) for place in places]
+    else:
+        raise ProgramNotFound("the program's name is empty", hint="the first word of argv is the program")
+    reason = ""
+    for candidate in candidates:
+        # An absolute path swallows the folder it is joined to.
+        path = os.path.join(folder, candidate)
+        try:
+            mode = os.stat(path).st_mode
+        except ValueError as exc:
+            raise UsageError(f"not a path: {shown!r}", hint="the first word of argv is the program") from exc
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            reason = reason or f"{os.fsdecode(path)} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
+        elif not os.access(path, os.X_OK):
+            reason = reason or f"{os.fsdecode(path)} is not executable"
+        else:
+            # Relative to our folder at the call: joined by the child's folder already, so made absolute only if the
+            # child starts elsewhere than we are.
+            return candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
+    if reason:
+        raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint="chmod +x it, or name its interpreter first")
+    where = "at that path" if b"/" in word else "on PATH"
+    raise ProgramNotFound(f"there is no program {shown!r} {where}", hint="install it, or give its whole path")
+
+
+def _passable(pass_fds: Any) -> tuple[int, ...]:
+    try:
+        fds: tuple[Any, ...] = tuple(pass_fds)
+    except TypeError as exc:
+        raise UsageError(f"pass_fds cannot be {pass_fds!r}", hint="a list of fd numbers") from exc
+    if len(fds) > syscalls.PASSED_FDS_MAX:
+        raise UsageError(f"{len(fds)} fds are too many to pass on", hint=f"at most {syscalls.PASSED_FDS_MAX}")
+    for fd in fds:
+        if isinstance(fd, bool) or not isinstance(fd, int) or fd < 3:
+            raise UsageError(
+                f"cannot pass on fd {fd!r}", hint="whole numbers from 3 on; use stdin= for the first three"
+            )
+        try:
+            os.fstat(fd)
+        except (OSError, OverflowError) as exc:
+            raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="pass it on before closing it") from exc
+        if fd >= limits.child_nofile():
+            hint = f"the child starts with room for {limits.child_nofile()} open files; give it a lower number by dup2"
+            raise UsageError(f"cannot pass on fd {fd}: the child could not have it", hint=hint)
+    if len(set(fds)) != len(fds):
+        raise UsageError("pass_fds names an fd twice", hint="each number once")
+    return fds

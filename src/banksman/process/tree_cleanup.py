@@ -1,0 +1,140 @@
+"""What was born since a moment, in the two numbers by which that can be told of a process.
+
+The kernel notes the birth of each process in ticks of 10 ms since the boot. A tool that is started in the same breath
+as the prompt comes shares its tick with what was there before. But within a tick pids tell: they are given in ascending
+order, and /proc/loadavg says which was the last. So at each write to the child both are noted, and whoever later asks
+about a moment gets the note of the first write since. (Numbers are used again: of those that begin anew within that one
+tick the first ones are taken for older.)
+
+The clock of the births goes on while the machine sleeps, ours (CLOCK_MONOTONIC) does not. A note has the tick itself,
+so that nothing has to be converted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from banksman.core.process_facts import Survivor, Swept
+from banksman.process import syscalls
+from banksman.process.keeper.kill_newer import GRACE_SECONDS, KILL_SECONDS_MAX
+
+# Writes within one turn are few: answers to questions, mostly. Of more the first is forgotten; the tick alone tells.
+NOTES_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Born since: in a later tick, or in this one with a higher pid."""
+
+    tick: int
+    pid: int
+
+
+class Births:
+    def __init__(self) -> None:
+        self._notes: deque[tuple[float, Mark]] = deque(maxlen=NOTES_MAX)
+        self._has_forgotten = False
+
+    def note(self) -> None:
+        """Something begins now that may be asked about."""
+        self._has_forgotten = self._has_forgotten or len(self._notes) == NOTES_MAX
+        # The clock first: who is born between the two looks was there before whatever is written now.
+        tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * syscalls.TICKS_PER_SECOND)
+        self._notes.append((time.monotonic(), Mark(tick, _last_pid())))
+
+    def since(self, moment: float) -> Mark:
+        """What was noted first since this moment of our clock."""
+        is_covered = not self._has_forgotten or self._notes[0][0] <= moment
+        noted = next((mark for at, mark in self._notes if at >= moment), None) if is_covered else None
+        if noted is not None:
+            return noted
+        # Of all that are born in its tick: better one too many than a tool that is left.
+        apart = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+        return Mark(max(0, int((moment + apart) * syscalls.TICKS_PER_SECOND)), 0)
+
+
+def _last_pid() -> int:
+    """The last one that was given; 0: nobody says."""
+    try:
+        return int(syscalls.read_proc("loadavg", 128).split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+# What was asked of a keeper about a part of its tree, until it is answered.
+#
+# It promises that each question is answered once, in a bounded time, whatever becomes of the keeper, unless the whole
+# tree ends before: then nothing is told here, and the end of the tree says the rest.
+
+# The keeper's own bounds, and a second and a half for one last look at a tree that forks without end. Past that it does
+# not run, and nothing is known.
+ANSWER_SECONDS_MAX = GRACE_SECONDS + KILL_SECONDS_MAX + 1.5
+UNKNOWN = Survivor(0, "", "unknown: its keeper does not answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was born since a moment has been ended, or was only looked for. `survivors`: who of it is still there."""
+
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+
+
+OnPruned = Callable[[Pruned], None]
+
+
+@dataclass(slots=True)
+class _Open:
+    on_pruned: OnPruned
+    timer: asyncio.TimerHandle
+    swept: list[Swept] = field(default_factory=list[Swept])
+
+
+class Prunings:
+    """Those that are open. A late answer finds its question gone, and is not taken for that of another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, look_now: Callable[[], None]) -> None:
+        """`look_now`: hear what the keeper has said already."""
+        self._loop = loop
+        self._look_now = look_now
+        self._last = 0
+        self._open: dict[int, _Open] = {}
+
+    def begin(self, on_pruned: OnPruned) -> int:
+        self._last += 1
+        timer = self._loop.call_later(ANSWER_SECONDS_MAX, self._on_silence, self._last)
+        self._open[self._last] = _Open(on_pruned, timer)
+        return self._last
+
+    def hear(
+        self, number: int, swept: tuple[Swept, ...], survivors: tuple[Survivor, ...], *, is_over: bool
+    ) -> tuple[Swept, ...]:
+        """Take what the keeper says. Back come those whom nobody waits for any more: they were ended all the same."""
+        pruning = self._open.get(number)
+        if pruning is None:
+            return swept
+        pruning.swept.extend(swept)
+        if is_over:
+            self._answer(number, survivors)
+        return ()
+
+    def drop(self) -> None:
+        """The whole tree has ended, or nobody listens."""
+        for pruning in self._open.values():
+            pruning.timer.cancel()
+        self._open.clear()
+
+    def _on_silence(self, number: int) -> None:
+        # The timer may have run late, behind a busy loop, while the answer was waiting to be read.
+        self._look_now()
+        if number in self._open:
+            self._answer(number, (UNKNOWN,))
+
+    def _answer(self, number: int, survivors: tuple[Survivor, ...]) -> None:
+        pruning = self._open.pop(number)
+        pruning.timer.cancel()
+        pruning.on_pruned(Pruned(tuple(pruning.swept), survivors))

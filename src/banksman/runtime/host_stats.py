@@ -1,0 +1,141 @@
+"""A host in numbers, at a moment: what is in its hands, and what went through them. Looking changes nothing.
+
+Sessions that are open here are looked at one by one. Of the others only who has how many: a store may have a hundred
+thousand of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from banksman.commands.running_command import State
+from banksman.errors import BanksmanError, StoreError
+from banksman.runtime.base_host import Host
+from banksman.sessions.counters import TurnTimes
+
+if TYPE_CHECKING:
+    from banksman.sessions.registry import Sessions
+    from banksman.store.log import Owner
+
+
+# Of sessions that are open here, and of the others: each has a number, also where there is none.
+PHASES = (
+    *("idle", "backing_off", "starting", "running", "interrupting", "stopping", "draining", "closing"),
+    *("leaving", "parting", "failed", "fenced"),
+)
+OTHER_PHASES = ("asleep", "elsewhere", "lost")
+# A store that could not be opened is tried again so often at most by who only asks whether it works: anybody may ask,
+# and an attempt keeps the loop for up to some seconds.
+OPEN_AGAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """`phases`: sessions by phase; without those that are not open here if `is_listed` is False, for then the store
+    could not be read. `clocks`: of the running clocks of each name, the fewest seconds that are left.
+
+    What follows only grows: `counters` and `turns`, of sessions (see `Totals`); `store`, of the log (see
+    `Log.counters`); `commands_ended`, by how; `swept`, `survivors` and `output_dropped`, of commands and agents.
+    """
+
+    phases: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    is_listed: bool = True
+    asks: int = 0
+    questions: int = 0
+    waiting_for_place: int = 0
+    clocks: Mapping[str, float] = field(default_factory=dict[str, float])
+    commands: Mapping[str, int] = field(default_factory=dict[str, int])
+    counters: Mapping[str, int] = field(default_factory=dict[str, int])
+    turns: Mapping[str, int] = field(default_factory=dict[str, int])
+    times: TurnTimes = field(default_factory=TurnTimes)
+    store: Mapping[str, float] = field(default_factory=dict[str, float])
+    commands_ended: Mapping[str, int] = field(default_factory=dict[str, int])
+    swept: int = 0
+    survivors: int = 0
+    output_dropped: int = 0
+
+
+def take(host: Host) -> Tally:
+    """Opens nothing: of a host whose store was not needed yet there are no sessions to count."""
+    shelf = host._shelf  # pyright: ignore[reportPrivateUsage]
+    sessions = host._sessions  # pyright: ignore[reportPrivateUsage]
+    commands = Counter({state.value: 0 for state in State})
+    commands.update(command.state.value for command in shelf.all())
+    tally = Tally(
+        commands=commands,
+        commands_ended=dict(shelf.ended),
+        swept=shelf.swept,
+        survivors=shelf.survivors,
+        output_dropped=shelf.output_dropped,
+    )
+    return tally if sessions is None else _with_sessions(tally, sessions)
+
+
+def has_working_store(host: Host) -> bool:
+    """Whether the store is open or can be opened now, can be read, is where it was opened, and has taken the last
+    append of every session that is open here. One lookup, however many sessions the store has. Nothing is written but
+    what opening it writes."""
+    if host._sessions is None and not _may_try(host):  # pyright: ignore[reportPrivateUsage]
+        return host._open_failed_at is None  # pyright: ignore[reportPrivateUsage]
+    try:
+        sessions = host._own_sessions()  # pyright: ignore[reportPrivateUsage]
+        sessions.store.check()
+    except BanksmanError:
+        return False
+    return not any(session.has_broken_log for session in sessions.ours())
+
+
+def _may_try(host: Host) -> bool:
+    """Whether a store that is not open is worth an attempt to open it."""
+    if host._open_store is None or host._is_closing:  # pyright: ignore[reportPrivateUsage]
+        return False
+    failed_at = host._open_failed_at  # pyright: ignore[reportPrivateUsage]
+    return failed_at is None or time.monotonic() - failed_at >= OPEN_AGAIN_SECONDS
+
+
+def _with_sessions(tally: Tally, sessions: Sessions) -> Tally:
+    here = {session.id: session.status() for session in sessions.ours() if not session.is_closed}
+    phases = Counter(dict.fromkeys(PHASES, 0))
+    phases.update(status.phase for status in here.values())
+    try:
+        _add_others(phases, sessions.store.owned())
+        is_listed = True
+    except StoreError:
+        is_listed = False
+    clocks: dict[str, float] = {}
+    for clock in (clock for status in here.values() for clock in status.clocks if clock.is_running):
+        clocks[clock.name] = min(clock.left, clocks.get(clock.name, clock.left))
+    counters = sessions.totals.counters()
+    return replace(
+        tally,
+        phases=phases,
+        is_listed=is_listed,
+        asks=sum(len(status.queue) for status in here.values()),
+        questions=sum(len(status.questions) for status in here.values()),
+        waiting_for_place=sum(status.waits_for_place for status in here.values()),
+        clocks=clocks,
+        counters=counters,
+        turns=sessions.totals.turns(),
+        times=sessions.totals.times(),
+        store=sessions.store.counters(),
+        swept=tally.swept + counters["swept"],
+        survivors=tally.survivors + counters["survivors"],
+    )
+
+
+def _add_others(phases: Counter[str], owned: Sequence[tuple[Owner | None, int]]) -> None:
+    """Those that are not open here, as `Session.status` says it of each."""
+    others = Counter(dict.fromkeys(OTHER_PHASES, 0))
+    for owner, count in owned:
+        if owner is None or owner.is_here:
+            others["asleep"] += count
+        else:
+            others["elsewhere" if owner.is_alive else "lost"] += count
+    # What is open here is ours in the store, and so is what we have let go of a moment ago. One that is fenced off is
+    # another's there, and is counted as both.
+    others["asleep"] -= phases.total() - phases["fenced"]
+    phases.update({phase: max(0, count) for phase, count in others.items()})

@@ -1,0 +1,177 @@
+"""The server itself over HTTP: health, metrics, agents, stacks, login, drain, and what holds here."""
+
+from __future__ import annotations
+
+import os
+
+from starlette.responses import Response
+
+from banksman import __version__
+from banksman.runtime.host_stats import has_working_store
+from banksman.server.api.messages import admin_messages as messages
+from banksman.server.api.route import Answer, Call, Route
+from banksman.server.context import Context
+from banksman.server.http.auth import bearer
+from banksman.server.http.page_tokens import CODE_SECONDS_MAX
+from banksman.server.ops import stack_dump
+from banksman.server.problems import Problem
+from banksman.sessions import installed_agents
+
+
+async def health(call: Call) -> Answer:
+    """Readiness. It names the reason and no more: anybody may ask, without a token."""
+    context: Context = call.context
+    if context.is_closing or (context.member is not None and context.member.is_draining):
+        raise Problem(503, "Draining", "the server takes nothing new and ends", hint="send new work to another one")
+    is_cut_off = context.front is not None and not context.front.cluster.hosts.is_held
+    if is_cut_off or not has_working_store(context.host):
+        hint = "see the server's log; /livez tells whether the server itself answers"
+        raise Problem(503, "StoreBroken", "the store cannot be read or written", hint=hint)
+    return Answer(messages.Health("ok"))
+
+
+async def live(_: Call) -> Answer:
+    """Liveness: the loop turns. A restart would not end what `health` refuses for."""
+    return Answer(messages.Health("ok"))
+
+
+async def show_metrics(call: Call) -> Answer:
+    # Not before somebody asks: it takes as long to load as all the rest of a verb that has a host inside.
+    from banksman.server.ops import metrics  # noqa: PLC0415
+
+    context: Context = call.context
+    return Answer(metrics.render(context.host, context.streams.counts), media_type=metrics.CONTENT_TYPE)
+
+
+async def show_stacks(_: Call) -> Answer:
+    return Answer(stack_dump.take())
+
+
+async def server(call: Call) -> Answer:
+    context: Context = call.context
+    return Answer(
+        messages.Server(
+            version=__version__,
+            pid=os.getpid(),
+            started=context.started,
+            draining=context.is_closing,
+            store=context.store,
+            settings=context.settings.shown(),
+        )
+    )
+
+
+async def agents(_: Call) -> Answer:
+    return Answer(messages.Agents([messages.Agent(**each.facts()) for each in installed_agents.look()]))
+
+
+async def drain(call: Call) -> Answer:
+    """Take nothing new, finish what runs, then end. Reading goes on until then."""
+    body: messages.Drain = call.body
+    call.context.drain(body.timeout)
+    return Answer(messages.Draining(True), 202)
+
+
+async def make_code(call: Call) -> Answer:
+    """Make a one-time code: `URL/#code=CODE` opens the page in a browser and logs it in."""
+    context: Context = call.context
+    if not context.url:
+        raise Problem(409, "NoPage", "this host has no page", hint="run `banksman serve`")
+    assert context.door is not None
+    return Answer(messages.LoginCode(context.door.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
+
+
+async def login(call: Call) -> Answer:
+    """Exchange a one-time code, or the server's token, for a page token."""
+    body: messages.Login = call.body
+    door = call.context.door
+    if (body.code is None) == (body.token is None):
+        raise Problem(400, "BadRequest", "give either a code or a token", hint="see /openapi.json")
+    if body.code is not None and not door.pages.take_code(body.code):
+        hint = "run `banksman page` for a new link"
+        raise Problem(401, "NotLetIn", "this link was used already, or is too old", hint=hint)
+    if body.token is not None and not door.knows(body.token):
+        raise Problem(401, "NotLetIn", "that is not the token", hint="run `banksman page` for a link that needs none")
+    return Answer(messages.LoggedIn(*door.pages.make()))
+
+
+async def logout(call: Call) -> Response:
+    """Revoke the page token that this request carries, and end its streams. The server's own token stays as it is."""
+    pages = call.context.door.pages
+    given = bearer(call.request.headers)
+    if pages.is_valid(given):
+        pages.revoke(given)
+        call.context.streams.revoke(given)
+    return Response(status_code=204)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/healthz",
+        handle=health,
+        summary="Readiness: 200 if the server takes new work and its store works, else 503 with the reason.",
+        answer=messages.Health,
+        is_open=True,
+    ),
+    Route(
+        method="GET",
+        path="/livez",
+        handle=live,
+        summary="Liveness: 200 as long as the server answers at all.",
+        answer=messages.Health,
+        is_open=True,
+    ),
+    Route(
+        method="GET",
+        path="/metrics",
+        handle=show_metrics,
+        summary="Metrics for Prometheus.",
+        answer=str,
+        media_type="text/plain",
+    ),
+    Route(
+        method="GET", path="/v1/server", handle=server, summary="Server limits and settings.", answer=messages.Server
+    ),
+    Route(
+        method="GET",
+        path="/v1/stacks",
+        handle=show_stacks,
+        summary="Stacks of all tasks and threads of the server.",
+        answer=messages.Stacks,
+    ),
+    Route(
+        method="GET",
+        path="/v1/agents",
+        handle=agents,
+        summary="List the agents, and whether they are installed.",
+        answer=messages.Agents,
+    ),
+    Route(
+        method="POST",
+        path="/v1/drain",
+        handle=drain,
+        summary="Shut the server down when running turns have ended.",
+        body=messages.Drain,
+        answer=messages.Draining,
+        status=202,
+    ),
+    Route(
+        method="POST",
+        path="/v1/login/code",
+        handle=make_code,
+        summary="Make a one-time code that logs a browser in.",
+        answer=messages.LoginCode,
+        status=201,
+    ),
+    Route(
+        method="POST",
+        path="/v1/login",
+        handle=login,
+        summary="Exchange a one-time code, or the token, for a page token.",
+        body=messages.Login,
+        answer=messages.LoggedIn,
+        is_open=True,
+    ),
+    Route(method="POST", path="/v1/logout", handle=logout, summary="Revoke a page token.", status=204),
+)

@@ -1,0 +1,340 @@
+"""Background commands over HTTP: start, read, watch, write, signal, stop.
+
+They live as long as the server does. What they said and how they ended is kept for a while after that: see Host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import codecs
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from banksman import Command, Piece
+from banksman.server.api.messages import command_messages as messages
+from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
+from banksman.server.api.route import Answer, Call, Route
+from banksman.server.context import Context
+from banksman.server.problems import Problem
+
+# A piece of output, at most.
+OUTPUT_BYTES_MAX = 1 << 20
+# How long a command may leave what it is sent untaken.
+STDIN_SECONDS_MAX = 30.0
+
+
+async def start(call: Call) -> Answer:
+    context: Context = call.context
+    body: messages.StartCommand = call.body
+
+    async def do() -> Answer:
+        policy = context.policy
+        command = await context.host.start(
+            policy.command(body.argv),
+            cwd=policy.folder(body.cwd),
+            env=policy.env(body.env),
+            inherit_env=body.inherit_env,
+            # The server's own variables may hold its token, or the address of its store.
+            scrub=("banksman",),
+            timeout=body.timeout,
+            idle_timeout=body.idle_timeout,
+            grace=body.grace,
+            stdin=_stdin(body.stdin),
+            user=policy.user(body.user),
+            output_bytes_max=body.output_bytes_max,
+            pty=body.pty if isinstance(body.pty, bool) else (body.pty[0], body.pty[1]),
+        )
+        return Answer(shown(command), 201, {"Location": f"/v1/commands/{command.id}"})
+
+    return await context.once.do("commands", call.key, body, do)
+
+
+async def list_commands(call: Call) -> Answer:
+    return Answer(messages.Commands([shown(command) for command in call.context.host.commands()]))
+
+
+async def take_ended(call: Call) -> Answer:
+    """Each end is reported once: here, or by the request that waited for it or stopped the command."""
+    context: Context = call.context
+    body: messages.TakeEnded = call.body
+
+    async def do() -> Answer:
+        ended = context.host.take_ended()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(body.wait, WAIT_SECONDS_MAX)):
+                ended = ended or await context.host.wait_ended()
+        # With a key the answer is remembered, for the client to ask for it again.
+        return _reported(messages.Commands([shown(command) for command in ended]), [] if call.key else ended)
+
+    return await context.once.do("commands/ended", call.key, body, do)
+
+
+async def look(call: Call) -> Answer:
+    command = _command(call)
+    query: WaitFor = call.query
+    # A request that waits for the end gets the one report of it, as `wait` does; one that only looks leaves it.
+    if query.wait > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
+                await command.wait_over()
+                return _ended(command)
+    elif command.is_over:
+        command.result()  # Raises what kept it from being started.
+    return Answer(shown(command))
+
+
+async def read(call: Call) -> Answer:
+    command = _command(call)
+    query: messages.ReadOutput = call.query
+    _one_of("encoding", query.encoding, "text", "base64")
+    limit = min(query.limit, OUTPUT_BYTES_MAX)
+    piece = Piece(b"", query.after, 0, is_end=False)
+    # Nothing came in time: that is an answer, too.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
+            piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
+            if query.encoding == "text" and not piece.is_end and _cut(piece.data) == len(piece.data) < limit:
+                # The beginning of a character, and nothing else: what belongs to it is waited for.
+                await command.read(after=piece.next, stream=query.stream)
+                piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
+    if query.encoding == "base64":
+        data = base64.b64encode(piece.data).decode()
+        return Answer(messages.OutputPiece(piece.next, piece.missed, piece.is_end, base64=data))
+    # A character that is not all there yet is left for the next piece; unless that is all that may be had.
+    cut = 0 if piece.is_end or len(piece.data) >= limit == _cut(piece.data) else _cut(piece.data)
+    whole = piece.data[: len(piece.data) - cut]
+    return Answer(
+        messages.OutputPiece(piece.next - cut, piece.missed, piece.is_end, text=whole.decode(errors="replace"))
+    )
+
+
+async def watch(call: Call) -> Answer:
+    """Answered as soon as the output matches; or when it has ended, or the time is up, without."""
+    command = _command(call)
+    query: messages.WatchOutput = call.query
+    timeout = min(query.wait, WAIT_SECONDS_MAX)
+    found = await command.watch(query.pattern, after=query.after, stream=query.stream, timeout=timeout)
+    if found is None:
+        return Answer(messages.Matched(False, None, None, None, [], command.is_over))
+    return Answer(messages.Matched(True, found.begin, found.next, found.text, list(found.groups), command.is_over))
+
+
+async def write(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.WriteStdin = call.body
+    if body.text is not None or body.base64 is not None:
+        await command.write(_bytes(body), timeout=STDIN_SECONDS_MAX)
+    if body.end:
+        await command.close_stdin()
+    return Answer(shown(command))
+
+
+async def send_signal(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.SendSignal = call.body
+    await command.signal(_signal(body.signal), group=body.group)
+    return Answer(shown(command))
+
+
+async def resize(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.Resize = call.body
+    await command.resize(body.rows, body.columns)
+    return Answer(shown(command))
+
+
+async def stop(call: Call) -> Answer:
+    command = _command(call)
+    body: messages.StopCommand = call.body
+    # Not `command.stop()`, which takes the report: a stop goes on without its client, and may take longer than that one
+    # waits.
+    command.stop_nowait(at_once=body.at_once)
+    await command.wait_over()
+    return _ended(command)
+
+
+def _ended(command: Command) -> Answer:
+    """The one report of an end."""
+    is_news = command.take_report()
+    command.result()  # Raises what kept it from being started.
+    return _reported(shown(command), [command] if is_news else [])
+
+
+def _reported(value: Any, ended: Sequence[Command]) -> Answer:
+    """An answer that reports these ends. If its client has gone, they are reported to the next one."""
+
+    def give_back() -> None:
+        for command in ended:
+            command.return_report()
+
+    return Answer(value, on_unsent=give_back if ended else None)
+
+
+def shown(command: Command) -> messages.Command:
+    done = command.finished
+    finished = None
+    if done is not None:
+        finished = messages.Finished(
+            ended=str(done.ended),
+            code=done.code,
+            signal=done.signal,
+            seconds=done.seconds,
+            drained=done.drained,
+            swept=[messages.Swept(swept.pid, swept.command) for swept in done.swept],
+            survivors=[messages.Survivor(left.pid, left.command, left.why) for left in done.survivors],
+            ladder=[messages.Step(step.rung, step.at) for step in done.ladder],
+        )
+    return messages.Command(command.id, list(command.argv), str(command.state), command.pid, finished)
+
+
+def _command(call: Call) -> Command:
+    return call.context.host.command(call.path["id"])
+
+
+def _stdin(given: str | messages.Given | None) -> Any:
+    if isinstance(given, messages.Given):
+        return _bytes(given)
+    if given not in (None, "pipe"):
+        raise Problem(
+            400, "BadRequest", 'stdin is null, "pipe", {"text": …} or {"base64": …}', hint="see /openapi.json"
+        )
+    return given
+
+
+def _bytes(given: messages.Given) -> bytes:
+    if (given.text is None) == (given.base64 is None):
+        raise Problem(400, "BadRequest", "either text or base64 is given", hint="one of the two")
+    if given.text is not None:
+        return given.text.encode()
+    try:
+        return base64.b64decode(given.base64 or "", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise Problem(400, "BadRequest", f"this is not base64: {exc}", hint="see RFC 4648") from exc
+
+
+def _signal(given: int | str) -> int:
+    if isinstance(given, int):
+        return given
+    name = given.upper().removeprefix("SIG")
+    try:
+        return signal.Signals[f"SIG{name}"].value
+    except KeyError as exc:
+        raise Problem(
+            422, "UsageError", f"there is no signal {given!r:.40}", hint='such as "INT", or a number'
+        ) from exc
+
+
+def _cut(data: bytes) -> int:
+    """How many bytes at its end are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data[-4:])
+    return len(decoder.getstate()[0])
+
+
+def _one_of(name: str, value: str, *known: str) -> None:
+    if value not in known:
+        raise Problem(400, "BadRequest", f"there is no {name} {value!r:.40}", hint=" or ".join(known))
+
+
+ID = "/v1/commands/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/commands",
+        handle=start,
+        summary="Start a command in the background.",
+        body=messages.StartCommand,
+        answer=messages.Command,
+        status=201,
+        has_key=True,
+        problems=(422,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/commands",
+        handle=list_commands,
+        summary="List the commands that run, and those that have ended and are still kept.",
+        answer=messages.Commands,
+    ),
+    Route(
+        method="POST",
+        path="/v1/commands/ended",
+        handle=take_ended,
+        summary="Take the commands that have ended and were not reported before, each once.",
+        body=messages.TakeEnded,
+        answer=messages.Commands,
+        has_key=True,
+        problems=(422,),
+        waits=True,
+    ),
+    Route(
+        method="GET",
+        path=ID,
+        handle=look,
+        summary="Show a command; with `wait`, wait for its end.",
+        query=WaitFor,
+        answer=messages.Command,
+        problems=(409,),
+        waits=True,
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/output",
+        handle=read,
+        summary="Read the output of a command from an offset on.",
+        query=messages.ReadOutput,
+        answer=messages.OutputPiece,
+        problems=(409, 422),
+        waits=True,
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/watch",
+        handle=watch,
+        summary="Wait until the output of a command matches a pattern.",
+        query=messages.WatchOutput,
+        answer=messages.Matched,
+        problems=(409, 422),
+        waits=True,
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/stdin",
+        handle=write,
+        summary="Write to the stdin of a command, or close it.",
+        body=messages.WriteStdin,
+        answer=messages.Command,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/signal",
+        handle=send_signal,
+        summary="Send a signal to a command.",
+        body=messages.SendSignal,
+        answer=messages.Command,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/resize",
+        handle=resize,
+        summary="Resize the terminal of a command.",
+        body=messages.Resize,
+        answer=messages.Command,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/stop",
+        handle=stop,
+        summary="Stop a command and all its processes; the answer comes when it is over.",
+        body=messages.StopCommand,
+        answer=messages.Command,
+        problems=(409,),
+    ),
+)

@@ -1,0 +1,137 @@
+"""The hosts that share a store: who they are, and how one is told to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from banksman.cluster.http.forwarded_request import Request, Response
+from banksman.cluster.http.host_view import FRONT
+from banksman.cluster.http.owner_proxy import Front, answered
+from banksman.cluster.interfaces import HostSeen
+from banksman.errors import BanksmanError, NotFound
+from banksman.server.api.messages import host_messages as messages
+from banksman.server.api.messages.admin_messages import Drain
+from banksman.server.api.route import Answer, Call, Result, Route
+from banksman.server.context import Context
+from banksman.server.problems import Problem
+
+# What a host is called on the bus, beside the sessions that it has.
+HOST = "host:"
+DRAIN_SECONDS_MAX = 10.0
+# What the sessions of a host need is in their logs: so many are looked at, for so long. Of the rest it is not known.
+NEEDS_MAX = 64
+NEEDS_SECONDS_MAX = 1.0
+
+
+async def list_hosts(call: Call) -> Answer:
+    """None: the store is of this machine alone."""
+    context: Context = call.context
+    if context.front is None:
+        return Answer(messages.Hosts([]))
+    fleet = context.front.fleet
+    owners = {owner.address.partition("@")[0] for owner, _ in context.host.log.owned() if owner is not None}
+    # Who only looks, as a verb does, is on the bus for that moment, and is nobody's host.
+    hosts = [host for host in fleet.all() if host.room or FRONT in host.labels or host.id in owners]
+    return Answer(
+        messages.Hosts(
+            [shown(host, is_here=host.id == fleet.own_id, is_silent=fleet.is_silent(host)) for host in hosts]
+        )
+    )
+
+
+async def drain(call: Call) -> Result:
+    """It says that it will; `GET /v1/hosts` shows what is left on it, until it is gone."""
+    context: Context = call.context
+    body: Drain = call.body
+    host = _host(context, call.path["id"])
+    front = context.front
+    assert front is not None
+    # Before it is told: a moment later it has let go of some of them.
+    outlook = await _outlook(context, front, host)
+    if host.id == front.fleet.own_id:
+        context.drain(body.timeout)
+        return Answer(outlook, 202)
+    request = Request("POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body))
+    answer = await front.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
+    if isinstance(answer, Response):
+        return Answer(outlook, 202) if answer.status == 202 else answered(answer)
+    hint = "try again; it may have gone already, or is silent: then its sessions are taken over when its lease ends"
+    raise Problem(503, "Unreachable", f"{host.name} does not answer", hint=hint, ids={"host": host.id})
+
+
+async def _outlook(context: Context, front: Front, host: HostSeen) -> messages.HostDraining:
+    """What becomes of its sessions, as it looks now."""
+    owned = [
+        known.id
+        for known in context.host.log.sessions()
+        if known.owner and known.owner.address.partition("@")[0] == host.id
+    ]
+    needs: dict[str, Sequence[str]] = {}
+
+    async def look(session: str) -> None:
+        with suppress(BanksmanError):
+            needs[session] = await context.host.need_of(session)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(NEEDS_SECONDS_MAX):
+            await asyncio.gather(*map(look, owned[:NEEDS_MAX]))
+    takers = front.fleet.takers([needs.get(session, ()) for session in owned], but=host.id)
+    return messages.HostDraining(
+        draining=True,
+        sessions=len(owned),
+        hosts=sorted({taker for taker in takers if taker is not None}),
+        waiting=takers.count(None),
+    )
+
+
+def _host(context: Context, id_or_name: str) -> HostSeen:
+    found = [] if context.front is None else context.front.fleet.find(id_or_name)
+    if not found:
+        raise NotFound(f"there is no host {id_or_name!r:.100}", hint="see /v1/hosts")
+    if len(found) > 1:
+        ids = ", ".join(host.id for host in found)
+        raise Problem(409, "ManyHosts", f"several hosts are called {id_or_name!r:.100}: {ids}", hint="say it by the id")
+    return found[0]
+
+
+def shown(host: HostSeen, *, is_here: bool, is_silent: bool = False) -> messages.Host:
+    return messages.Host(
+        id=host.id,
+        name=host.name,
+        pid=host.pid,
+        labels=[label for label in host.labels if label != FRONT],
+        agents=list(host.agents),
+        room=host.room,
+        used=host.used,
+        version=host.version,
+        draining=host.is_draining,
+        since=host.since,
+        here=is_here,
+        silent=is_silent,
+        front=FRONT in host.labels,
+    )
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/v1/hosts",
+        handle=list_hosts,
+        summary="List the hosts that share the store.",
+        answer=messages.Hosts,
+    ),
+    Route(
+        method="POST",
+        path="/v1/hosts/{id}/drain",
+        handle=drain,
+        summary="Shut a host down; its sessions go on at other hosts.",
+        body=Drain,
+        answer=messages.HostDraining,
+        status=202,
+        problems=(409, 502),
+    ),
+)

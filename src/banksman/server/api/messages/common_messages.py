@@ -1,0 +1,229 @@
+"""What bodies and queries are made of, whatever they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from banksman.commands.result import Ended
+from banksman.commands.running_command import State
+from banksman.sessions.questions import PLACES
+from banksman.sessions.session_options import ON_BUSY, ON_PREEMPT
+
+# Words with a fixed set of values, each a named schema of the OpenAPI description.
+#
+# The fields stay plain strings. What a client may send is checked where it is used, with an error that names the
+# choice.
+
+
+def one_of(title: str, values: Iterable[str], description: str) -> Meta:
+    return Meta(min_length=1, max_length=255, extra_json_schema=_enum(title, values, description))
+
+
+def _enum(title: str, values: Iterable[str], description: str) -> dict[str, Any]:
+    return {"title": title, "enum": [str(value) for value in values], "description": description}
+
+
+# As the core has them, which the server does not import: tests/serve/test_openapi.py compares.
+TURN_STATES = ("queued", "starting", "running", "interrupting", "ended")
+OUTCOME_KINDS = ("done", "interrupted", "preempted", "withdrawn", "failed", "refused", "unknown")
+ENDED_BY = ("boundary", "ladder", "exit", "withdrawn", "already_over")
+INTERRUPT_CAUSES = ("interrupt", "preempt", "clock", "close", "replace")
+CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall")
+PRIORITY_NAMES = ("background", "normal", "interactive")
+RULINGS = ("allow", "deny", "ask")
+PHASES = (
+    *("idle", "backing_off", "starting", "running", "interrupting", "stopping", "draining", "closing", "closed"),
+    *("leaving", "parting", "left", "failed", "fenced", "deleted", "elsewhere", "lost", "asleep"),
+)
+STATES = ("running", "asks", "queued", "idle", "wedged", "gone", "elsewhere", "unreachable", "not movable")
+SIGNALS = (
+    *("HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "PIPE", "ALRM", "TERM", "CHLD", "CONT", "STOP", "TSTP"),
+    *("TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "SYS"),
+)
+
+SessionPhase = Annotated[
+    str,
+    one_of(
+        "SessionPhase",
+        PHASES,
+        "What a session is doing, in detail. `fenced`: another writer has claimed it. `left`: this host has handed it "
+        "over. `elsewhere`: another live host has it. `lost`: its host died. `asleep`: no host has it.",
+    ),
+]
+SessionState = Annotated[
+    str,
+    one_of(
+        "SessionState",
+        STATES,
+        "The phase in one word. `asks`: a question waits for an answer. `wedged`: it cannot go on, or seems so. "
+        "`queued`: asks wait and none runs. `gone`: no host has it. `unreachable`: its host is silent. "
+        "`not movable`: its host died and no other host can go on with it.",
+    ),
+]
+TurnState = Annotated[str, one_of("TurnState", TURN_STATES, "The progress of a turn.")]
+OutcomeKind = Annotated[
+    str,
+    one_of(
+        "OutcomeKind",
+        OUTCOME_KINDS,
+        "How a turn ended. `done`: the agent finished it. `interrupted`: a client stopped it. `preempted`: a more "
+        "urgent ask stopped it. `withdrawn`: it ended in the queue. `failed`: the agent or the log failed. `refused`: "
+        "Banksman declined it before it was sent. `unknown`: the host died while it was open.",
+    ),
+]
+EndedBy = Annotated[
+    str,
+    one_of(
+        "EndedBy",
+        ENDED_BY,
+        "What ended a turn. `boundary`: the agent said that it was over. `ladder`: its process was stopped. `exit`: "
+        "its process exited. `withdrawn`: it was still queued. `already_over`: it had ended before.",
+    ),
+]
+InterruptCause = Annotated[str, one_of("InterruptCause", INTERRUPT_CAUSES, "Why a turn is stopped before its end.")]
+ClockName = Annotated[
+    str,
+    one_of(
+        "ClockName",
+        CLOCK_NAMES,
+        "A watchdog. `start`: the handshake. `bytes`: no output. `progress`: no meaningful frame. `tool`: a tool runs. "
+        "`human`: a question waits. `overall`: the whole turn.",
+    ),
+]
+PriorityName = Annotated[
+    str,
+    one_of("PriorityName", PRIORITY_NAMES, "A priority class by name: 0, 10 and 20."),
+]
+OnBusy = Annotated[
+    str,
+    one_of(
+        "OnBusy",
+        ON_BUSY,
+        "What happens if the session is busy. `enqueue`: wait. `reject`: fail with 409. `interrupt`: stop the turn "
+        "that runs. `steer`: add the prompt to the turn that runs. `collect`: join other asks that wait.",
+    ),
+]
+OnPreempt = Annotated[
+    str,
+    one_of(
+        "OnPreempt",
+        ON_PREEMPT,
+        "What happens if a more urgent ask stops this turn. `end`: it ends as `preempted`. `requeue`: it waits again.",
+    ),
+]
+Ruling = Annotated[str, one_of("Ruling", RULINGS, "What a rule says about a tool.")]
+QuestionWants = Annotated[
+    str,
+    one_of(
+        "QuestionWants",
+        ("permission", "elicitation"),
+        "`permission`: may the agent use a tool? `elicitation`: the agent wants something entered.",
+    ),
+]
+# An option that the agent offers has an id of the agent's choice.
+Decision = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=255,
+        extra_json_schema={
+            "anyOf": [{"type": "string", **_enum("YesOrNo", ("allow", "deny"), "Yes or no.")}, {"type": "string"}]
+        },
+    ),
+]
+GivenAnswer = Annotated[
+    str,
+    one_of(
+        "GivenAnswer",
+        ("allow", "deny", "cancelled", "withdrawn"),
+        "The answer of a question. `cancelled`: its turn was stopped. `withdrawn`: it needs no answer any more.",
+    ),
+]
+Remember = Annotated[str, one_of("Remember", PLACES, "Where the agent remembers an answer.")]
+CommandState = Annotated[str, one_of("CommandState", State, "The progress of a command.")]
+CommandEnded = Annotated[
+    str,
+    one_of("CommandEnded", Ended, "Why a command ended. `exited`: by itself, or by a signal from outside."),
+]
+OutputStream = Annotated[str, one_of("OutputStream", ("stdout", "stderr"), "An output stream of a command.")]
+OutputEncoding = Annotated[str, one_of("OutputEncoding", ("text", "base64"), "How output is shown.")]
+SignalName = Annotated[str, one_of("SignalName", SIGNALS, "A signal, without `SIG`.")]
+HealthStatus = Annotated[str, one_of("HealthStatus", ("ok",), "The health of the server.")]
+
+# A request that waits is answered after so long, so that nobody between here and there takes it for dead.
+WAIT_SECONDS_MAX = 60.0
+# Of a list or a mapping: more than anybody means, and few enough to be looked at in a moment.
+ITEMS_MAX = 10_000
+
+Text = Annotated[str, Meta(max_length=1 << 20)]
+Texts = Annotated[list[Text], Meta(max_length=ITEMS_MAX)]
+Variables = Annotated[dict[str, str], Meta(max_length=ITEMS_MAX)]
+Rules = Annotated[dict[str, Ruling], Meta(max_length=ITEMS_MAX)]
+Objects = Annotated[list[dict[str, Any]], Meta(max_length=ITEMS_MAX)]
+Word = Annotated[str, Meta(min_length=1, max_length=255)]
+Seconds = Annotated[float, Meta(ge=0, le=1e8)]
+Wait = Annotated[float, Meta(ge=0)]
+
+_CONTENT = {
+    "required": ["type"],
+    "properties": {
+        "type": {
+            "type": "string",
+            "enum": ["text", "image", "audio", "resource", "resource_link"],
+            "description": "Kind of content: it says which other members are needed.",
+        },
+        "text": {"type": "string", "description": "`text`: the text."},
+        "data": {"type": "string", "description": "`image` and `audio`: the content in base64."},
+        "mimeType": {"type": "string", "description": "`image` and `audio`: the media type of `data`."},
+        "uri": {"type": "string", "description": "`resource_link`: where it is."},
+        "name": {"type": "string", "description": "`resource_link`: its name."},
+        "resource": {
+            "type": "object",
+            "additionalProperties": True,
+            "description": "`resource`: an embedded file, with `uri` and `text` or `blob`.",
+        },
+    },
+    "additionalProperties": True,
+}
+ContentBlock = Annotated[
+    dict[str, Any],
+    Meta(title="ContentBlock", description="One part of a prompt, as ACP defines it.", extra_json_schema=_CONTENT),
+]
+SessionUpdate = Annotated[
+    dict[str, Any],
+    Meta(
+        title="SessionUpdate",
+        description="One update of a conversation, as ACP defines it.",
+        extra_json_schema={
+            "required": ["sessionUpdate"],
+            "properties": {
+                "sessionUpdate": {
+                    "type": "string",
+                    "description": "Kind of update, such as `agent_message_chunk`, `tool_call` or `plan`.",
+                },
+            },
+            "additionalProperties": True,
+        },
+    ),
+]
+
+
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a client sends."""
+
+
+class Query(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a client asks for in the URL."""
+
+
+class WaitFor(Query):
+    """Whether to wait for the end.
+
+    Attributes:
+        wait: Seconds to wait for the end, at most 60.
+    """
+
+    wait: Wait = 0.0

@@ -1,0 +1,336 @@
+"""JSON Schemas of the messages, made so that generated clients can use them.
+
+msgspec makes a schema from each type. What generators need besides is added here:
+
+- a description of each member, from the docstring (see messages/__init__.py);
+- names: a schema with a title is a component of that name, wherever it is used;
+- what is sent is required, and has no default. What may be left out of a request has its default in its description:
+  some generators take a member with a `default` for one that must be given;
+- an object without known members takes any: some generators read nothing as "none".
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from banksman import __version__
+from banksman.server.api import messages
+from banksman.server.api.messages.admin_messages import Problem
+from banksman.server.api.messages.common_messages import Body, Query
+from banksman.server.api.messages.event_kinds import EVENTS, MARKS, OtherEvent
+from banksman.server.api.messages.event_messages import Event
+from banksman.server.api.route import Route
+from banksman.server.problems import MEDIA_TYPE
+
+REF = "#/components/schemas/{name}"
+Schema = dict[str, Any]
+
+_MEMBER = re.compile(r"^    (\w+): ", re.MULTILINE)
+
+
+def make(types: Iterable[Any]) -> dict[str, Schema]:
+    """The components of these types and of all that they refer to, by name."""
+    _, made = msgspec.json.schema_components(types, ref_template=REF)
+    known = {kind.__name__: kind for kind in _message_types(msgspec.Struct)}
+    components: dict[str, Schema] = {}
+    for name, schema in made.items():
+        kind = known[name]
+        defaults = {name: member.pop("default", None) for name, member in schema["properties"].items()}
+        is_request = issubclass(kind, Body | Query)
+        schema = components[name] = _named_parts(schema, components)  # noqa: PLW2901
+        _describe(schema, kind, defaults if is_request else {})
+        if not is_request and not kind.__struct_config__.omit_defaults:
+            schema["required"] = list(schema["properties"])
+    return components
+
+
+def reference(kind: Any) -> Schema:
+    return {"$ref": REF.format(name=kind.__name__)}
+
+
+def _message_types(base: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith(f"{messages.__name__}."):
+            yield kind
+        yield from _message_types(kind)
+
+
+def _describe(schema: Schema, kind: type[msgspec.Struct], defaults: dict[str, Any]) -> None:
+    members: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        said, of_members = _parts(vars(base).get("__doc__") or "")
+        members |= of_members
+        if base is kind:
+            schema["description"] = said
+    for name, member in schema["properties"].items():
+        member["description"] = members.get(name, "")
+        # Null, false, zero and empty go without saying.
+        if default := defaults.get(name):
+            member["description"] += f" Default: {msgspec.json.encode(default).decode()}."
+
+
+def _parts(docstring: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says of the type, and of each member."""
+    said, _, listed = inspect.cleandoc(docstring).partition("\n\nAttributes:\n")
+    # After the text before the first name, which is empty, names and texts alternate.
+    parts = _MEMBER.split(listed)[1:]
+    members = zip(parts[::2], parts[1::2], strict=True)
+    return _one_line(said), {name: _one_line(text) for name, text in members}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _named_parts(schema: Schema, components: dict[str, Schema]) -> Schema:
+    """The schema with references in place of its parts that have a title, which become components."""
+    found: Schema = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            found[key] = {name: _part(part, components) for name, part in value.items()}
+        elif key in ("items", "additionalProperties") and isinstance(value, dict):
+            found[key] = _part(cast("Schema", value), components)
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            found[key] = [_part(part, components) for part in value]
+        else:
+            found[key] = value
+    if found.get("type") == "object" and "properties" not in found:
+        found.setdefault("additionalProperties", True)
+    if "enum" in found:
+        found.pop("minLength", None)
+        found.pop("maxLength", None)
+        found.setdefault("type", "string")
+        if len(found["enum"]) == 1 and "title" not in found:
+            (found["const"],) = found.pop("enum")
+    return found
+
+
+def _part(schema: Schema, components: dict[str, Schema]) -> Schema:
+    found = _named_parts(schema, components)
+    name = found.pop("title", None)
+    if name is None:
+        return found
+    components.setdefault(name, found)
+    return {"$ref": REF.format(name=name)}
+
+
+# The OpenAPI 3.1 description, made from the table of routes and the types that they take and answer.
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_ID = {"type": "string", "minLength": 1, "maxLength": 255}
+
+# What any request may be answered, besides what its route does.
+_ALWAYS = (400, 403, 405, 408, 414, 431, 500, 503)
+_WITH_TOKEN = (401,)
+_WITH_ID = (404,)
+_WITH_BODY = (413, 415)
+# About a session that another host may have.
+_TO_OWNER = (502, 504)
+
+_WORDS = {
+    400: "The request is malformed.",
+    401: "The token is missing or wrong.",
+    403: "The request comes from a foreign site, or is not allowed here.",
+    404: "Not found.",
+    405: "The path does not take this method.",
+    408: "The request was sent too slowly.",
+    409: "It cannot be done now: the session is busy, closed, or another host has it.",
+    410: "The store does not have this history any more: begin again from the first event.",
+    413: "The body is too large.",
+    414: "The URL is too long.",
+    415: "The body is not JSON.",
+    422: "The request is well-formed, and cannot be done.",
+    429: "Too many are waiting already: try again later.",
+    431: "The headers are too large.",
+    500: "A bug in Banksman.",
+    502: "The agent failed.",
+    503: "The server is shutting down, the store or the machine has no room, or the session's host is silent.",
+    504: "The host that has the session did not answer: whether it was done is not known.",
+}
+
+_TAGS = {
+    "sessions": "Conversations with an agent. A session outlives the agent's process and the server.",
+    "turns": "Asks and their outcomes. One turn of a session runs at a time.",
+    "questions": "What an agent asks: permissions, and things to be entered.",
+    "events": "The log of sessions: pages, and streams.",
+    "commands": "Programs that run in the background of the server.",
+    "hosts": "The hosts that share a store.",
+    "server": "The server itself.",
+}
+
+# What a name in a path stands for, by the beginning of the path.
+_SUBJECTS = (
+    ("/v1/sessions/", "id", "Id or name of a session."),
+    ("/v1/sessions/", "turn", "Id of a turn."),
+    ("/v1/sessions/", "question", "Id of a question."),
+    ("/v1/commands/", "id", "Id of a command."),
+    ("/v1/hosts/", "id", "Id or name of a host."),
+)
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "description": "A request that is sent again with the same key is done once.",
+}
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Id of the last event that the client has seen, as `after`.",
+}
+# Text without an end. What is in each `data:` of it, or in each line, is JSON.
+_STREAM = {
+    "type": "string",
+    "description": "A stream of `StreamItem`: one in each event's `data:`, or one a line in NDJSON.",
+    "contentMediaType": "application/json",
+    "contentSchema": {"$ref": REF.format(name="StreamItem")},
+}
+
+
+def describe(routes: Sequence[Route]) -> dict[str, Any]:
+    queries = {route.query for route in routes if route.query is not None}
+    answers = {route.answer for route in routes if route.answer not in (None, str)}
+    bodies = {route.body for route in routes if route.body is not None}
+    types = {Problem, OtherEvent, *EVENTS.values(), *MARKS, *queries, *answers, *bodies}
+    components = make(sorted(types, key=lambda kind: kind.__name__))
+    # A query is told by its parameters, and an event by its kind.
+    parameters = {kind: components.pop(kind.__name__) for kind in queries}
+    components |= _events(components)
+    paths: dict[str, Any] = {}
+    for route in routes:
+        query = parameters[route.query] if route.query is not None else {}
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, query)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Banksman",
+            "version": __version__,
+            "description": "Sessions with coding agents, and background commands. See docs/server.md.",
+        },
+        "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
+        "paths": paths,
+        "security": [{"token": []}],
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _events(components: dict[str, Any]) -> dict[str, Any]:
+    """An event, told apart by its kind; and all that a stream sends.
+
+    The last one takes any other kind: a client that was made from this goes on when there are more.
+    """
+    components["OtherEvent"]["properties"]["kind"]["not"] = {"enum": sorted(EVENTS)}
+    kinds = {kind: reference(event)["$ref"] for kind, event in EVENTS.items()}
+    return {
+        "Event": {
+            "description": components["Event"]["description"],
+            "oneOf": [*({"$ref": place} for place in kinds.values()), reference(OtherEvent)],
+            "discriminator": {"propertyName": "kind", "mapping": kinds},
+        },
+        "StreamItem": {
+            "description": "What a stream sends: events of the log, and marks for this one client.",
+            "oneOf": [reference(Event), *(reference(mark) for mark in MARKS)],
+        },
+    }
+
+
+def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "tags": [_tag(route)],
+        "summary": route.summary,
+        "operationId": route.handle.__module__.rpartition(".")[2] + "_" + route.handle.__name__,
+        "parameters": list(_parameters(route, query)),
+        "responses": {**_success(route), **{str(status): _problem(status) for status in sorted(_statuses(route))}},
+    }
+    if route.is_open:
+        operation["security"] = []
+    if route.body is not None:
+        # A body may be left out where nothing in it must be given.
+        fields = msgspec.structs.fields(route.body)
+        operation["requestBody"] = {
+            "required": any(field.required for field in fields),
+            "content": {"application/json": {"schema": reference(route.body)}},
+        }
+    return operation
+
+
+def _tag(route: Route) -> str:
+    module = route.handle.__module__.rpartition(".")[2]
+    return "questions" if "/questions" in route.path else module if module in _TAGS else "server"
+
+
+def _parameters(route: Route, query: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    for name in _PARAMETER.findall(route.path):
+        said = (said for path, of, said in _SUBJECTS if route.path.startswith(path) and of == name)
+        yield {"name": name, "in": "path", "required": True, "schema": _ID, "description": next(said, "")}
+    required = query.get("required", [])
+    for name, shape in query.get("properties", {}).items():
+        # A parameter that is left out is what null would be.
+        (schema,) = [each for each in shape.get("anyOf", [shape]) if each != {"type": "null"}]
+        schema = {key: value for key, value in schema.items() if key != "description"}
+        where = {"name": name, "in": "query", "required": name in required}
+        yield {**where, "schema": schema, "description": shape["description"]}
+    if route.streams:
+        yield _LAST_EVENT_ID
+        yield _accept(route)
+    if route.has_key:
+        yield _KEY
+
+
+def _accept(route: Route) -> dict[str, Any]:
+    media_types = [*([] if route.answer is None else [route.media_type]), *route.streams]
+    return {
+        "name": "Accept",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string", "enum": media_types},
+        "description": f"What is answered. Without it: `{media_types[0]}`.",
+    }
+
+
+def _success(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if route.answer is str:
+        content[route.media_type] = {"schema": {"type": "string"}}
+    elif route.answer is not None:
+        content[route.media_type] = {"schema": reference(route.answer)}
+    content |= {media_type: {"schema": _STREAM} for media_type in route.streams}
+    answer: dict[str, Any] = {"description": "Success."}
+    if content:
+        answer["content"] = content
+    # A session that is forgotten has nothing to show.
+    gone = {"204": {"description": "Success, with nothing to show."}} if route.method == "DELETE" else {}
+    return {str(route.status): answer, **gone}
+
+
+def _statuses(route: Route) -> set[int]:
+    return {
+        *_ALWAYS,
+        *route.problems,
+        *(_WITH_TOKEN if not route.is_open or route.body is not None else ()),
+        *(_WITH_ID if "{" in route.path else ()),
+        *(_WITH_BODY if route.body is not None else ()),
+        *(_TO_OWNER if route.to_owner is not None else ()),
+    }
+
+
+def _problem(status: int) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "description": _WORDS[status],
+        "content": {MEDIA_TYPE: {"schema": reference(Problem)}},
+    }
+    if status in (429, 503):
+        answer["headers"] = {
+            "Retry-After": {"schema": {"type": "string"}, "description": "Seconds to wait before the next try."}
+        }
+    return answer

@@ -1,0 +1,256 @@
+"""Sessions over HTTP: open, list, look, change, close."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from banksman import Event
+from banksman.cluster.http import session_list, session_placement
+from banksman.cluster.http.owner_proxy import Front
+from banksman.errors import NotFound, NotOwner
+from banksman.server.api import process_tree, turn_routes
+from banksman.server.api.messages import session_messages as messages
+from banksman.server.api.messages.session_messages import SESSIONS_MAX
+from banksman.server.api.request_replay import session_id
+from banksman.server.api.route import Answer, Call, Result, Route, ToOwner
+from banksman.server.context import Context
+from banksman.sessions import profiles
+from banksman.sessions import session as sessions
+from banksman.sessions.status import Status
+
+# Of a frame: enough to know it by.
+FRAME_CHARACTERS_MAX = 500
+
+
+async def open_session(call: Call) -> Result:
+    context: Context = call.context
+    if context.front is not None and not call.is_forwarded:
+        return await session_placement.open_session(context.front, call, _open_here)
+    return await _open_here(call)
+
+
+async def _open_here(call: Call) -> Answer:
+    context: Context = call.context
+    body: messages.OpenSession = call.body
+
+    async def do() -> Answer:
+        session = await _open(context, body, None if call.key is None else session_id(call.key))
+        headers = {"Location": f"/v1/sessions/{session.id}"}
+        return Answer(shown(await session.look(), session, call.context.front), 201, headers)
+
+    async def is_still_there(answer: Answer) -> bool:
+        return context.has_session(answer.made)
+
+    return await context.once.do("sessions", call.key, body, do, is_still_so=is_still_there)
+
+
+async def _open(context: Context, body: messages.OpenSession, id: str | None) -> sessions.Session:
+    if id is not None:
+        with suppress(NotFound):
+            found = context.host.session(id)  # Made with this key before this server was started.
+            # Without an event nobody knows how it was to be opened, and nobody was told that it was.
+            if found.is_open or found.known is None or found.known.seq:
+                return found
+    policy = context.policy
+    profile = profiles.load(body.agent)
+    usual = profile.own_command() if body.command is None else profile.command
+    return await context.host.open(
+        body.agent,
+        cwd=policy.folder(body.cwd),
+        name=body.name,
+        command=policy.agent(body.command, usual),
+        args=body.args,
+        env=policy.env(body.env),
+        inherit_env=body.inherit_env,
+        model=body.model,
+        permission_mode=body.permission_mode,
+        system_prompt=body.system_prompt,
+        mcp_servers=policy.servers(body.mcp_servers),
+        options=body.options,
+        resume=body.resume,
+        fork=body.fork,
+        rules=body.rules,
+        labels=body.labels,
+        id=id,
+    )
+
+
+async def list_sessions(call: Call) -> Answer:
+    """Oldest first. The next page begins after the last one of this."""
+    query: messages.ListSessions = call.query
+    if call.is_forwarded:
+        # Another host has the list, and wants to know what ours are doing.
+        ours = [session for session in call.context.host.our_sessions() if not session.is_closed]
+        return Answer(messages.Sessions([shown(each.status(), each, call.context.front) for each in ours], None))
+    limit = min(query.limit, SESSIONS_MAX)
+    after = None if query.after is None else call.context.session(query.after).id
+    # One more than is shown tells whether there is a next page.
+    found = call.context.host.sessions(after, limit=limit + 1)
+    following = found[limit - 1].id if len(found) > limit else None
+    front: Front | None = call.context.front
+    statuses = await call.context.nobodys.glance(found[:limit])
+    listed = [shown(status, session, front) for status, session in zip(statuses, found[:limit], strict=True)]
+    return Answer(messages.Sessions(listed if front is None else await session_list.filled(front, listed), following))
+
+
+async def look(call: Call) -> Answer:
+    session = call.context.session(call.path["id"])
+    return Answer(shown(await session.look(), session, call.context.front))
+
+
+async def why(call: Call) -> Answer:
+    session = call.context.session(call.path["id"])
+    status = await session.look()
+    base = shown(status, session, call.context.front)
+    heard, told = await session.last_frames()
+    return Answer(
+        messages.Why(
+            **{name: getattr(base, name) for name in messages.Session.__struct_fields__},
+            holder_prompt=status.holder_prompt,
+            last_in=_frame(heard),
+            last_out=_frame(told),
+            requests=[messages.Request(each.id, each.kind, each.seconds) for each in status.requests],
+            asked=[turn_routes.question(each) for each in await session.open_questions()],
+            clocks=[messages.Clock(c.name, c.seconds, c.left, c.is_running) for c in status.clocks],
+            timers=dict(status.timers),
+            pids=list(status.pids),
+            tree=[messages.ProcessShown(*process) for process in process_tree.of(status.pids)],
+            counters=dict(status.counters),
+            seconds_since_in=status.seconds_since_in,
+            seconds_since_out=status.seconds_since_out,
+            waits_for_place=status.waits_for_place,
+        )
+    )
+
+
+def _frame(event: Event | None) -> messages.Frame | None:
+    """As the log has it, so that no secret is in it."""
+    if event is None:
+        return None
+    data = (event.frame or b"")[: 4 * FRAME_CHARACTERS_MAX]
+    return messages.Frame(event.at, data.decode(errors="replace").rstrip("\n")[:FRAME_CHARACTERS_MAX])
+
+
+async def change(call: Call) -> Answer:
+    session = call.context.session(call.path["id"])
+    body: messages.ChangeSession = call.body
+    if body.name is not msgspec.UNSET:
+        await session.rename(body.name)
+    if body.model is not msgspec.UNSET:
+        await session.set_model(body.model)
+    if body.permission_mode is not msgspec.UNSET:
+        await session.set_permission_mode(body.permission_mode)
+    return Answer(shown(await session.look(), session, call.context.front))
+
+
+async def close(call: Call) -> Answer:
+    """What runs in it is stopped. It stays in the store, unless it is to be forgotten."""
+    session = call.context.session(call.path["id"])
+    query: messages.DeleteSession = call.query
+    if query.forget:
+        await call.context.host.delete(session)
+        call.context.streams.pages.clear()
+        return Answer(status=204)
+    _check_not_elsewhere(session)
+    await session.close()
+    return Answer(shown(await session.look(), session, call.context.front))
+
+
+def _check_not_elsewhere(session: sessions.Session) -> None:
+    """To close what another host has would do nothing, and must not look as if it had: that one is to be asked."""
+    status = session.status()
+    if status.phase == "elsewhere" and status.owner is not None:
+        pid, address = status.owner.pid, status.owner.address
+        raise NotOwner(
+            f"the session {session.id} is in the hands of a live host, process {pid}{' at ' * bool(address)}{address}",
+            hint="close it there, or end that process",
+            session=session.id,
+            pid=pid,
+            address=address,
+        )
+
+
+def shown(status: Status, session: sessions.Session, front: Front | None) -> messages.Session:
+    owner, known = status.owner, session.known
+    return messages.Session(
+        id=status.id,
+        name=session.name,
+        agent=status.agent,
+        phase=status.phase,
+        state=status.state if front is None else front.state_of(status, known),
+        created=0.0 if known is None else known.created,
+        at=known.changed if known is not None and known.seq else None,
+        cwd=session.cwd,
+        holder=status.holder,
+        hold=status.hold,
+        queue=[turn_routes.waiting(each) for each in status.queue],
+        questions=list(status.questions),
+        conversation=status.conversation,
+        seq=status.seq,
+        cost=status.cost,
+        owner=None if owner is None else messages.Owner(owner.pid, owner.address),
+        host=None if front is None else front.fleet.name_of(known),
+    )
+
+
+ID = "/v1/sessions/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/sessions",
+        handle=open_session,
+        summary="Open a session with an agent, or open the session of this name again.",
+        body=messages.OpenSession,
+        answer=messages.Session,
+        status=201,
+        has_key=True,
+        problems=(409, 422),
+    ),
+    Route(
+        method="GET",
+        path="/v1/sessions",
+        handle=list_sessions,
+        summary="List the sessions of the store, oldest first.",
+        query=messages.ListSessions,
+        answer=messages.Sessions,
+        problems=(404,),
+    ),
+    Route(
+        method="GET",
+        path=ID,
+        handle=look,
+        to_owner=ToOwner.READS,
+        summary="Show a session.",
+        answer=messages.Session,
+    ),
+    Route(
+        method="PATCH",
+        path=ID,
+        handle=change,
+        to_owner=ToOwner.NAMED,
+        summary="Change the name, model or permission mode of a session.",
+        body=messages.ChangeSession,
+        answer=messages.Session,
+        problems=(409, 422, 502),
+    ),
+    Route(
+        method="DELETE",
+        path=ID,
+        handle=close,
+        to_owner=ToOwner.ENDS,
+        summary="Close a session; with `forget`, delete its log, too.",
+        query=messages.DeleteSession,
+        answer=messages.Session,
+        problems=(409,),
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/why",
+        handle=why,
+        to_owner=ToOwner.READS,
+        summary="Explain what a session waits for: queue, clocks, last frames, processes.",
+        answer=messages.Why,
+    ),
+)

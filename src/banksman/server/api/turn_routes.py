@@ -1,0 +1,212 @@
+"""Turns and questions over HTTP: ask, look, move, interrupt, answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from banksman import Kind, Outcome, Receipt
+from banksman.errors import NotFound
+from banksman.server.api.messages import turn_messages as messages
+from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
+from banksman.server.api.route import Answer, Call, Route, ToOwner
+from banksman.server.context import Context
+from banksman.sessions.questions import Question
+from banksman.sessions.status import Waiting
+from banksman.sessions.turn import Turn
+
+
+async def ask(call: Call) -> Answer:
+    """Answered once the log has it."""
+    context: Context = call.context
+    body: messages.Ask = call.body
+    session = context.session(call.path["id"])
+
+    async def do() -> Answer:
+        turn = await session.ask(
+            body.prompt,
+            priority=body.priority,
+            on_busy=body.on_busy,
+            on_preempt=body.on_preempt,
+            key=call.key,
+            schema=body.schema,
+            rules=body.rules,
+        )
+        headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
+        return Answer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
+
+    async def is_still_so(answer: Answer) -> bool:
+        """Not if the turn was never sent: the session is asked again then. One that retention took was."""
+        try:
+            turn = await session.turn(answer.made)
+        except NotFound:
+            return True
+        return str(turn.state) != "ended" or (await turn.outcome()).kind not in (Kind.REFUSED, Kind.WITHDRAWN)
+
+    place = f"turns {session.id} {session.incarnation}"
+    return await context.once.do(place, call.key, body, do, is_still_so=is_still_so)
+
+
+async def look(call: Call) -> Answer:
+    query: WaitFor = call.query
+    turn = await _turn(call)
+    outcome: Outcome | None = None
+    try:
+        async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
+            outcome = await turn.outcome()
+    except TimeoutError:
+        # It may have ended in this moment: then its outcome is a commit away, or a read of the log, and is told too.
+        if str(turn.state) == "ended":
+            outcome = await turn.outcome()
+    state = str(turn.state) if outcome is None else "ended"
+    return Answer(messages.Turn(turn.id, state, None if outcome is None else shown(outcome)))
+
+
+async def interrupt(call: Call) -> Answer:
+    turn = await _turn(call)
+    return Answer(receipt(await call.context.session(call.path["id"]).interrupt(turn)))
+
+
+async def interrupt_now(call: Call) -> Answer:
+    """The turn that runs at this moment, if one does."""
+    return Answer(receipt(await call.context.session(call.path["id"]).interrupt()))
+
+
+async def move(call: Call) -> Answer:
+    """Who asks hears the queue as it is then."""
+    body: messages.MoveTurn = call.body
+    session = call.context.session(call.path["id"])
+    await session.reorder(call.path["turn"], before=body.before)
+    return Answer(messages.Moved([waiting(each) for each in session.status().queue]))
+
+
+async def list_questions(call: Call) -> Answer:
+    questions = await call.context.session(call.path["id"]).open_questions()
+    return Answer(messages.Questions([question(each) for each in questions]))
+
+
+async def answer(call: Call) -> Answer:
+    """The question has one answer: whoever comes second is told which."""
+    body: messages.Answer = call.body
+    given = await call.context.session(call.path["id"]).answer(
+        call.path["question"],
+        body.decision,
+        message=body.message,
+        updated_input=body.updated_input,
+        content=body.content,
+        remember=body.remember,
+        interrupt=body.interrupt,
+    )
+    return Answer(messages.Answered(given.question, given.answer, given.by, given.message, given.is_first))
+
+
+async def _turn(call: Call) -> Turn:
+    return await call.context.session(call.path["id"]).turn(call.path["turn"])
+
+
+def shown(outcome: Outcome) -> messages.Outcome:
+    return messages.Outcome(
+        kind=str(outcome.kind),
+        stop_reason=outcome.stop_reason,
+        text=outcome.text,
+        structured=outcome.structured,
+        usage=None if outcome.usage is None else dict(outcome.usage),
+        cost=outcome.cost,
+        error=None if outcome.error is None else str(outcome.error),
+        clock=outcome.clock,
+        durable=outcome.durable,
+    )
+
+
+def question(question: Question) -> messages.Question:
+    return messages.Question(
+        question=question.id,
+        id=question.id,
+        turn=question.turn,
+        tool=question.tool,
+        input=dict(question.input),
+        wants=question.wants,
+        details=dict(question.details),
+    )
+
+
+def waiting(waiting: Waiting) -> messages.Waiting:
+    return messages.Waiting(
+        waiting.turn, waiting.priority, waiting.seconds, waiting.attempt, waiting.prompt, waiting.at
+    )
+
+
+def receipt(receipt: Receipt) -> messages.Receipt:
+    return messages.Receipt(receipt.stopped, str(receipt.by), receipt.kept, list(receipt.queued))
+
+
+ID = "/v1/sessions/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path=f"{ID}/turns",
+        handle=ask,
+        to_owner=ToOwner.KEYED,
+        summary="Ask for a turn. The answer comes when the ask is durable.",
+        body=messages.Ask,
+        answer=messages.Accepted,
+        status=202,
+        has_key=True,
+        problems=(409, 422, 429),
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/turns/{{turn}}",
+        handle=look,
+        to_owner=ToOwner.READS,
+        summary="Show a turn and its outcome; with `wait`, wait for the outcome.",
+        query=WaitFor,
+        answer=messages.Turn,
+        waits=True,
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/turns/{{turn}}/interrupt",
+        handle=interrupt,
+        to_owner=ToOwner.NAMED,
+        summary="Interrupt a turn, or withdraw it from the queue.",
+        answer=messages.Receipt,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/interrupt",
+        handle=interrupt_now,
+        to_owner=ToOwner.NOW,
+        summary="Interrupt the turn that runs now.",
+        answer=messages.Receipt,
+        problems=(409, 422),
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/turns/{{turn}}/move",
+        handle=move,
+        to_owner=ToOwner.NAMED,
+        summary="Move a turn in the queue: before another one of its priority, or to the head.",
+        body=messages.MoveTurn,
+        answer=messages.Moved,
+        problems=(409, 422),
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/questions",
+        handle=list_questions,
+        to_owner=ToOwner.READS,
+        summary="List the questions that wait for an answer.",
+        answer=messages.Questions,
+    ),
+    Route(
+        method="POST",
+        path=f"{ID}/questions/{{question}}",
+        handle=answer,
+        to_owner=ToOwner.NAMED,
+        summary="Answer a question. Only the first answer counts; later ones are told which it was.",
+        body=messages.Answer,
+        answer=messages.Answered,
+        problems=(409, 422),
+    ),
+)

@@ -1,0 +1,63 @@
+"""What the routes work with: the host, and the few things that are the server's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from banksman import Host
+from banksman.cluster.http.forwarded_request import Application
+from banksman.cluster.http.owner_proxy import Front
+from banksman.cluster.http.unowned import Nobodys
+from banksman.errors import NotFound
+from banksman.server.api.request_replay import Once
+from banksman.server.http.auth import Door
+from banksman.server.http.start_policy import Policy
+from banksman.server.server_settings import Settings
+from banksman.server.session_lookup import session_of
+from banksman.server.streams.follower import Streams
+from banksman.sessions.session import Session
+
+if TYPE_CHECKING:
+    from banksman.cluster.host import Member
+
+
+@dataclass(slots=True)
+class Context:
+    """`drain` begins to end the server, with that many seconds for what runs; None: as many as it is set to. `front`:
+    how other hosts of the same store are asked; None: there are none. `application`: how they ask us.
+    `url`: of the page; empty: there is no port."""
+
+    host: Host
+    settings: Settings
+    policy: Policy
+    streams: Streams
+    drain: Callable[[float | None], None]
+    store: str
+    url: str = ""
+    once: Once = field(default_factory=Once)
+    started: float = field(default_factory=time.time)
+    door: Door | None = None
+    front: Front | None = None
+    application: Application | None = None
+    member: Member | None = None
+    nobodys: Nobodys = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nobodys = Nobodys(self.host)
+
+    @property
+    def is_closing(self) -> bool:
+        return self.streams.is_ending
+
+    def has_session(self, id: str) -> bool:
+        try:
+            self.host.session(id)
+        except NotFound:
+            return False
+        return True
+
+    def session(self, id_or_name: str) -> Session:
+        return session_of(self.host, id_or_name)

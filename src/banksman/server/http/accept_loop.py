@@ -1,0 +1,198 @@
+"""Accept loop with connection limits derived from RLIMIT_NOFILE.
+
+asyncio's own server, when it is out of fds, fails as often as connections wait, logs each of them, and tries again a
+second later; meanwhile the host cannot start anything either. So some fds are kept back for what the server is for.
+
+Each listening socket has its own share of the rest, so that a flood at the port leaves the user's own socket alone.
+Beyond its share a listener takes nobody in until a connection has ended: clients wait in the kernel.
+
+A connection is a *stranger* until a request of it was authenticated. Every user of this machine can open strangers, so
+they must not keep others out. There is room for a limited number of them. When they are too many, or when the share is
+used up, the oldest stranger of the address that has the most is closed for the next client, but not before
+`STRANGER_SECONDS_MIN`: a client that has a token sends it with its first bytes, and is a stranger for a moment only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from banksman.server.http.connection import Connection
+
+log = logging.getLogger("banksman.serve")
+
+BACKLOG = 1024
+# Taken in by one callback: the loop is everybody's.
+ACCEPTS_AT_ONCE_MAX = 64
+# Of the fds of this process, what is kept back for the store, and for commands and agents with their pipes; no more
+# than half of all.
+FDS_KEPT_BACK = 256
+# Strangers of one listener; at most half of its share.
+STRANGERS_MAX = 256
+# How long a stranger is kept, however many wait. It decides how long a client with a token waits behind a full backlog
+# of strangers: a few seconds.
+STRANGER_SECONDS_MIN = 0.25
+# The machine is out of them for other reasons than us: it is tried again.
+RETRY_SECONDS = 1.0
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def connections_max() -> int:
+    fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if fds == resource.RLIM_INFINITY else fds - min(FDS_KEPT_BACK, fds // 2)
+
+
+def shares(listeners: Sequence[socket.socket], total: int) -> list[int]:
+    """How many connections each listener may have. Unix sockets, where there is a port as well, have a quarter."""
+    unix = [listener.family == socket.AF_UNIX for listener in listeners]
+    if len(set(unix)) < 2:
+        return [total // len(listeners) for _ in listeners]
+    quarter = total // 4
+    return [quarter // sum(unix) if is_unix else (total - quarter) // unix.count(False) for is_unix in unix]
+
+
+class Acceptor:
+    """Makes a connection of each client. It owns the tasks that do so, and not the connections."""
+
+    def __init__(self, listeners: Sequence[socket.socket], connection: Callable[[], Connection]) -> None:
+        limits = shares(listeners, connections_max()) if listeners else []
+        pairs = zip(listeners, limits, strict=True)
+        self._queues = [_Queue(listener, limit, connection) for listener, limit in pairs]
+
+    def start(self) -> None:
+        for queue in self._queues:
+            queue.listen()
+
+    async def close(self) -> None:
+        """Accept nothing more. Clients that wait in the kernel are let go when the sockets are closed."""
+        for queue in self._queues:
+            await queue.close()
+
+
+class _Queue:
+    """One listening socket, and its connections."""
+
+    def __init__(self, listener: socket.socket, connections_max: int, connection: Callable[[], Connection]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._connection = connection
+        self._connections_max = max(1, connections_max)
+        self._strangers_max = max(1, min(STRANGERS_MAX, connections_max // 2))
+        self._count = 0
+        # Oldest first, with address and time. Those that were authenticated since are taken out when it is looked at.
+        self._strangers: dict[Connection, tuple[str, float]] = {}
+        self._was_full = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        # While this one runs, nothing is accepted; the other only says when a stranger may be closed.
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._room_timer: asyncio.TimerHandle | None = None
+        self._is_listening = False
+        self._is_closed = False
+
+    def listen(self) -> None:
+        if not self._is_listening and not self._is_closed and self._retry_timer is None:
+            self._is_listening = True
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._pause()
+        for timer in (self._retry_timer, self._room_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)  # A step or two each: nothing of it waits for the client.
+
+    def _pause(self) -> None:
+        if self._is_listening:
+            self._is_listening = False
+            self._loop.remove_reader(self._listener.fileno())
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_AT_ONCE_MAX):
+            if not self._make_room():
+                self._pause()  # Until a connection ends.
+                return
+            try:
+                peer, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                if exc.errno not in _NO_ROOM:
+                    raise
+                log.warning("accept failed: %s, retrying in %g s", exc.strerror, RETRY_SECONDS)
+                self._pause()
+                self._retry_timer = self._loop.call_later(RETRY_SECONDS, self._retry)
+                return
+            # Of a Unix socket it is a text: all its clients are one.
+            self._take_in(peer, "" if isinstance(address, str | bytes) else str(address[0]))
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self.listen()
+
+    def _make_room(self) -> bool:
+        """Whether one more can be taken in; a stranger may be closed for it."""
+        if self._count < self._connections_max and len(self._strangers) < self._strangers_max:
+            return True
+        self._strangers = {one: seen for one, seen in self._strangers.items() if not one.is_admitted}
+        is_full = self._count >= self._connections_max
+        if not is_full and len(self._strangers) < self._strangers_max:
+            return True
+        if not self._was_full:
+            told = (self._count, len(self._strangers))
+            log.warning("there is no room for more connections (open=%d, unauthenticated=%d)", *told)
+        self._was_full = True
+        return bool(self._strangers) and self._close_stranger()
+
+    def _close_stranger(self) -> bool:
+        """False: it is too early for that. It is tried again in time."""
+        ((most, _),) = Counter(address for address, _ in self._strangers.values()).most_common(1)
+        oldest, since = next((one, at) for one, (address, at) in self._strangers.items() if address == most)
+        wait = since + STRANGER_SECONDS_MIN - self._loop.time()
+        if wait > 0:
+            if self._room_timer is not None:
+                self._room_timer.cancel()
+            self._room_timer = self._loop.call_later(wait, self.listen)
+            return False
+        del self._strangers[oldest]
+        oldest.abort()
+        # Its fd is closed in the next round of the loop, and is not counted from here on.
+        self._count -= 1
+        oldest.is_counted = False
+        return True
+
+    def _take_in(self, peer: socket.socket, address: str) -> None:
+        peer.setblocking(False)
+        self._count += 1
+        task = self._loop.create_task(self._connect(peer, address))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, peer: socket.socket, address: str) -> None:
+        connection = self._connection()
+        try:
+            await self._loop.connect_accepted_socket(lambda: connection, peer)
+        except OSError as exc:
+            log.warning("connection lost while it was accepted: %s", exc)
+            peer.close()
+            self._on_lost(connection)
+            return
+        if not connection.is_admitted:
+            self._strangers[connection] = (address, self._loop.time())
+        connection.lost.add_done_callback(lambda _: self._on_lost(connection))
+        self.listen()  # It may be closed for the next client.
+
+    def _on_lost(self, connection: Connection) -> None:
+        self._strangers.pop(connection, None)
+        self._count -= connection.is_counted
+        # Said again only when there was room for a while in between.
+        is_quiet = self._count <= self._connections_max * 3 // 4 and len(self._strangers) <= self._strangers_max // 2
+        self._was_full = self._was_full and not is_quiet
+        self.listen()

@@ -1,0 +1,183 @@
+"""The server in numbers, as Prometheus reads them. Everything is looked up when somebody asks: until then a number is
+an attribute of whoever it belongs to, and costs nothing.
+
+No label is an id: there are as many lines with a thousand sessions as with one. What ends in `_total` never falls while
+the server lives, whatever is closed and forgotten meanwhile (`sessions/life.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from banksman import __version__
+from banksman.runtime.base_host import Host
+from banksman.runtime.host_stats import Tally, take
+from banksman.server.streams.stream_counters import Counts
+from banksman.sessions.counters import BOUNDS, Histogram
+
+# The form that every version of Prometheus reads, and whose names are as ours are.
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+def render(host: Host, counts: Counts) -> bytes:
+    """The page as it is at this moment. In the host's loop."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(take(host), counts))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Collector(Collector):
+    def __init__(self, tally: Tally, counts: Counts) -> None:
+        self._tally = tally
+        self._counts = counts
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: whoever registers us would collect everything to learn the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield _build()
+        yield from _sessions(self._tally)
+        yield from _traffic(self._tally)
+        yield from _store(self._tally)
+        yield from _streams(self._counts)
+        yield from _processes(self._tally)
+
+
+def _build() -> Metric:
+    family = GaugeMetricFamily("banksman_build_info", "Always 1: what runs here", labels=("version", "python"))
+    family.add_metric((__version__, platform.python_version()), 1)
+    return family
+
+
+def _sessions(tally: Tally) -> Iterator[Metric]:
+    yield _gauges(
+        "banksman_sessions",
+        "Sessions of the store by phase; asleep, elsewhere and lost: not open in this server",
+        "phase",
+        tally.phases,
+    )
+    yield GaugeMetricFamily(
+        "banksman_store_listed", "1 if the store could list its sessions, else 0", value=int(tally.is_listed)
+    )
+    yield GaugeMetricFamily("banksman_queue_asks", "Asks that wait for their turn", value=tally.asks)
+    yield GaugeMetricFamily("banksman_questions", "Questions of agents that wait for an answer", value=tally.questions)
+    yield GaugeMetricFamily(
+        "banksman_waiting_for_place",
+        "Sessions that are to start a process and have no place for it",
+        value=tally.waiting_for_place,
+    )
+    yield _gauges(
+        "banksman_clock_seconds_left",
+        "Of the running watchdogs of a name, the least that one has left",
+        "clock",
+        tally.clocks,
+    )
+    yield _counters("banksman_turns", "Asks that ended, by their outcome", "outcome", tally.turns)
+    yield _histogram("banksman_turn_seconds", "Seconds from the start of a turn to its end", tally.times.turn)
+    yield _histogram(
+        "banksman_queue_seconds", "Seconds from the acceptance of an ask to the start of its turn", tally.times.queue
+    )
+
+
+def _traffic(tally: Tally) -> Iterator[Metric]:
+    counted = tally.counters
+    ways = ("in", "out")
+    for name, what in (("frames", "Frames"), ("bytes", "Bytes")):
+        yield _counters(
+            f"banksman_{name}",
+            f"{what} from agents (in) and to them (out)",
+            "direction",
+            {way: counted.get(f"{name}_{way}", 0) for way in ways},
+        )
+    yield CounterMetricFamily(
+        "banksman_noise_lines", "Lines of agents that were no frames", value=counted.get("noise", 0)
+    )
+    yield CounterMetricFamily(
+        "banksman_spilled_frames", "Frames that were too large to keep", value=counted.get("spilled", 0)
+    )
+    yield _counters(
+        "banksman_dropped_bytes",
+        "Bytes that are lost: of frames that were too large, of commands' output beyond its bounds",
+        "what",
+        {"frames": counted.get("dropped", 0), "output": tally.output_dropped},
+    )
+
+
+def _store(tally: Tally) -> Iterator[Metric]:
+    written = tally.store
+    yield CounterMetricFamily("banksman_commits", "Commits of the store", value=written.get("commits", 0))
+    yield CounterMetricFamily("banksman_events", "Events that were appended", value=written.get("events", 0))
+    yield CounterMetricFamily(
+        "banksman_store_bytes", "Bytes of events and snapshots that were appended", value=written.get("bytes", 0)
+    )
+    yield CounterMetricFamily(
+        "banksman_commit_failures", "Commits that the store did not take", value=written.get("failures", 0)
+    )
+    yield SummaryMetricFamily(
+        "banksman_commit_seconds",
+        "What commits took",
+        count_value=int(written.get("commits", 0)),
+        sum_value=written.get("commit_seconds", 0.0),
+    )
+
+
+def _streams(counts: Counts) -> Iterator[Metric]:
+    yield _gauges("banksman_followers", "Open event streams, of one session or of many", "kind", counts.followers)
+    yield CounterMetricFamily("banksman_stream_events", "Events that were written to streams", value=counts.events)
+    yield CounterMetricFamily("banksman_stream_bytes", "Bytes that were written to streams", value=counts.bytes)
+    yield CounterMetricFamily(
+        "banksman_streams_cut", "Streams that were cut off because nobody took their bytes", value=counts.cut
+    )
+    yield CounterMetricFamily(
+        "banksman_stream_gaps", "Times a follower was told that retention had taken what it wanted", value=counts.gaps
+    )
+
+
+def _processes(tally: Tally) -> Iterator[Metric]:
+    yield _gauges("banksman_commands", "Commands by state; ended: those that are still kept", "state", tally.commands)
+    yield _counters("banksman_commands_ended", "Commands that ended, by how", "ended", tally.commands_ended)
+    yield CounterMetricFamily(
+        "banksman_agent_processes", "Processes of agents that were started", value=tally.counters.get("processes", 0)
+    )
+    yield CounterMetricFamily(
+        "banksman_swept", "Processes that had to be ended besides a command or an agent", value=tally.swept
+    )
+    yield CounterMetricFamily("banksman_survivors", "Processes that could not be ended", value=tally.survivors)
+
+
+def _gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:  # noqa: A002
+    family = GaugeMetricFamily(name, help, labels=(label,))
+    for key in sorted(values):
+        family.add_metric((key,), values[key])
+    return family
+
+
+def _histogram(name: str, help: str, histogram: Histogram) -> Metric:  # noqa: A002
+    counts = itertools.accumulate(histogram.counts)
+    bounds = (*map(str, BOUNDS), "+Inf")
+    return HistogramMetricFamily(
+        name, help, buckets=list(zip(bounds, counts, strict=True)), sum_value=histogram.seconds
+    )
+
+
+def _counters(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:  # noqa: A002
+    family = CounterMetricFamily(name, help, labels=(label,))
+    for key in sorted(values):
+        family.add_metric((key,), values[key])
+    return family

@@ -1,0 +1,159 @@
+"""What a server is set to: one value, of flags, variables, the `[serve]` table of a TOML file, and what is usual.
+
+Every bound has a name here, so that it can be shown and changed. Where each value comes from, and that a key that is
+not known is an error, is the affair of `banksman.config`; what values a server can do with is checked here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from banksman import config
+from banksman.cluster.store_address import is_address, parse
+from banksman.errors import UsageError
+from banksman.sessions import host_requirements
+
+PORT = 4380
+# Longer than any id or name of a session can be.
+NAME_LENGTH_MAX = 512
+# How many sessions a host takes if nobody says how many: most of them sleep, and what runs is bounded by processes_max.
+ROOM = 64
+ROOM_MAX = 100_000
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TOKEN = re.compile(r"[!-~]{8,4096}")
+_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
+Program = str | list[str]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`programs`: what HTTP callers may start; None: anything. A word is a program, by name or path; a list is the
+    beginning of a command. `env`: the variables that they may set while `programs` is set. `roots`: folders that they
+    may start something in; None: any. `hosts`: names, besides the loopback's, under which a proxy shows this server.
+    """
+
+    bind: str = "127.0.0.1"
+    port: int = PORT
+    allow_remote: bool = False
+    hosts: list[str] = []
+    # Where the log is: see Host. None: the user's state folder.
+    store: str | None = None
+    keep_bytes: int | None = None
+    keep_seconds: int | None = None
+    # None: the one in `token_file`, which is made if it is missing. None: in the user's state folder.
+    token: str | None = None
+    token_file: str | None = None
+    programs: list[Program] | None = None
+    env: list[str] = []
+    roots: list[str] | None = None
+    user_helper: list[str] | None = None
+    processes_max: int | None = None
+    secrets: list[str] = []
+
+    # Where many hosts share the store (nats://…): what this one is called, by default as its machine; what it has that
+    # a session may need; and how many sessions it takes. None: none for a server, ROOM for `banksman host`.
+    name: str | None = None
+    labels: list[str] = []
+    room: int | None = None
+    # Whether agents' transcripts are kept in the store that is shared, for whoever takes their sessions over.
+    mirror_transcripts: bool = True
+
+    body_bytes_max: int = 32 << 20
+    # Event streams of one client, which is an address and how it came in.
+    streams_max: int = 1024
+    heartbeat_seconds: float = 15.0
+    stall_seconds: float = 30.0
+    # How long what runs may take to finish when the server is told to go.
+    drain_seconds: float = 60.0
+    log_format: str = "text"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        positive = ("body_bytes_max", "streams_max", "heartbeat_seconds", "stall_seconds", "drain_seconds")
+        for name in (*positive, "keep_bytes", "keep_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1 << 53:
+                raise UsageError(f"{name} cannot be {value!r}", hint="a number above 0")
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"there is no port {self.port}", hint="0 to 65535; 0: any that is free")
+        if self.log_format not in ("text", "json"):
+            raise UsageError(f"there is no log_format {self.log_format!r}", hint='"text" or "json"')
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise UsageError(f"there is no log_level {self.log_level!r}", hint='"debug", "info", "warning" or "error"')
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise UsageError("that cannot be a token", hint="8 visible ASCII characters or more")
+        if any(not entry or not entry[0] for entry in self.programs or ()):
+            raise UsageError("programs holds an empty one", hint="a program's name, or the words of a command")
+        for name in self.hosts:
+            if not _NAME.fullmatch(name):
+                raise UsageError(f"{name!r:.60} cannot be in hosts", hint="a name or an address, without a port")
+        self._check_membership()
+        if not self.allow_remote and not is_loopback(self.bind):
+            raise UsageError(
+                f"{self.bind} can be reached from other machines, and whoever has the token can start anything here",
+                hint="bind 127.0.0.1, or say --allow-remote (allow_remote = true) and put TLS in front of it",
+            )
+
+    def _check_membership(self) -> None:
+        host_requirements.checked(self.labels)
+        if self.name is not None and not _HOST_NAME.fullmatch(self.name):
+            raise UsageError(f"{self.name!r:.60} cannot be the name of a host", hint="letters, digits, . _ -; 1 to 64")
+        if self.room is not None and not 0 <= self.room <= ROOM_MAX:
+            raise UsageError(f"room cannot be {self.room}", hint=f"0 (it takes no session) to {ROOM_MAX}")
+        if (self.room or self.labels or self.name) and not self.is_clustered:
+            hint = "store = nats://…, or leave room, labels and name out"
+            raise UsageError("room, labels and name are for a host that shares its store with others", hint=hint)
+
+    def with_room(self, room: int) -> Settings:
+        return msgspec.structs.replace(self, room=room)
+
+    @property
+    def is_clustered(self) -> bool:
+        """The store is one that hosts of many machines share."""
+        return self.store is not None and is_address(self.store)
+
+    @property
+    def store_shown(self) -> str:
+        """Without what lets one in."""
+        if self.store is None:
+            return "the state folder"
+        return str(parse(self.store)) if is_address(self.store) else self.store
+
+    def shown(self) -> dict[str, Any]:
+        """For whoever asks what holds here; without what is nobody's business."""
+        hidden = {"secrets", "token", "token_file"}
+        found = {field: getattr(self, field) for field in self.__struct_fields__ if field not in hidden}
+        return found if self.store is None else {**found, "store": self.store_shown}
+
+
+def is_loopback(bind: str) -> bool:
+    if bind == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:
+        return False  # A name may be anything by tomorrow.
+
+
+def load(path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """`path`: the TOML file; None: the user's own, if there is one. `flags` come first; None among them: not given."""
+    given = {f"serve.{name}": value for name, value in (flags or {}).items()}
+    return of(config.load(flags=given, path=path))
+
+
+def of(found: config.Config) -> Settings:
+    """`UsageError` if a server cannot do with it."""
+    try:
+        return msgspec.convert(found.table("serve"), Settings)
+    except msgspec.ValidationError as exc:
+        # What __post_init__ says is our own; the rest says where and what.
+        raise (
+            exc.__cause__
+            if isinstance(exc.__cause__, UsageError)
+            else UsageError(f"a setting is not as it must be: {exc}", hint="see docs/server.md")
+        ) from None

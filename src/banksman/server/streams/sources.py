@@ -1,0 +1,201 @@
+"""Where a stream comes from: one session, by cursor, or many, by the position in the store's order of commits.
+
+A source knows how to make the page after a place; when there is nothing, it waits. Where a reader does not want the
+agent's frames, a page may have nothing to show, and leads on all the same: else nobody could tell that such a reader
+has come to the end, and who looked through a million frames would look through them again with the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+from banksman import Event
+from banksman.errors import HistoryLost
+from banksman.runtime.base_host import Host
+from banksman.server.streams.event_encoding import Form, encode, placed, stored
+from banksman.server.streams.shared_pages import Page
+from banksman.sessions.log_reader import place_of
+from banksman.sessions.session import Session
+from banksman.store import log as store
+from banksman.store.log import READ_EVENTS_MAX
+
+# Read in one go, and encoded until there is enough: the loop is everybody's, and this is a millisecond or two of it. A
+# page goes out as it is, so it is also what a client that does not read can hold.
+PAGE_EVENTS_MAX = 250
+PAGE_BYTES_MAX = 256 << 10
+# The same, where frames are passed over: that costs next to nothing.
+SCAN_EVENTS_MAX = 1000
+
+Place = TypeVar("Place", bound=Hashable)
+
+
+class Source(Protocol[Place]):
+    """`key` tells those apart that do not show the same."""
+
+    @property
+    def key(self) -> Hashable: ...
+    async def next(self, place: Place, form: Form) -> Page[Place]:
+        """The page after a place: what is there now, or, if there is nothing, what comes."""
+        ...
+
+    async def is_at_end(self, place: Place) -> bool:
+        """Whether there is nothing after a place, at this moment."""
+        ...
+
+    def shown(self, place: Place) -> str | None:
+        """A place, as a client knows it."""
+        ...
+
+
+class Cursor(NamedTuple):
+    """After which event. `epoch` None: nobody can tell any more under which it was written, or it is the beginning."""
+
+    epoch: int | None
+    seq: int
+
+
+class OneSession:
+    """The events of one session.
+
+    A place names its history: no epoch is given twice for an id, also if a session was deleted and another made under
+    the same one. For the beginning, which has no epoch, the time at which the session was made says which it is.
+    """
+
+    def __init__(self, session: Session, *, raw: bool, partial: bool = False, frames: bool = True) -> None:
+        self._session = session
+        self._raw = raw
+        self._partial = partial
+        self._frames = frames
+        self._page_events_max = PAGE_EVENTS_MAX if frames else SCAN_EVENTS_MAX
+        self.key = (session.id, session.created, raw, partial, frames)
+
+    async def begin(self, after: str | None) -> Cursor:
+        """`HistoryLost`, `UsageError`: nobody can have been there."""
+        epoch, seq = place_of(after)
+        if not seq:
+            return Cursor(None, 0)
+        await self._session.page(after, limit=1)
+        found = await self._session.page(seq - 1, limit=1)
+        if found.gap is not None:
+            return Cursor(epoch, seq)
+        if not found.events:
+            raise self._lost(f"the store has no event {seq}")
+        return Cursor(found.events[0].epoch, seq)
+
+    async def is_at_end(self, place: Cursor) -> bool:
+        return self._session.committed <= place.seq
+
+    async def next(self, place: Cursor, form: Form) -> Page[Cursor]:
+        # First this: where there is something it costs nothing, and where there is nothing it spares a look at the disk
+        # by another thread, which nearly everybody who is live would take before each event.
+        await self._session.wait_past(place.seq)
+        while not (page := await self._after(place)).events:
+            await self._session.wait_past(place.seq)
+        before = place.seq if page.gap is None else page.gap[1]
+        assert page.events[0].seq == before + 1, "a page begins right after its place"
+        data, shown, taken = _joined(self._line(event, form) for event in page.events)
+        end = page.events[taken - 1]
+        assert end.seq > place.seq, "a page leads on"
+        gaps = {} if page.gap is None else {self._session.id: page.gap}
+        return Page(data, shown, Cursor(end.epoch, end.seq), gaps)
+
+    def _line(self, event: Event, form: Form) -> bytes | None:
+        if event.is_frame and not self._frames:
+            return None
+        return stored(form, event.cursor, encode(event, raw=self._raw, partial=self._partial))
+
+    async def _after(self, place: Cursor) -> store.Page:
+        """What follows, with the event at which the reader stands looked at in the same read: it must be the one that
+        it was."""
+        if place.epoch is None:
+            return await self._session.page(place.seq, limit=self._page_events_max)
+        page = await self._session.page(place.seq - 1, limit=min(self._page_events_max + 1, READ_EVENTS_MAX))
+        if page.gap is not None:
+            # It is no longer kept, and what is missing for this reader begins after it.
+            return store.Page(page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None)
+        if not page.events or page.events[0].epoch != place.epoch:
+            raise self._lost(f"the store has no event {place.epoch}.{place.seq} any more")
+        if len(page.events) == 1:
+            # It may fill a page by itself: what comes after it is in the next then.
+            return await self._session.page(f"{place.epoch}.{place.seq}", limit=self._page_events_max)
+        return store.Page(page.events[1:], None)
+
+    def _lost(self, message: str) -> HistoryLost:
+        return HistoryLost(message, hint="begin again from the first event", session=self._session.id)
+
+    def shown(self, place: Cursor) -> str | None:
+        if not place.seq:
+            return None
+        return str(place.seq) if place.epoch is None else f"{place.epoch}.{place.seq}"
+
+
+class ManySessions:
+    """The events of every session of the store, or of those named, in the order of their commits. `frames_of`: only of
+    these also what the agent said and was told; None: of each."""
+
+    def __init__(
+        self,
+        host: Host,
+        sessions: frozenset[str] | None,
+        *,
+        raw: bool,
+        partial: bool = False,
+        frames_of: frozenset[str] | None = None,
+    ) -> None:
+        self._host = host
+        self._sessions = sessions
+        self._raw = raw
+        self._partial = partial
+        self._frames_of = frames_of
+        self._page_events_max = PAGE_EVENTS_MAX if frames_of is None else SCAN_EVENTS_MAX
+        self.key = (sessions, raw, partial, frames_of)
+
+    async def begin(self, after: str | None) -> str | None:
+        await self._host.read_many(after, limit=1, sessions=self._sessions)
+        return after
+
+    async def end(self) -> str:
+        """The place after all that there is."""
+        # Of nobody: there is nothing to look through, and the position is behind it all.
+        return (await self._host.read_many(None, limit=1, sessions=())).position
+
+    async def is_at_end(self, place: str | None) -> bool:
+        page = await self._host.read_many(place, limit=1, sessions=self._sessions)
+        return not page.events and not page.gaps
+
+    async def next(self, place: str | None, form: Form) -> Page[str | None]:
+        page = await self._host.read_many(place, limit=self._page_events_max, sessions=self._sessions)
+        while not page.events and not page.gaps:
+            await self._host.wait_past(page.position)
+            page = await self._host.read_many(page.position, limit=self._page_events_max, sessions=self._sessions)
+        # All up to the last one are gone, whether this reader has seen some of them or not.
+        gaps = {session: (1, last) for session, last in page.gaps.items()}
+        data, shown, taken = _joined(self._line(one, form) for one in page.events)
+        position = page.position if taken == len(page.events) else page.events[taken - 1].position
+        assert position != place, "a page leads on"
+        return Page(data, shown, position, gaps)
+
+    def _line(self, one: store.Placed, form: Form) -> bytes | None:
+        event = one.event
+        if event.is_frame and self._frames_of is not None and event.session not in self._frames_of:
+            return None
+        return placed(form, one.position, encode(event, raw=self._raw, partial=self._partial))
+
+    def shown(self, place: str | None) -> str | None:
+        return place
+
+
+def _joined(lines: Iterable[bytes | None]) -> tuple[bytes, int, int]:
+    """As many of these as make a page, at least one; how many they are, and how many were passed by, too: None is
+    nothing to show. The rest is not even made."""
+    shown: list[bytes] = []
+    size = taken = 0
+    for line in lines:
+        if line is not None:
+            if shown and (size + len(line) > PAGE_BYTES_MAX or len(shown) == PAGE_EVENTS_MAX):
+                break
+            shown.append(line)
+            size += len(line)
+        taken += 1
+    return b"".join(shown), len(shown), taken

@@ -1,0 +1,101 @@
+"""The page: every file of this folder that a browser can use, each at an address of its own.
+
+They are found once, when this is imported, and each is a route like any other: what is not found here cannot be asked
+for, whatever a path says. `/` is the page, all else is below `/page/`, and every address in it is relative, so that it
+works below the prefix of a proxy.
+
+There is no build: what is in the folder is what the browser gets. It asks for each file every time (`no-cache`), and is
+told that it has it already (304), so that a page and its modules are always of one version. The names of all modules
+are put into the page, so that the browser asks for them together, and not one after another as it finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from starlette.responses import Response
+
+from banksman.server.api.route import Call, Route
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_INDEX = "index.html"
+_MODULES = b"<!-- modules -->"
+
+# Only what comes from here; no script that is written into the page, and none that is made out of text: with Trusted
+# Types a browser refuses to take a text for markup, so that what an agent says cannot become any.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    """Each with its path in the folder."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/")
+        elif _type_of(entry.name) is not None:
+            yield prefix + entry.name, entry
+
+
+def _type_of(name: str) -> str | None:
+    return next((media_type for ending, media_type in _TYPES.items() if name.endswith(ending)), None)
+
+
+def _with_modules(page: bytes, names: list[str]) -> bytes:
+    links = "".join(f'<link rel="modulepreload" href="page/{name}">\n' for name in names if name.endswith(".js"))
+    assert page.count(_MODULES) == 1, "the page says once where its modules are named"
+    return page.replace(_MODULES, links.rstrip("\n").encode())
+
+
+def _has_it(given: str | None, tag: str) -> bool:
+    """`If-None-Match`: what the browser has, one or several, weak or not."""
+    return given is not None and any(each.strip().removeprefix("W/") in (tag, "*") for each in given.split(","))
+
+
+def _route(path: str, name: str, data: bytes) -> Route:
+    media_type = _type_of(name)
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "ETag": tag}
+
+    async def show(call: Call) -> Response:
+        if _has_it(call.header("if-none-match"), tag):
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type=media_type)
+
+    return Route(method="GET", path=path, handle=show, summary=f"The page: {name}.", is_open=True)
+
+
+def _routes() -> Iterator[Route]:
+    found = {name: file.read_bytes() for name, file in _files(resources.files(__name__))}
+    for name, data in found.items():
+        if name == _INDEX:
+            yield _route("/", name, _with_modules(data, list(found)))
+        else:
+            yield _route(f"/page/{name}", name, data)
+
+
+ROUTES = tuple(_routes())

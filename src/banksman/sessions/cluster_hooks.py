@@ -1,0 +1,37 @@
+"""Whoever tells others which sessions are here: of a host that is one of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from banksman.core.session.event import Entry
+from banksman.core.session.history import Past
+
+if TYPE_CHECKING:
+    from banksman.sessions.opening import Opening
+    from banksman.sessions.session import Session
+
+
+class Herald(Protocol):
+    """All of it in the loop of the host. Nothing of it raises."""
+
+    def on_open(self, session: Session) -> None:
+        """It is ours from here on."""
+        ...
+
+    def on_closed(self, session: Session) -> None:
+        """It is not any more: closed, left, or lost."""
+        ...
+
+    def on_turn_over(self, session: Session, turn: str) -> None:
+        """A turn that somebody asked for has its outcome, and the log has that."""
+        ...
+
+    async def bring(self, session: str, opening: Opening, past: Past) -> Sequence[Entry]:
+        """It is claimed, and no process of it is started yet: bring along what it needs here, and say so."""
+        ...
+
+    async def wait_heard(self, session: Session) -> None:
+        """Until others can ask us for it, as far as that can be known. Cancelled, it only stops waiting."""
+        ...

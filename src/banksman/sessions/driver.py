@@ -1,0 +1,535 @@
+"""The door of a session: `dispatch(fact)`, one fact at a time, to the end, without suspending.
+
+It owns the state, the process, the timers and the frames; nobody else reads the pipe or writes to it. It decides
+nothing: a fact goes into the pure core, the effects that come out are performed in order. A fact that is born while
+they are performed waits until they are done. Other threads come in by the loop's `call_soon_threadsafe` only.
+
+A bug of ours (an assert, an exception that nobody thought of) fails this one session, loudly, with the recorder's
+facts; its process is ended, its callers are answered, and no other session notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from banksman.core.dialects.meaning import Noise
+from banksman.core.process_facts import Exited, Started
+from banksman.core.session import ask_queue
+from banksman.core.session import step as core
+from banksman.core.session.effects import (
+    Append,
+    BeIdle,
+    BeReady,
+    CancelTimer,
+    Effect,
+    Finish,
+    HoldConversation,
+    StartProcess,
+    StartTimer,
+    StopProcess,
+    SweepTools,
+    WriteFrame,
+)
+from banksman.core.session.facts import (
+    AppendFailed,
+    CloseAsked,
+    Committed,
+    ConversationTaken,
+    EvictAsked,
+    Fact,
+    FramesRead,
+    FrameWritten,
+    ProcessExited,
+    ProcessFailed,
+    ProcessGone,
+    ProcessStarted,
+    ProcessSwept,
+    Subject,
+    TimerFired,
+    WriteFailed,
+)
+from banksman.core.session.history import Past
+from banksman.core.session.questions import kept
+from banksman.core.session.state import ProcessPhase, Session
+from banksman.core.session.turn import Turn
+from banksman.core.wire.framing import FRAME_BYTES_MAX, Framing, Mixed
+from banksman.core.wire.redaction import Redactor
+from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
+from banksman.sessions.agent_backlog import SLICE_LINES_MAX, Backlog, EndingOutput, drops_floods, slices
+from banksman.sessions.agent_process import (
+    AgentEvent,
+    AgentProcess,
+    Failed,
+    Gone,
+    LeaseRanOut,
+    Output,
+    OutputEnded,
+    Spawn,
+    ToolsSwept,
+    WriteBroke,
+    Written,
+)
+from banksman.sessions.counters import Counters, TurnTimes
+from banksman.sessions.flight_recorder import Recorder
+from banksman.sessions.log_writer import Tenure
+from banksman.sessions.outcome_listener import Listener, tell
+from banksman.sessions.oversize_frames import Oversize
+from banksman.sessions.pool import Pool
+from banksman.store.log import Log
+
+log = logging.getLogger("banksman")
+
+# The end of its stdout is nearly always the beginning of an agent's exit. One that lives on after this can neither
+# answer nor be interrupted.
+MUTE_SECONDS_MAX = 1.0
+
+
+class Place(enum.Enum):
+    """In the pool: it has none, it waits for one, or it has one, with a process in it or not yet."""
+
+    NONE, WANTED, GIVEN = range(3)
+
+
+class Driver:
+    """One session's, from the moment it was claimed under this epoch. For its own loop only; `spawn` starts the agent,
+    `listener` is told what became of what."""
+
+    def __init__(
+        self,
+        id: str,
+        past: Past,
+        *,
+        epoch: int,
+        store: Log,
+        spawn: Spawn,
+        listener: Listener,
+        pool: Pool | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        redactor: Redactor | None = None,
+    ) -> None:
+        self.id = id
+        self.counters = Counters()
+        self.turn_times = TurnTimes()
+        self.pid: int | None = None
+        self.recorder = Recorder()
+        self.last_in: float | None = None
+        self.last_out: float | None = None
+        # Since when its process is being stopped; None: it is not, or there is none.
+        self.stopping_since: float | None = None
+        self.timers: dict[Subject, asyncio.TimerHandle] = {}
+        self.error: BaseException | None = None
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self.state: Session = replace(_since(past.session, self.now()), kept=kept(past))
+        self._facts: deque[Fact] = deque()
+        self._is_dispatching = False
+        self.spawn = spawn
+        self._pool = Pool() if pool is None else pool
+        self._process: AgentProcess | None = None
+        self.frame_bytes_max = frame_bytes_max
+        self._framing = Framing(frame_bytes_max=frame_bytes_max)
+        self._ending_output = EndingOutput()
+        self._oversize = Oversize()
+        self._redactor = redactor
+        self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
+        self._is_paused = False
+        self._backlog = Backlog(self._loop, self._on_caught_up)
+        # The start of a process that waits for its place in the pool, or for the log.
+        self._postponed: StartProcess | None = None
+        self._place = Place.NONE
+        self._mute: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Driver {self.id} {self.state.mode.name} process={self.state.process.phase.name} pid={self.pid}>"
+
+    @property
+    def epoch(self) -> int:
+        return self._tenure.epoch
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    # -- the door ----------------------------------------------------------------------------------------------------
+    def dispatch(self, fact: Fact) -> None:
+        """Take one fact, and whatever is born of it, to the end."""
+        assert not self._is_dispatching, "re-entry: a fact that is born of an effect is told, not dispatched"
+        if self.error is not None:
+            return
+        self._facts.append(fact)
+        self._is_dispatching = True
+        try:
+            while self._facts:
+                fact = self._facts.popleft()
+                self.recorder.note(self.state, fact)
+                self.state, effects = core.step(self.state, fact)
+                for effect in effects:
+                    self._perform(effect)
+        except Exception as exc:
+            self._fail(exc)
+        except BaseException as exc:
+            # Ctrl-C in the middle of it: what was to be done may be half done, and nobody could say which half.
+            self._fail(exc)
+            raise
+        finally:
+            self._is_dispatching = False
+
+    def tell(self, fact: Fact) -> None:
+        """What the world says, now or while an effect is performed: then it waits until all are."""
+        if self._is_dispatching:
+            self._facts.append(fact)
+        else:
+            self.dispatch(fact)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Append():
+                self._append(effect)
+            case WriteFrame(data=data):
+                assert self._process is not None
+                self.counters.frames_out += 1
+                self.counters.bytes_out += len(data)
+                self.last_out = self.now()
+                self._process.write(data)
+            case StartTimer(at=at, subject=subject):
+                self._cancel_timer(subject)
+                self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
+            case CancelTimer(subject=subject):
+                self._cancel_timer(subject)
+            case StartProcess():
+                self._postponed = effect
+                self._place = Place.WANTED
+                self._pool.want(self)
+            case BeReady():
+                self._pool.has_started(self)
+            case BeIdle():
+                self._pool.look()
+            case HoldConversation(conversation=conversation):
+                self._hold_conversation(conversation)
+            case StopProcess():
+                self._stop_process()
+            case SweepTools(since=since, ends=ends):
+                assert self._process is not None
+                self._process.sweep_tools(since, ends)
+            case Finish():
+                self._finish()
+            case _:
+                tell(self._listener, effect)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+    def _append(self, effect: Append) -> None:
+        self.turn_times.note(effect.entries, self.now())
+        self._tenure.append(effect.entries)
+        if self._tenure.is_behind:
+            self._stop_reading()
+
+    def on_committed(self, seq: int) -> None:
+        self.tell(Committed(self.now(), seq))
+
+    def on_append_failed(self, error: StoreError | NotOwner) -> None:
+        log.error("! session %s: the log cannot be written: %s", self.id, error)
+        self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
+
+    def lose(self, error: NotOwner, kill_by: float) -> None:
+        """The session is not ours any more, whatever its log would still say to us. It ends here, in the order that
+        matters: everybody is answered first, and then its process is given no more time than there is."""
+        log.error("! session %s is not ours any more: %s", self.id, error)
+        self.tell(AppendFailed(self.now(), error, is_final=True))
+        self.tell(CloseAsked(self.now()))
+        if self._process is not None:
+            self._let_read()
+            self._process.stop(kill_by)
+
+    def on_answered(self) -> None:
+        if self._is_paused and self._tenure.has_caught_up:
+            self._let_read()
+
+    def _let_read(self) -> None:
+        if self._is_paused and self._process is not None and not self._backlog:
+            self._is_paused = False
+            self._process.resume()
+
+    def _stop_reading(self) -> None:
+        if not self._is_paused and self._process is not None:
+            self._is_paused = True
+            self._process.pause()
+
+    def _on_caught_up(self) -> None:
+        """All that was read is told."""
+        if self._tenure.has_caught_up or self.is_leaving:
+            self._let_read()
+
+    def _hold_conversation(self, conversation: str | None) -> None:
+        number = self.state.process.number
+
+        def on_taken(error: NotOwner) -> None:
+            self.tell(ConversationTaken(self.now(), number, error, self._tenure.conversation))
+
+        self._tenure.lease(conversation, on_taken)
+
+    # -- the pool ----------------------------------------------------------------------------------------------------
+    @property
+    def urgency(self) -> int:
+        seconds = self.state.config.ageing_seconds
+        return max((ask_queue.standing(waiting, self.now(), seconds) for waiting in self.state.queue), default=0)
+
+    @property
+    def idle_since(self) -> float | None:
+        return self.state.idle_since
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state.process.phase is ProcessPhase.STOPPING
+
+    @property
+    def waits_to_start(self) -> bool:
+        """A process was wanted, and nothing of it is there."""
+        return self._postponed is not None
+
+    @property
+    def waits_for_place(self) -> bool:
+        return self._place is Place.WANTED
+
+    def evict(self) -> None:
+        self.tell(EvictAsked(self.now()))
+
+    def start_now(self) -> None:
+        """The pool has a place. Before a process is started we must know that the session is still ours, and so is the
+        conversation that it is to go on with."""
+        self._place = Place.GIVEN
+        effect = self._postponed
+        assert effect is not None
+        # A log that was broken may have let go of it, or never have had it.
+        self._hold_conversation(self.state.conversation)
+        self._tenure.advance(partial(self._on_advanced, effect))
+
+    # -- the process -------------------------------------------------------------------------------------------------
+    def _on_advanced(self, effect: StartProcess) -> None:
+        if self._postponed is not effect:
+            return  # Nobody wants it any more.
+        self._postponed = None
+        try:
+            self._start_process(effect)
+        except Exception as exc:
+            self._fail(exc)  # We are outside the door here, and a bug is a bug.
+
+    def _stop_process(self) -> None:
+        if self._postponed is not None:
+            number = self._postponed.process
+            self._forget_start()
+            self.tell(ProcessGone(self.now(), number))
+            return
+        assert self._process is not None
+        self.stopping_since = self.stopping_since or self.now()
+        self._let_read()
+        self._process.stop()
+
+    def _forget_start(self) -> None:
+        """It waits for its place in the pool, or for the log."""
+        self._postponed = None
+        if self._place is Place.WANTED:
+            self._place = Place.NONE
+            self._pool.withdraw(self)
+        else:
+            self._leave_pool()
+
+    def _start_process(self, effect: StartProcess) -> None:
+        assert self._process is None
+        number = effect.process
+        self._framing = Framing(frame_bytes_max=self.frame_bytes_max)
+        self._ending_output = EndingOutput()
+        self._is_paused = self._backlog.was_flood = False
+        self.counters.processes += 1
+        try:
+            # It may have waited, and a setting may have been changed since.
+            effect = replace(effect, settings=self.state.settings)
+            self._process = self.spawn(effect, partial(self._on_event, number))
+        except BanksmanError as exc:
+            self._leave_pool()
+            self.tell(ProcessFailed(self.now(), number, exc))
+
+    def _leave_pool(self) -> None:
+        if self._place is Place.GIVEN:
+            self._place = Place.NONE
+            self._pool.has_left(self)
+
+    def _on_event(self, number: int, event: AgentEvent) -> None:
+        if isinstance(event, Output):
+            self.last_in = self.now()
+            self.counters.bytes_in += len(event.data)
+            lines = self._framing.feed(event.data)
+            if self._ending_output.admits(len(event.data), self.state.process) or isinstance(lines, Mixed):
+                self._take(number, lines)
+            else:
+                self._drop(lines)
+            return
+        if isinstance(event, Exited):
+            self._ending_output.note_exit()
+        if self._backlog and not isinstance(event, Written):
+            self._backlog.take(partial(self._hear_event, number, event))
+        else:
+            self._hear_event(number, event)
+
+    def _take(self, number: int, lines: list[bytes] | Mixed) -> None:
+        if not self._backlog and (isinstance(lines, Mixed) or len(lines) <= SLICE_LINES_MAX):
+            self._on_lines(number, lines)
+            return
+        parts = [lines] if isinstance(lines, Mixed) else slices(lines)
+        self._backlog.take(*(partial(self._on_lines, number, part) for part in parts))
+        if self._backlog:
+            self._stop_reading()
+
+    def _hear_event(self, number: int, event: AgentEvent) -> None:
+        at = self.now()
+        match event:
+            case Output():
+                raise AssertionError("it is taken in slices")
+            case Written():
+                self.tell(FrameWritten(at, number))
+            case Started(pid=pid, born=born):
+                self.pid = pid
+                self.tell(ProcessStarted(at, number, pid, born, self.epoch))
+            case OutputEnded():
+                # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
+                last = self._framing.end()
+                if self._ending_output.admits(0, self.state.process) or isinstance(last, Mixed):
+                    self._on_lines(number, last)
+                else:
+                    self._drop(last)
+                if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
+                    self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
+            case WriteBroke(error=error) | LeaseRanOut(error=error):
+                self.tell(WriteFailed(at, number, error))
+            case Exited(code=code, signal=signal):
+                self._hear()
+                self.tell(ProcessExited(at, number, code, signal))
+            case Failed(error=error):
+                self._forget_process()
+                self.tell(ProcessFailed(at, number, error))
+            case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr, ladder=ladder):
+                self.counters.swept += len(swept)
+                self.counters.survivors += len(survivors)
+                self._forget_process()
+                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr.text(self._redactor), ladder))
+            case ToolsSwept(swept=swept, survivors=survivors):
+                self.counters.swept += len(swept)
+                self.tell(ProcessSwept(at, number, swept, survivors))
+            case _:
+                assert_never(event)
+
+    def _on_mute(self, number: int) -> None:
+        if self._process is not None:
+            self._process.look_now()
+        if self._mute is not None:
+            self._mute = None
+            error = AgentError("the agent closed its stdout and did not exit", hint="nothing more can be heard of it")
+            self.tell(WriteFailed(self.now(), number, error))
+
+    def _hear(self) -> None:
+        """It is not mute: it exits."""
+        if self._mute is not None:
+            self._mute.cancel()
+            self._mute = None
+
+    def _forget_process(self) -> None:
+        self._hear()
+        self._process = None
+        self.pid = self.stopping_since = None
+        self._leave_pool()
+        if self.error is not None:
+            self._finish()
+
+    def _drop(self, lines: Sequence[bytes]) -> None:
+        self.counters.dropped += sum(map(len, lines))
+
+    def _on_lines(self, number: int, lines: Sequence[bytes] | Mixed) -> None:
+        """The path of every token. What is not plain is rare, and goes the long way."""
+        if self._backlog.was_flood and drops_floods(self.state.process) and not isinstance(lines, Mixed):
+            self._drop(lines)
+            return
+        read = self.state.config.dialect.read
+        try:
+            if isinstance(lines, Mixed):
+                plain, meanings = self._oversize.take(lines, self.state.config.dialect, self.counters)
+            else:
+                plain = lines
+                meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
+        except Exception as exc:
+            # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside yet.
+            self._fail(exc)
+            return
+        if plain:
+            self.counters.frames_in += len(plain)
+            self.counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
+            self.tell(FramesRead(self.now(), number, plain, meanings))
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+    def _cancel_timer(self, subject: Subject) -> None:
+        timer = self.timers.pop(subject, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_timer(self, subject: Subject) -> None:
+        # The timer may have run late, behind a busy loop, while the answer was waiting to be read. What has happened
+        # comes before what is concluded from its absence.
+        timer = self.timers.get(subject)
+        if self._process is not None:
+            self._process.look_now()
+        self._backlog.take(partial(self._fire, subject, timer))
+
+    def _fire(self, subject: Subject, timer: asyncio.TimerHandle | None) -> None:
+        # It may have been cancelled by what was heard, or set anew: then it is not this one that is due.
+        if timer is not None and self.timers.get(subject) is timer:
+            del self.timers[subject]
+            self.dispatch(TimerFired(self.now(), subject))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def _finish(self) -> None:
+        for subject in list(self.timers):
+            self._cancel_timer(subject)
+        self._oversize.close()
+        self._tenure.release()
+        self._listener.finish()
+
+    def _fail(self, exc: BaseException) -> None:
+        """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended. It is
+        closed when that is gone, and not before: see `_forget_process`."""
+        log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
+        self.error = exc
+        self._facts.clear()
+        self._backlog.clear()
+        if self._postponed is not None:
+            self._forget_start()
+        for subject in list(self.timers):
+            self._cancel_timer(subject)
+        self._listener.fail(self.bug())
+        if self._process is not None:
+            self._let_read()
+            self._process.stop()
+        else:
+            self._leave_pool()  # It had its place, and no process came of it.
+            self._finish()
+
+    def abandon(self) -> None:
+        """The loop is closed. Nobody will ever hear of this session again; the keeper ends its process."""
+        if self._process is not None:
+            self._process.abandon()
+
+    def bug(self) -> BugError:
+        return BugError(f"session {self.id} failed by a bug of ours: {self.error!r}", hint="please report it")
+
+
+def _since(state: Session, now: float) -> Session:
+    """What the log says, as of now: how long somebody had waited under another clock is not known."""
+    queue = tuple(
+        replace(waiting, ask=replace(waiting.ask, at=now)) if isinstance(waiting, Turn) and waiting.ask else waiting
+        for waiting in state.queue
+    )
+    return replace(state, queue=queue)

@@ -1,0 +1,102 @@
+"""Who is told what became of asks, interrupts, holds, questions and settings: the words of a driver to callers."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from banksman.core.session.effects import (
+    Accept,
+    AskHuman,
+    AskToSave,
+    CallBack,
+    CloseCallback,
+    CloseQuestion,
+    EndHold,
+    EndTerminals,
+    GiveReceipt,
+    GrantHold,
+    PassOn,
+    Reject,
+    Resolve,
+    SettingTaken,
+    TellAnswer,
+)
+from banksman.core.session.outcome import Outcome
+from banksman.errors import BanksmanError
+
+# The effects that are words to callers.
+Told = (
+    Accept
+    | Reject
+    | Resolve
+    | PassOn
+    | GiveReceipt
+    | GrantHold
+    | EndHold
+    | AskHuman
+    | CloseQuestion
+    | TellAnswer
+    | CallBack
+    | CloseCallback
+    | EndTerminals
+    | SettingTaken
+    | AskToSave
+)
+
+
+class Listener:
+    """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
+
+    def accept(self, turn: str) -> None: ...
+    def reject(self, turn: str, error: BanksmanError) -> None: ...
+    def resolve(self, turn: str, outcome: Outcome) -> None: ...
+    def pass_on(self, turn: str) -> None: ...
+    def give_receipt(self, effect: GiveReceipt) -> None: ...
+    def grant_hold(self, hold: str) -> None: ...
+    def end_hold(self, hold: str, error: BanksmanError | None) -> None: ...
+    def ask_human(self, effect: AskHuman) -> None: ...
+    def close_question(self, question: str) -> None: ...
+    def tell_answer(self, effect: TellAnswer) -> None: ...
+    def call_back(self, effect: CallBack) -> None: ...
+    def close_callback(self, request: str) -> None: ...
+    def end_terminals(self, effect: EndTerminals) -> None: ...
+    def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
+    def ask_to_save(self, prompt: str) -> None: ...
+    def fail(self, error: BanksmanError) -> None: ...
+    def finish(self) -> None: ...
+
+
+def tell(listener: Listener, effect: Told) -> None:
+    match effect:
+        case Accept(turn=turn):
+            listener.accept(turn)
+        case Reject(turn=turn, error=error):
+            listener.reject(turn, error)
+        case Resolve(turn=turn, outcome=outcome):
+            listener.resolve(turn, outcome)
+        case PassOn(turn=turn):
+            listener.pass_on(turn)
+        case GiveReceipt():
+            listener.give_receipt(effect)
+        case GrantHold(hold=hold):
+            listener.grant_hold(hold)
+        case EndHold(hold=hold, error=error):
+            listener.end_hold(hold, error)
+        case AskHuman():
+            listener.ask_human(effect)
+        case CloseQuestion(question=question):
+            listener.close_question(question)
+        case TellAnswer():
+            listener.tell_answer(effect)
+        case CallBack():
+            listener.call_back(effect)
+        case CloseCallback(request=request):
+            listener.close_callback(request)
+        case EndTerminals():
+            listener.end_terminals(effect)
+        case SettingTaken(change=change, error=error):
+            listener.take_setting(change, error)
+        case AskToSave(prompt=prompt):
+            listener.ask_to_save(prompt)
+        case _:
+            assert_never(effect)

@@ -1,0 +1,312 @@
+"""A table of a TOML file, and checks that name the key they are about.
+
+Whoever reads the error has the file open: it says which file, which key, what was there, and what may be. A key that is
+not known is an error too, with the nearest one that is: what was misspelt would else be silently the usual.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+from banksman.commands.options import SECONDS_MAX
+from banksman.core.dialects.acp import acp
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.codex import CODEX
+from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.quirks import SERVICES, Quirks, fault
+from banksman.core.session.watchdogs import Name
+from banksman.core.stop_ladder import Timings
+from banksman.errors import UsageError
+from banksman.process import environment
+from banksman.sessions import transcript_path
+
+
+class Table:
+    """`path`: what stands before a key when it is told, as in `ladder.`"""
+
+    def __init__(self, source: str, path: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
+        self.source = source
+        self.path = path
+        self.data = data
+        known = sorted(known)
+        for key in data:
+            if key not in known:
+                # Without a bound on how near: something is always the nearest, and all of them follow.
+                nearest = difflib.get_close_matches(key, known, 1, 0)[0]
+                hint = f"do you mean {path}{nearest}? known are: {', '.join(known)}"
+                raise self.wrong(f"there is no key {path}{key:.60}", hint)
+
+    def wrong(self, what: str, hint: str) -> UsageError:
+        return UsageError(f"{self.source}: {what}", hint=hint)
+
+    def cannot_be(self, key: str, hint: str) -> UsageError:
+        return self.wrong(f"{self.path}{key} cannot be {self.data.get(key)!r:.60}", hint)
+
+    def cannot_hold(self, key: str, item: object, hint: str) -> UsageError:
+        return self.wrong(f"{self.path}{key} cannot hold {item!r:.60}", hint)
+
+    def table(self, key: str, known: Iterable[str]) -> Table:
+        return Table(self.source, f"{self.path}{key}.", self._mapping(key), known)
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self.data.get(key, default)
+        if not isinstance(value, str):
+            raise self.cannot_be(key, "text")
+        return value
+
+    def one_of(self, key: str, known: Iterable[str], default: str = "") -> str:
+        value = self.text(key, default)
+        if value not in known:
+            raise self.cannot_be(key, f"one of: {', '.join(sorted(known))}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.data.get(key, False)
+        if not isinstance(value, bool):
+            raise self.cannot_be(key, "true or false")
+        return value
+
+    def words(
+        self, key: str, default: tuple[str, ...] = (), *, among: Iterable[str] | None = None, hint: str = ""
+    ) -> tuple[str, ...]:
+        value = self.data.get(key, list(default))
+        items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [None]
+        if not all(isinstance(item, str) and item for item in items):
+            raise self.cannot_be(key, hint or "a list of words")
+        for item in items:
+            if among is not None and item not in among:
+                raise self.cannot_hold(key, item, f"known are: {', '.join(sorted(among))}")
+        return tuple(items)
+
+    def texts(self, key: str) -> dict[str, str]:
+        """A table of names to texts."""
+        mapping = self._mapping(key)
+        for name, value in mapping.items():
+            if not isinstance(value, str):
+                raise self.wrong(f"{self.path}{key}.{name} cannot be {value!r:.60}", "text")
+        return dict(mapping)
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self.data.get(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Every wait has an end, so infinity is none of them; and NaN is not between any two numbers.
+        if not is_number or not 0 <= value <= SECONDS_MAX:
+            raise self.cannot_be(key, "a number of seconds, 0 or more")
+        return float(value)
+
+    def _mapping(self, key: str) -> dict[str, Any]:
+        value = self.data.get(key, {})
+        if not isinstance(value, dict):
+            raise self.cannot_be(key, f"a table: [{self.path}{key}]")
+        return cast(dict[str, Any], value)
+
+
+# A profile: what is known about one program that is an agent, as a value, and how it is read from its file.
+#
+# A profile is data about a program, measured once. What is asked of one session (a model, a folder, another command) is
+# not here. A file is checked whole before anything is started with it, and a wrong one says which key of which file.
+# Where the files are, and which of two with one name holds, is in profiles.py.
+
+# What a session with an agent may be asked for, as far as agents differ in it.
+CAPABILITIES = frozenset(
+    (
+        *("audio", "fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions"),
+        *("resume", "schema", "steer", "system_prompt", "tools"),
+    )
+)
+# What no agent can that is spoken with in these words: there are none for it.
+_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("audio", "hooks", "tools"), "claude": ("audio",)}
+AFTER_INTERRUPT = ("sweep", "keep")
+# A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
+QUIET_SECONDS_MAX = 5.0
+
+_TOP = frozenset(
+    (
+        *("title", "command", "dialect", "install", "website", "capabilities", "drain_seconds", "quiet_seconds"),
+        *("after_interrupt", "transcripts", "extends", "ladder", "clocks", "env", "quirks"),
+    )
+)
+_NONE = Quirks()
+_LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
+_CLOCKS = frozenset(str(name) for name in Name)
+_ENV = frozenset(("scrub", "set"))
+_QUIRKS = frozenset(
+    ("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "recites_late", "serves", "note")
+)
+
+
+class AgentDialect(Dialect, Protocol):
+    """A dialect that also knows its program's flags."""
+
+    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
+        """What is to stand in a file that only the agent can read; None: it is told its servers in words."""
+        ...
+
+    def argv(
+        self,
+        command: Sequence[str],
+        *,
+        resume: str | None = None,
+        forks: bool = False,
+        mcp_config: str | None = None,
+        model: str | None = None,
+        permission_mode: str | None = None,
+        system_prompt: str | None = None,
+        args: Sequence[str] = (),
+    ) -> list[str]: ...
+
+
+def _claude(_: Quirks) -> AgentDialect:
+    return CLAUDE
+
+
+def _codex(_: Quirks) -> AgentDialect:
+    return CODEX
+
+
+# By the name that a profile says: what makes the dialect, as the program with these quirks speaks it.
+DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
+    {"acp": acp, "claude": _claude, "codex": _codex}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
+    seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
+    environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has started
+    lives on after an interrupt. `transcripts`: where it keeps what was said, see transcript_path.py; empty: nobody
+    knows.
+    `note`: what else is known, for people."""
+
+    name: str
+    title: str
+    source: str | None = None
+    # Empty: whoever opens a session says what to run.
+    command: tuple[str, ...]
+    dialect: AgentDialect
+    install: str = ""
+    website: str = ""
+    capabilities: frozenset[str] = frozenset()
+    # How long an interrupted turn may take to its boundary.
+    drain_seconds: float = 5.0
+    quiet_seconds: float = 0.0
+    leaves_tools: bool = False
+    after_interrupt: str = "sweep"
+    transcripts: tuple[str, ...] = ()
+    timings: Timings
+    clocks: Mapping[str, float]
+    scrub: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    quirks: Quirks = _NONE
+    note: str = ""
+
+    def own_command(self) -> tuple[str, ...]:
+        """What is run where the caller names nothing else."""
+        if not self.command:
+            raise UsageError(
+                f"{self.title} has no command of its own", hint="command= says what to run", agent=self.name
+            )
+        return self.command
+
+    def repairs(self) -> list[str]:
+        """What the agent does otherwise than it should, and what Banksman makes of it; for people."""
+        ended = "ended" if self.after_interrupt == "sweep" else "reported, and kept"
+        said = " or ".join(self.quirks.cancel_may_say)
+        quirks = {
+            f"tools that live on after an interrupt are {ended}": self.leaves_tools,
+            f"{said} after an interrupt is told as cancelled": bool(said),
+            "an error that comes as an answer is told as a failure": bool(self.quirks.error_texts),
+            "a turn that ends well without a word is told as a failure": self.quirks.silence_is_error,
+            f"what it says up to {self.quiet_seconds:g} s after a turn's end belongs to that turn": self.quiet_seconds,
+        }
+        return [words for words, holds in quirks.items() if holds]
+
+
+def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None) -> Profile:
+    """A profile from what is in its file. `said_as` is what an error calls it."""
+    top = Table(said_as, "", data, _TOP)
+    ladder, clocks = top.table("ladder", _LADDER), top.table("clocks", _CLOCKS)
+    env, quirks = top.table("env", _ENV), top.table("quirks", _QUIRKS)
+    # One source for the numbers that are not given: the ladder's own.
+    usual = Timings()
+    spoken = top.one_of("dialect", DIALECTS)
+    dialect = DIALECTS[spoken]
+    read = _quirks(quirks)
+    return Profile(
+        name=name,
+        title=top.text("title", name),
+        source=source,
+        command=_command(top),
+        dialect=dialect(read),
+        install=top.text("install"),
+        website=top.text("website"),
+        capabilities=frozenset(top.words("capabilities", among=CAPABILITIES.difference(_WORDLESS[spoken]))),
+        drain_seconds=top.seconds("drain_seconds", 5.0),
+        quiet_seconds=_quiet(top),
+        leaves_tools=quirks.flag("leaves_tools"),
+        after_interrupt=top.one_of("after_interrupt", AFTER_INTERRUPT, "sweep"),
+        transcripts=_transcripts(top),
+        timings=Timings(
+            grace=ladder.seconds("grace", usual.grace),
+            linger=ladder.seconds("linger", usual.linger),
+            drain=ladder.seconds("drain", usual.drain),
+            eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
+        ),
+        clocks=MappingProxyType({key: clocks.seconds(key, 0.0) for key in clocks.data}),
+        scrub=env.words("scrub"),
+        variables=MappingProxyType(_variables(env)),
+        quirks=read,
+        note=quirks.text("note"),
+    )
+
+
+def _command(top: Table) -> tuple[str, ...]:
+    hint = "a list of words, the program first; [] if whoever opens a session is to say"
+    if "command" not in top.data:
+        # Forgotten is something else than left open.
+        raise top.cannot_be("command", hint)
+    return top.words("command", hint=hint)
+
+
+def _quiet(top: Table) -> float:
+    seconds = top.seconds("quiet_seconds", 0.0)
+    if seconds > QUIET_SECONDS_MAX:
+        raise top.cannot_be("quiet_seconds", f"at most {QUIET_SECONDS_MAX:g}: no turn begins before it is over")
+    return seconds
+
+
+def _transcripts(top: Table) -> tuple[str, ...]:
+    patterns = top.words("transcripts")
+    for pattern in patterns:
+        if not transcript_path.is_pattern(pattern):
+            raise top.cannot_hold("transcripts", pattern, transcript_path.HINT)
+    return patterns
+
+
+def _variables(env: Table) -> dict[str, str]:
+    found = env.texts("set")
+    try:
+        environment.build(found, inherit=False)
+    except UsageError as exc:
+        raise env.wrong(f"env.set: {exc.args[0]}", exc.hint) from exc
+    return found
+
+
+def _quirks(table: Table) -> Quirks:
+    patterns = table.words("error_texts")
+    for pattern in patterns:
+        problem = fault(pattern)
+        if problem is not None:
+            raise table.cannot_hold("error_texts", pattern, f"it {problem}")
+    return Quirks(
+        cancel_may_say=table.words("cancel_may_say"),
+        error_texts=patterns,
+        silence_is_error=table.flag("silence_is_error"),
+        serves=table.words("serves", SERVICES, among=SERVICES),
+        recites_late=table.flag("recites_late"),
+    )

@@ -1,0 +1,278 @@
+"""The numbers of a session: what the profile says, and what the caller wants instead.
+
+`options` (seconds, unless they say otherwise): `drain_seconds`, `settle_seconds`, `start_seconds`, `write_seconds`,
+`ageing_seconds`, `hold_idle_seconds`, `collect_seconds`, `queue_max`, `when_full` ("refuse" or "drop"), `attempts_max`
+(how often an ask that gives way comes back), `clocks` (a mapping from the watchdog's name), the ladder's `eof_grace`,
+`grace`, `linger` and `drain`, and `frame_bytes_max`, beyond which a frame from the agent goes to a file.
+`quiet_seconds`: how long the agent must be quiet after its boundary before the turn is over. `after_interrupt`: what
+becomes of tools that it leaves running when it is interrupted ("sweep": they are ended, or "keep": only reported).
+
+Of questions: `question_seconds` (None: they wait), `question_default` ("deny" or "allow": what it is when nobody has
+answered by then), `question_after_crash` ("withdraw", or "keep": it is still there when the session is taken over, and
+what is answered then is given when the agent asks the same again). Of settings: `setting_seconds`. Of the process:
+`idle_seconds` (None: it is kept), `recycle_seconds` (None: it may grow old) with `save_prompt`, `backoff_seconds` and
+`backoff_seconds_max`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from banksman.commands.options import SECONDS_MAX, check_seconds
+from banksman.core import json_schema as schemas
+from banksman.core.dialects.dialect import PLAIN, Dialect
+from banksman.core.session import permissions as tool_rules
+from banksman.core.session.ask_queue import Priority
+from banksman.core.session.event import storable
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Session
+from banksman.core.session.turn import Ask, Phase, Turn
+from banksman.core.session.watchdogs import Name
+from banksman.core.stop_ladder import Timings
+from banksman.core.wire.framing import FRAME_BYTES_MAX
+from banksman.errors import Refused, UsageError
+from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
+from banksman.sessions.status import find_turn
+
+LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
+# Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
+QUEUE_MAX_MAX = 4096
+COUNTS = ("queue_max", "attempts_max", "frame_bytes_max")
+WORDS = {
+    "when_full": ("refuse", "drop"),
+    "question_default": ("deny", "allow"),
+    "question_after_crash": ("withdraw", "keep"),
+    "after_interrupt": AFTER_INTERRUPT,
+}
+# Waits that there need not be.
+OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
+SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max")))
+KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
+
+
+class Numbers(Struct, frozen=True, kw_only=True):
+    timings: Timings
+    frame_bytes_max: int
+    _config: Config
+
+    def config(self, **more: Any) -> Config:
+        return replace(self._config, **more)
+
+
+def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
+    clocks: dict[str, float | None] = dict(profile.clocks)
+    ladder: dict[str, float] = {}
+    found: dict[str, Any] = {
+        "drain_seconds": profile.drain_seconds,
+        "quiet_seconds": profile.quiet_seconds,
+        "leaves_tools": profile.leaves_tools,
+        "after_interrupt": profile.after_interrupt,
+    }
+    for key, value in options.items():
+        if key == "clocks":
+            clocks.update(_clocks(value))
+        elif key in LADDER:
+            check_seconds(key, value)
+            ladder[LADDER[key]] = min(value, SECONDS_MAX)
+        else:
+            _check(key, value)
+            if key == "save_prompt" and value is not None:
+                # What cannot be sent is refused now, and not when it is due.
+                profile.dialect.begin(PLAIN).prompt("", value)
+            found[key] = value
+    start = clocks.pop(Name.START, None)
+    if start is not None:
+        found.setdefault("start_seconds", start)
+    return Numbers(
+        timings=dataclasses.replace(profile.timings, **ladder),
+        frame_bytes_max=found.pop("frame_bytes_max", FRAME_BYTES_MAX),
+        _config=Config(dialect=profile.dialect, clocks=clocks, **found),
+    )
+
+
+def _check(key: str, value: Any) -> None:
+    if key in WORDS:
+        if value not in WORDS[key]:
+            raise UsageError(f"{key} cannot be {value!r:.60}", hint=" or ".join(f'"{word}"' for word in WORDS[key]))
+    elif key in COUNTS:
+        _check_count(key, value)
+    elif key == "save_prompt":
+        if value is not None and (not isinstance(value, str) or not value):
+            raise UsageError(f"save_prompt cannot be {value!r:.60}", hint="text, or None")
+    elif key not in SECONDS:
+        raise UsageError(f"there is no option {key!r}", hint=f"known are: {', '.join(sorted(KNOWN))}")
+    elif value is not None or key not in OPTIONAL:
+        check_seconds(key, value)
+        if key == "recycle_seconds" and value == 0:
+            raise UsageError("recycle_seconds cannot be 0", hint="None turns it off")
+        if value is not None and value > (QUIET_SECONDS_MAX if key == "quiet_seconds" else SECONDS_MAX):
+            hint = "None turns it off" if key in OPTIONAL else "every wait has an end"
+            raise UsageError(f"{key} cannot be {value!r:.60}", hint=hint)
+
+
+def _check_count(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{key} cannot be {value!r:.60}", hint="a whole number, 1 or more")
+    if key == "queue_max" and value > QUEUE_MAX_MAX:
+        raise UsageError(f"queue_max cannot be more than {QUEUE_MAX_MAX}", hint="refuse earlier, or open more sessions")
+
+
+def _clocks(value: Any) -> dict[str, float | None]:
+    names = [str(name) for name in Name]
+    if not isinstance(value, Mapping) or not all(key in names for key in value):  # pyright: ignore[reportUnknownVariableType]
+        raise UsageError(
+            f"clocks cannot be {value!r:.60}", hint=f"a mapping from {', '.join(names)} to seconds or None"
+        )
+    wanted: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    for key, seconds in wanted.items():
+        if seconds is not None:
+            check_seconds(key, seconds)
+            if seconds == 0:
+                raise UsageError(f"the clock {key} cannot be 0", hint="None turns it off")
+    return dict(wanted)
+
+
+# What callers ask of a session, checked before it goes through the door: there, what is wrong is everybody's.
+
+ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
+ON_PREEMPT = ("end", "requeue")
+# What an agent must be able to do, by the kind of content in a prompt. All take text, and links.
+_CAPABILITIES = {"image": "images", "audio": "audio"}
+# Far beyond any number of classes that a person would tell apart.
+PRIORITY_MAX = 1_000_000
+
+
+class Wishes:
+    """Of those who use one session. `capabilities`: what the agent can; None: everything."""
+
+    def __init__(self, agent: str, dialect: Dialect, capabilities: Collection[str] | None) -> None:
+        self._agent = agent
+        self._dialect = dialect
+        self._capabilities = capabilities
+
+    def ask(
+        self,
+        prompt: Any,
+        *,
+        at: float,
+        priority: Any,
+        on_busy: Any = "enqueue",
+        on_preempt: Any = "end",
+        key: Any = None,
+        schema: Any = None,
+        rules: Any = None,
+        hold: str | None = None,
+    ) -> Ask:
+        if on_busy not in ON_BUSY:
+            raise UsageError(f"on_busy cannot be {on_busy!r}", hint=f"one of {', '.join(ON_BUSY)}")
+        if on_preempt not in ON_PREEMPT:
+            raise UsageError(f"on_preempt cannot be {on_preempt!r}", hint=f"one of {', '.join(ON_PREEMPT)}")
+        if key is not None and not isinstance(key, str):
+            raise UsageError(f"key cannot be {key!r:.60}", hint="text that is the same when the same ask is made again")
+        if on_busy == "steer":
+            self._check_steering(schema, rules)
+        if schema is not None:
+            self._check_schema(schema)
+        for kind in _kinds(prompt) & _CAPABILITIES.keys():
+            self.check_capability(_CAPABILITIES[kind])
+        ref = str(uuid.uuid4())
+        # Encoded once for the agent and once for the log: what either could not take is refused here. The copy is ours:
+        # whatever the caller does to its own afterwards, what is sent is what was accepted.
+        self._dialect.begin(PLAIN).prompt(ref, prompt)
+        try:
+            prompt, key, schema = storable([prompt, key, schema])
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise UsageError(f"the ask cannot be stored: {exc}", hint="text, or content blocks of plain JSON") from exc
+        return Ask(
+            id=f"t-{os.urandom(8).hex()}",
+            ref=ref,
+            prompt=prompt,
+            priority=priority_of(priority),
+            on_busy=on_busy,
+            on_preempt=on_preempt,
+            key=key,
+            hold=hold,
+            at=at,
+            rules=tool_rules.parse(rules),
+            schema=schema,
+        )
+
+    def check_setting(self, name: str, value: Any) -> None:
+        self.check_capability(name)
+        # It may become a word of a command line.
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
+        check_text(name, value)
+        self._dialect.begin(PLAIN).setting("", name, value)
+
+    def check_capability(self, name: str) -> None:
+        if self._capabilities is not None and name not in self._capabilities:
+            hint = f"known of it are: {', '.join(sorted(self._capabilities)) or 'none'}"
+            raise UsageError(f"{self._agent} cannot do that: it has no {name}", hint=hint)
+
+    def _check_steering(self, schema: Any, rules: Any) -> None:
+        is_able = self._capabilities is None or "steer" in self._capabilities
+        if not self._dialect.can_steer or not is_able:
+            raise UsageError(f"{self._agent} cannot be steered", hint='on_busy="enqueue", or "interrupt"')
+        if schema is not None or rules is not None:
+            hint = "both are of a whole turn; ask for one of its own"
+            raise UsageError("a prompt that is added to a turn has no schema and no rules", hint=hint)
+
+    def _check_schema(self, schema: Any) -> None:
+        self.check_capability("schema")
+        if not isinstance(schema, Mapping):
+            raise UsageError(f"a schema cannot be {schema!r:.60}", hint="a mapping, as JSON Schema has it")
+        if cast(Mapping[str, Any], schema).get("type") != "object":
+            hint = '{"type": "object", "properties": {"answer": …}}: agents give their answers as the input of a tool'
+            raise UsageError("the schema of an answer is that of an object", hint=hint)
+        schemas.check(cast(object, schema))
+
+
+def priority_of(value: Any) -> int:
+    if isinstance(value, str) and value.upper() in Priority.__members__:
+        return Priority[value.upper()]
+    if isinstance(value, bool) or not isinstance(value, int):
+        names = ", ".join(priority.name for priority in reversed(Priority))
+        raise UsageError(f"there is no priority {value!r:.60}", hint=f"{names}, or an int")
+    if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
+        raise UsageError("a priority that far away means nothing", hint=f"at most {PRIORITY_MAX} to either side")
+    return int(value)
+
+
+def check_text(name: str, value: str) -> None:
+    """`UsageError` for a text that no agent can be told: one that has no bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        hint = "half of a surrogate pair is no text; decode with errors='replace'"
+        raise UsageError(f"{name} cannot be sent as UTF-8: {exc.reason}", hint=hint) from exc
+
+
+def _kinds(prompt: Any) -> set[str]:
+    """Of content. What is no list of blocks has none, and is refused elsewhere."""
+    blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
+    kinds = (cast(Any, block).get("type") for block in blocks if isinstance(block, Mapping))
+    return {kind for kind in kinds if isinstance(kind, str)}
+
+
+def moved(state: Session, turn: str, before: str | None) -> tuple[str, str | None]:
+    """The turns that these asks belong to in the queue: the one to be moved, and the other. `Refused` if one of them
+    does not wait, `UsageError` if they are in different classes."""
+    found: list[Turn] = []
+    for id in (turn,) if before is None else (turn, before):
+        waiting = find_turn(state, id)
+        if waiting is None or waiting.phase is not Phase.QUEUED:
+            raise Refused("the turn does not wait any more", hint="see the queue", turn=id)
+        found.append(waiting)
+    first, other = found[0], found[-1]
+    if first.priority != other.priority:
+        hint = "a turn is moved within its class; ask with another priority"
+        raise UsageError("the two turns are of different classes", hint=hint, turn=first.id, before=other.id)
+    return first.id, None if before is None else other.id

@@ -1,0 +1,320 @@
+"""What a session is doing, at a moment: a value for whoever wants to look. Looking changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from banksman.core.dialects.dialect import Prompt
+from banksman.core.session.agent_output import HANDSHAKE
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.facts import Timer
+from banksman.core.session.history import Past
+from banksman.core.session.state import Mode, ProcessPhase, Session, Store
+from banksman.core.session.turn import Phase, Turn
+from banksman.sessions.driver import Driver
+from banksman.store.log import Known, Owner
+
+# Of a prompt, for a person to know it by.
+PREVIEW_CHARACTERS_MAX = 200
+# What is looked through for secrets before it is cut, and how many parts of a prompt.
+SECRET_CHARACTERS_MAX = 4096
+BLOCKS_MAX = 8
+# An agent that says nothing for so long, and is known to wait for nothing, seems stuck.
+QUIET_SECONDS_MAX = 60.0
+# The phases of a session that is in the store, and in nobody's hands.
+NOBODYS = ("asleep", "lost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """An ask in the queue. `prompt`: its beginning. `at`: since when it waits here, as a time of the wall's clock;
+    None: nobody can tell."""
+
+    turn: str
+    priority: int
+    seconds: float
+    attempt: int
+    prompt: str = ""
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockStatus:
+    name: str
+    seconds: float
+    left: float
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Something that the agent was told to do besides its turns, and has not answered. `seconds`: since when; None:
+    nobody can tell."""
+
+    id: str
+    kind: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What a session is doing, at this moment.
+
+    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed, leaving, parting,
+    left (see `Session.leave`), failed, or fenced (another writer has claimed it, and nothing can be said in it here any
+    more). Of a session that is not ours: deleted, closed (as `look` says), elsewhere (a live host has it: `owner`),
+    lost (its host died), or asleep (nobody has it).
+
+    `state`: the same at a glance, in the words of a person who looks at many. See `state_of`.
+
+    `holder`: the turn that is granted, or the agent's own; `holder_prompt`: the beginning of what it was asked; `hold`:
+    the hold that is granted. `waits_for_place`: it is to start a process, and those of other sessions have all the
+    places, or all that may start at once. `requests`: what the agent has not answered.
+    """
+
+    id: str
+    name: str | None
+    agent: str
+    phase: str
+    state: str
+    holder: str | None
+    hold: str | None
+    queue: tuple[Waiting, ...]
+    clocks: tuple[ClockStatus, ...]
+    timers: Mapping[str, float]
+    questions: tuple[str, ...]
+    pids: tuple[int, ...]
+    waits_for_place: bool
+    conversation: str | None
+    epoch: int
+    seq: int
+    counters: Mapping[str, int]
+    seconds_since_in: float | None
+    seconds_since_out: float | None
+    cost: float | None
+    owner: Owner | None = None
+    holder_prompt: str | None = None
+    requests: tuple[Request, ...] = ()
+
+
+def find_turn(state: Session, id: str) -> Turn | None:
+    """The turn of this ask, queued or granted; None: it is over."""
+    turns = [state.turn, state.own, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
+    for turn in turns:
+        if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
+            return turn
+    return None
+
+
+def holder(state: Session) -> str | None:
+    """The turn that is granted, or that the agent opened by itself."""
+    turn = state.own or state.turn
+    return None if turn is None else turn.id
+
+
+def phase(driver: Driver) -> str:
+    state = driver.state
+    if driver.error is not None:
+        return "failed"
+    if state.mode is not Mode.OPEN:
+        return state.mode.name.lower()
+    if state.store is Store.LOST:
+        return "fenced"
+    turn = state.own or state.turn
+    if turn is not None:
+        return turn.phase
+    if state.is_backing_off and state.queue:
+        return "backing_off"
+    return {"NONE": "idle", "READY": "idle"}.get(state.process.phase.name, state.process.phase.name.lower())
+
+
+def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> str:
+    """Its beginning, for a person to know it by, without secrets: what is in memory has not been through the log."""
+    if not isinstance(prompt, str):
+        texts = (block["text"] for block in prompt if isinstance(block.get("text"), str))
+        prompt = "\n\n".join(text[:SECRET_CHARACTERS_MAX] for text in itertools.islice(texts, BLOCKS_MAX))
+    if redact is not None:
+        # A secret that is cut is not known for one.
+        prompt = redact(prompt[:SECRET_CHARACTERS_MAX])
+    return prompt[:PREVIEW_CHARACTERS_MAX]
+
+
+def state_of(driver: Driver, phase: str, *, has_question: bool, stop_seconds_max: float) -> str:
+    """asks (a question waits for an answer), wedged (it cannot go on, or seems so), running, queued (something waits,
+    and nothing runs), idle, or gone."""
+    if phase in ("closed", "left"):
+        return "gone"
+    if has_question:
+        return "asks"
+    if phase in ("failed", "fenced", "backing_off") or _is_stuck(driver, stop_seconds_max):
+        return "wedged"
+    if phase == "idle" or (phase == "starting" and driver.waits_for_place):
+        return "queued" if driver.state.queue else "idle"
+    return "running"
+
+
+def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
+    """Its process should be gone by now; or its agent has said nothing for long, and nothing is known that it could be
+    waiting for. Nothing follows from it: the watchdogs are who acts, and this is what a person is shown."""
+    now = driver.now()
+    if driver.stopping_since is not None:
+        return now - driver.stopping_since > stop_seconds_max
+    turn = driver.state.own or driver.state.turn
+    if turn is None or turn.phase is not Phase.RUNNING or turn.tools:
+        return False
+    return now - max(driver.last_in or 0.0, turn.began_at) > QUIET_SECONDS_MAX
+
+
+def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
+    """What the agent was told to do, and has not answered. Since when is told by the timers that wait for it."""
+    process, config = driver.state.process, driver.state.config
+
+    def since(timer: Timer, subject: str, seconds: float) -> float | None:
+        handle = driver.timers.get((timer, subject))
+        return None if handle is None else max(0.0, seconds - (handle.when() - now))
+
+    is_starting = process.phase is ProcessPhase.STARTING and process.is_there
+    begun = max(0.0, now - (process.start_due - config.start_seconds))
+    return (
+        *((Request(id=f"{HANDSHAKE}-{process.number}", kind="handshake", seconds=begun),) if is_starting else ()),
+        *(
+            Request(id=request, kind="interrupt", seconds=since(Timer.DRAIN, key, config.drain_seconds))
+            for request, key in process.unacknowledged
+        ),
+        *(
+            Request(
+                id=change.request,
+                kind=f"set {change.name}",
+                seconds=since(Timer.SETTING, change.request, config.setting_seconds),
+            )
+            for change in process.changes
+        ),
+    )
+
+
+def take(
+    driver: Driver,
+    *,
+    name: str | None,
+    agent: str,
+    stop_seconds_max: float = math.inf,
+    preview: Callable[[Prompt], str] = preview,
+) -> Status:
+    """`stop_seconds_max`: by when a process that is being stopped is gone."""
+    state = driver.state
+    now, wall = driver.now(), time.time()
+    current = phase(driver)
+    questions = (
+        *(question.id for question in state.questions),
+        *(question.id for question in state.kept if question.decision is None),
+    )
+    granted = state.own or state.turn
+    return Status(
+        id=driver.id,
+        name=name,
+        agent=agent,
+        phase=current,
+        state=state_of(driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max),
+        holder=holder(state),
+        hold=None if state.hold is None else state.hold.id,
+        queue=tuple(
+            Waiting(
+                turn=turn.id,
+                priority=turn.priority,
+                seconds=now - turn.ask.at,
+                attempt=turn.attempt,
+                prompt=preview(turn.ask.prompt),
+                at=wall - (now - turn.ask.at),
+            )
+            for turn in state.queue
+            if not isinstance(turn, Hold) and turn.ask is not None
+        ),
+        clocks=tuple(
+            ClockStatus(name=c.name, seconds=c.seconds, left=c.seconds - c.elapsed(now), is_running=c.is_running)
+            for c in state.clocks
+        ),
+        timers={f"{t.value} {subject}": timer.when() - now for (t, subject), timer in driver.timers.items()},
+        questions=questions,
+        pids=() if driver.pid is None else (driver.pid,),
+        waits_for_place=driver.waits_for_place,
+        conversation=state.conversation,
+        epoch=driver.epoch,
+        seq=state.head,
+        counters={name: getattr(driver.counters, name) for name in driver.counters.__slots__},
+        seconds_since_in=None if driver.last_in is None else now - driver.last_in,
+        seconds_since_out=None if driver.last_out is None else now - driver.last_out,
+        cost=state.cost,
+        holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
+        requests=_requests(driver, now),
+    )
+
+
+def glance(known: Known | None, id: str, *, name: str | None, agent: str) -> Status:
+    """Of a session that is not ours: what a listing says. None: it is not there any more."""
+    owner = None if known is None else known.owner
+    if owner is not None and owner.is_here:
+        owner = None  # We have let go of it, and the store will say so in a moment.
+    if known is None:
+        phase = "deleted"
+    elif owner is None:
+        phase = "asleep"
+    else:
+        phase = "elsewhere" if owner.is_alive else "lost"
+    return Status(
+        id=id,
+        name=name if known is None else known.name,
+        agent=agent,
+        phase=phase,
+        state="elsewhere" if phase == "elsewhere" else "gone",
+        holder=None,
+        hold=None,
+        queue=(),
+        clocks=(),
+        timers={},
+        questions=(),
+        pids=(),
+        waits_for_place=False,
+        conversation=None,
+        epoch=0 if known is None else known.epoch,
+        seq=0 if known is None else known.seq,
+        counters={},
+        seconds_since_in=None,
+        seconds_since_out=None,
+        cost=None,
+        owner=owner,
+    )
+
+
+def told(past: Past, seen: Status) -> Status:
+    """What a log says of a session, with what was seen of it at a glance."""
+    state = past.session
+    waiting = [turn for turn in state.queue if isinstance(turn, Turn)]
+    granted = state.own or state.turn
+    is_closed = seen.phase == "asleep" and state.mode is Mode.CLOSED
+    return replace(
+        seen,
+        phase="closed" if is_closed else seen.phase,
+        # Who was accepted waits for whoever has it next: that is not gone.
+        state="queued" if waiting and seen.phase in NOBODYS else seen.state,
+        holder=holder(state),
+        holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
+        queue=tuple(
+            Waiting(
+                turn=turn.id,
+                priority=turn.priority,
+                seconds=0.0,
+                attempt=turn.attempt,
+                prompt="" if turn.ask is None else preview(turn.ask.prompt),
+            )
+            for turn in waiting
+        ),
+        questions=tuple(question.id for question in past.questions),
+        pids=() if past.process is None or seen.phase != "elsewhere" else (past.process.pid,),
+        conversation=state.conversation,
+        seq=state.head,
+        cost=state.cost,
+    )

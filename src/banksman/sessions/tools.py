@@ -1,0 +1,242 @@
+"""Tools of this program that an agent can call: an MCP server made of functions, with no process and no socket.
+
+The agent's messages come in one by one, wrapped in its own protocol, and `ToolServer.serve` answers each. It speaks the
+part of MCP that a server of tools must: initialize, ping, tools/list, tools/call, and a call's cancellation.
+
+**Two kinds of failure**, as MCP has it. What is wrong with the message is an error of JSON-RPC, and the model may never
+see it. What went wrong with a call (its input does not fit, the function raised, took too long, returned too much or
+what cannot be sent) is a result that says so: the model reads it, and can do better. Neither is raised here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard, cast
+
+from banksman.core import json_schema as schemas
+from banksman.errors import UsageError
+from banksman.sessions.hooks import Calls, NoAnswer, check_wait, plain, reason
+
+log = logging.getLogger("banksman")
+
+# Of a result as it is sent. A result is one line to the agent and part of the model's context, where a fraction of this
+# is too much already; beyond it lies only what was returned by mistake.
+RESULT_BYTES_MAX = 4 << 20
+# The versions of MCP in which all that is said here means the same; the last is offered to a client that knows none.
+VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+
+INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32600, -32601, -32602
+
+# A list is taken for content only if all of it is: a type that MCP has, with the members that make it one.
+_BLOCKS = {
+    "text": ("text",),
+    "image": ("data", "mimeType"),
+    "audio": ("data", "mimeType"),
+    "resource": ("resource",),
+    "resource_link": ("uri", "name"),
+}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+ToolCall = Callable[[Mapping[str, Any]], "Any | Awaitable[Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the agent can call, and what the model is told of it.
+
+    `schema` is the JSON Schema of the input, an object; `call` gets only what fits it. It runs in the loop and must not
+    block; it may be a coroutine function, and is cancelled when its time is over. It returns text, or a list of MCP
+    content blocks, or anything that JSON can hold.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    call: ToolCall
+
+    def __post_init__(self) -> None:
+        _check_name("tool", self.name)
+        if not isinstance(cast(object, self.description), str):
+            raise UsageError(f"the description of {self.name} cannot be {self.description!r:.60}", hint="text")
+        plain(self.description)
+        if not callable(self.call):
+            raise UsageError(f"the tool {self.name} cannot call {self.call!r:.60}", hint="a function of one argument")
+        # A copy: what was checked is what the model is told, and what its input is held to.
+        copy = plain(self.schema)
+        schemas.check(copy)
+        if not isinstance(copy, dict) or cast(dict[str, Any], copy).get("type") != "object":
+            hint = '{"type": "object", "properties": …}: the input of a tool has names'
+            raise UsageError(f"the schema of {self.name} is not that of an object", hint=hint)
+        object.__setattr__(self, "schema", copy)
+
+
+def tool(*, description: str, schema: Mapping[str, Any], name: str | None = None) -> Callable[[ToolCall], Tool]:
+    """Make a tool of the function below; it has the function's name unless told otherwise."""
+    return lambda call: Tool(name or getattr(call, "__name__", ""), description, schema, call)
+
+
+class ToolServer:
+    """Serves tools to one agent. It owns the calls that run: cancel `serve`, then `wait_ended`."""
+
+    def __init__(self, tools: Sequence[Tool], *, name: str = "tools", seconds: float = 600.0) -> None:
+        _check_name("server", name)
+        check_wait(seconds)
+        self.name = name
+        self._seconds = seconds
+        self._calls = Calls()
+        self._tools: dict[str, Tool] = {}
+        for each in tools:
+            if not isinstance(cast(object, each), Tool):
+                raise UsageError(f"a tool cannot be {each!r:.60}", hint="a Tool")
+            if each.name in self._tools:
+                raise UsageError(f"there are two tools named {each.name}", hint="give each a name of its own")
+            self._tools[each.name] = each
+
+    def __repr__(self) -> str:
+        return f"<ToolServer {self.name}: {', '.join(self._tools) or 'no tools'}>"
+
+    async def serve(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The response to one JSON-RPC message; None if it wants none. Never raises. Cancelled, it cancels the call."""
+        if not _is_mapping(message):
+            return _error(None, INVALID_REQUEST, "a message is an object")
+        id, method, params = message.get("id"), message.get("method"), _members(message.get("params"))
+        known_id = id if _is_id(id) else None
+        if message.get("jsonrpc") != "2.0":
+            return _error(known_id, INVALID_REQUEST, "this is no JSON-RPC 2.0")
+        if method is None and ("result" in message or "error" in message):
+            return None  # An answer, and nothing was asked: to answer it could go on for ever.
+        if not isinstance(method, str):
+            return _error(known_id, INVALID_REQUEST, "a method is text")
+        if "id" not in message:
+            # Anything that wants no answer is heard and, but for this one, means nothing here. Nor is a call made of
+            # which nobody would hear.
+            if method == "notifications/cancelled" and params is not None and _is_id(params.get("requestId")):
+                self._calls.cancel(params["requestId"])
+            return None
+        if known_id is None:
+            return _error(None, INVALID_REQUEST, "an id is text or a whole number")
+        if params is None:
+            return _error(known_id, INVALID_PARAMS, "the params are an object")
+        match method:
+            case "initialize":
+                return _response(known_id, self._introduction(params))
+            case "ping":
+                return _response(known_id, {})
+            case "tools/list":
+                return _response(known_id, {"tools": [_listed(each) for each in self._tools.values()]})
+            case "tools/call":
+                return await self._called(known_id, params)
+            case _:
+                return _error(known_id, UNKNOWN_METHOD, f"there is no method {method!r:.60}")
+
+    @property
+    def is_running(self) -> bool:
+        return self._calls.is_running
+
+    async def wait_ended(self) -> None:
+        """Until no tool runs any more, but for the one that asks, and not for ever."""
+        await self._calls.wait_ended()
+
+    def _introduction(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = params.get("protocolVersion")
+        return {
+            "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[-1],
+            "capabilities": {"tools": {}},
+            # A version is asked for, and the tools of a program have none.
+            "serverInfo": {"name": self.name, "version": "0"},
+        }
+
+    async def _called(self, id: str | int, params: Mapping[str, Any]) -> dict[str, Any]:
+        name, given = params.get("name"), _members(params.get("arguments"))
+        called = self._tools.get(name) if isinstance(name, str) else None
+        if called is None:
+            return _error(id, INVALID_PARAMS, f"there is no tool {name!r:.60}; known are {', '.join(self._tools)}")
+        if given is None:
+            return _error(id, INVALID_PARAMS, "the arguments are an object")
+        fault = schemas.fault(dict(given), called.schema)
+        if fault is not None:
+            return _response(id, _failed(f"the input does not fit: {fault}"))
+        try:
+            answer = await self._calls.result(called.call, given, seconds=self._seconds, key=id)
+            result = _result(answer)
+        except NoAnswer as exc:
+            log.error("! the tool %s %s", name, exc)
+            result = _failed(f"the tool {exc}")
+        except Exception as exc:
+            log.exception("! the tool %s failed", name)
+            result = _failed(f"the tool failed: {reason(exc)}")
+        return _response(id, result)
+
+
+def _check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"a {what} cannot be named {name!r:.80}", hint="1 to 64 letters, digits, _ and -, of ASCII")
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _members(value: object) -> Mapping[str, Any] | None:
+    """Of an object that may be left out; None if it is something else."""
+    return {} if value is None else value if _is_mapping(value) else None
+
+
+def _is_id(value: object) -> TypeGuard[str | int]:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _listed(each: Tool) -> dict[str, Any]:
+    return {"name": each.name, "description": each.description, "inputSchema": each.schema}
+
+
+def _result(answer: object) -> dict[str, Any]:
+    """What a function returned, as the result of a call. Raises UsageError if it cannot be sent."""
+    value = plain(answer)
+    result: dict[str, Any]
+    if isinstance(value, str):
+        result = {"content": [_text(value)]}
+    elif _is_content(value):
+        result = {"content": value}
+    else:
+        result = {"content": [_text(json.dumps(value, ensure_ascii=False))]}
+        # Beside the text, for a client that can read it; older versions of MCP pass over it.
+        if isinstance(value, dict):
+            result["structuredContent"] = value
+    size = len(json.dumps(result, ensure_ascii=False).encode())
+    if size > RESULT_BYTES_MAX:
+        raise UsageError(
+            f"the result has {size} bytes", hint=f"at most {RESULT_BYTES_MAX}; return less, or a file's path"
+        )
+    return result
+
+
+def _is_content(value: object) -> bool:
+    blocks = cast(list[Any], value) if isinstance(value, list) else []
+    return bool(blocks) and all(_is_block(block) for block in blocks)
+
+
+def _is_block(value: object) -> bool:
+    kind = value.get("type") if _is_mapping(value) else None
+    members = _BLOCKS.get(kind) if isinstance(kind, str) else None
+    return members is not None and all(name in cast(Mapping[str, Any], value) for name in members)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _failed(why: str) -> dict[str, Any]:
+    return {"content": [_text(why)], "isError": True}
+
+
+def _response(id: str | int, result: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "result": result}
+
+
+def _error(id: str | int | None, code: int, message: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}

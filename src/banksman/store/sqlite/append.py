@@ -1,0 +1,170 @@
+"""Appends, as the writer performs them: what one session appends in one group is one compare-and-set and one insert.
+
+A run is what a session's writer appended in a row: each append expects to follow the one before. So only the first of
+them need be compared with what is stored, and if it does not fit, none behind it does. The comparison and the change
+are one statement, and the condition names all that the writer believes: its epoch, its seq, and that it is the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from banksman.core.session.event import Entry
+from banksman.errors import NotOwner
+from banksman.store.log import Done, Snapshot
+from banksman.store.sqlite import turn_table
+from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
+from banksman.store.sqlite.operations import Told, Work, behind
+from banksman.store.turn_index import marks_of
+
+_MOVE = (
+    # In an update the names are those of the row as it was: what is indexed to its end stays so.
+    "UPDATE sessions SET seq = ?, bytes = bytes + ?, changed = ?, "
+    "indexed = CASE WHEN indexed = seq THEN ? ELSE indexed END "
+    "WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
+)
+_STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
+_INSERT = "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+class Append(Told):
+    """One append. It is packed when it is made: the caller may go on using its list, and what cannot be stored raises
+    in the face of who wrote it."""
+
+    __slots__ = ("at", "blob", "entries", "expected_seq", "size", "snapshot")
+
+    def __init__(  # noqa: PLR0917
+        self,
+        settled: Callable[[Any], None],
+        session: str,
+        epoch: int,
+        told: int,
+        done: Done,
+        expected_seq: int,
+        at: float,
+        entries: Sequence[Entry],
+        snapshot: bytes | None,
+    ) -> None:
+        super().__init__(settled, session, epoch, told, done)
+        self.expected_seq = expected_seq
+        self.at = at
+        self.entries = tuple(entries)
+        self.blob = packed(self.entries)
+        self.snapshot = snapshot
+        self.size = len(self.blob) + (len(snapshot) if snapshot else 0)
+
+    def lighten(self) -> None:
+        """It was written. What is kept of it for readers is its entries."""
+        self.blob = b""
+        self.snapshot = None
+
+    @property
+    def seq(self) -> int:
+        """Of its last event."""
+        return self.expected_seq + len(self.entries)
+
+
+class Runs:
+    """The appends of the group at hand, by session, until they are written."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._runs: dict[str, list[Append]] = {}
+
+    def add(self, append: Append) -> None:
+        run = self._runs.get(append.session)
+        if run is not None:
+            if append.epoch == run[-1].epoch and append.expected_seq == run[-1].seq:
+                run.append(append)
+                return
+            # It does not follow: what was before it is decided first.
+            self._write(self._runs.pop(append.session))
+        if self._work.failures.is_behind(append):
+            self._work.failures.refuse(append, behind(append.session, append.epoch))
+        else:
+            self._runs[append.session] = [append]
+
+    def write(self) -> None:
+        """All that was added. Whatever else is performed comes after it, in the order of the calls."""
+        while self._runs:
+            self._write(self._runs.popitem()[1])
+
+    def forget(self) -> None:
+        """The transaction is over, and was not committed."""
+        self._runs.clear()
+
+    def _write(self, run: list[Append]) -> None:
+        first, last = run[0], run[-1]
+        believed = (first.session, first.epoch, first.expected_seq, self._work.host)
+        rows = [
+            (
+                append.session,
+                append.expected_seq + 1,
+                append.seq,
+                append.epoch,
+                append.at,
+                checksum(append.session, append.expected_seq + 1, append.epoch, append.blob),
+                append.blob,
+            )
+            for append in run
+            if append.entries
+        ]
+        execute = self._work.execute
+        if rows:
+            weight = sum(len(row[-1]) + CHUNK_BYTES for row in rows)
+            fits = execute(_MOVE, (last.seq, weight, rows[-1][4], last.seq, *believed)).rowcount == 1
+        else:
+            fits = bool(execute(_STAY, believed).fetchall())
+        if not fits:
+            self._refuse(run)
+            return
+        self._work.connection.executemany(_INSERT, rows)
+        for append in run:
+            turn_table.keep(self._work, append.session, marks_of(append.expected_seq + 1, append.entries))
+        # Of several in one commit only the last is ever seen.
+        snapshots = [append for append in run if append.snapshot is not None]
+        if snapshots:
+            last = snapshots[-1]
+            assert last.snapshot is not None
+            keep_snapshot(self._work, last.session, Snapshot(last.seq, last.snapshot))
+
+    def _refuse(self, run: list[Append]) -> None:
+        first, *rest = run
+        error = no_owner(self._work, first.session, first.epoch)
+        if error is not None:
+            for append in run:
+                append.error = error
+            return
+        error = NotOwner(
+            "the session is not where its writer believes",
+            hint="claim it anew",
+            session=first.session,
+            expected_seq=first.expected_seq,
+        )
+        self._work.failures.refuse(first, error)
+        for append in rest:
+            self._work.failures.refuse(append, behind(append.session, append.epoch))
+
+
+def no_owner(work: Work, session: str, epoch: int) -> NotOwner | None:
+    """Why this host does not own a session under this epoch, if so."""
+    row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
+    current, owner = row or (0, None)
+    if current != epoch:
+        return NotOwner(
+            "another writer has the session", hint="claim it anew", session=session, epoch=epoch, current=current
+        )
+    if owner is None:
+        return NotOwner("the session was released", hint="claim it anew", session=session, epoch=epoch)
+    if owner != work.host:
+        return NotOwner("another host has the session", hint="claim it anew", session=session, epoch=epoch)
+    return None
+
+
+def keep_snapshot(work: Work, session: str, snapshot: Snapshot) -> None:
+    crc = checksum(session, snapshot.seq, 0, snapshot.data)
+    work.execute(
+        "INSERT OR REPLACE INTO snapshots (session, seq, crc, data) VALUES (?, ?, ?, ?)",
+        (session, snapshot.seq, crc, snapshot.data),
+    )

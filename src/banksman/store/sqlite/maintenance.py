@@ -1,0 +1,166 @@
+"""What is done to whole histories, inside the writer's transaction: rename, trim, retain, delete, restore.
+
+Only chunks go, whole ones and from the front. Never the newest, or the session's place could not be read from it, and
+never what the last snapshot does not hold: what the session was could not be told from the rest. Without a snapshot
+nothing goes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from banksman.errors import UsageError
+from banksman.store.log import Snapshot
+from banksman.store.sqlite import deleted_sessions, turn_table
+from banksman.store.sqlite.append import keep_snapshot
+from banksman.store.sqlite.chunks import CHUNK_BYTES
+from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
+from banksman.store.sqlite.spool import History
+
+
+class Retention(Struct, frozen=True):
+    """What a session may keep: so many bytes, so many seconds. None: all."""
+
+    bytes_max: int | None = None
+    seconds_max: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.bytes_max is not None or self.seconds_max is not None
+
+
+def rename(work: Work, session: str, name: str | None, expected: str | None) -> None:
+    row = work.row("SELECT name FROM sessions WHERE id = ?", session)
+    if row is None:
+        raise UsageError("there is no such session", session=session)
+    if row[0] != expected:
+        raise UsageError("the session has another name by now", session=session, name=row[0], expected=expected)
+    check_name(work, name, session)
+    work.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, session))
+
+
+def trim(work: Work, session: str, before: int) -> int:
+    row = work.row(f"SELECT first, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
+    if row is None:
+        return 1
+    first, removable = row
+    found = work.row(
+        "SELECT max(last) FROM chunks WHERE session = ? AND last <= ?", session, min(removable, before - 1)
+    )
+    return first if found[0] is None else _remove(work, session, found[0])
+
+
+def retain(work: Work, session: str, retention: Retention, now: float) -> None:
+    """Take what is beyond the bounds."""
+    last = excess(work, session, retention, now)
+    if last is not None:
+        _remove(work, session, last)
+
+
+# Chunks that were written by a clock that was ahead of ours. Their age is that of what follows them, which is looked
+# for so far: else one of them would keep all that comes after it.
+AHEAD_MAX = 100
+
+
+def excess(work: Work, session: str, retention: Retention, now: float) -> int | None:
+    """The last seq of what is beyond the bounds and may go."""
+    row = work.row(f"SELECT bytes, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
+    if row is None:
+        return None
+    weight, removable = row
+    last: int | None = None
+    ahead = 0
+    # Read from the front only as far as it goes, which is a chunk or two at a time: this runs after each commit.
+    cursor = work.execute(
+        "SELECT last, at, length(blob) FROM chunks WHERE session = ? AND last <= ? ORDER BY last", (session, removable)
+    )
+    try:
+        for seq, at, size in cursor:
+            is_heavy = retention.bytes_max is not None and weight > retention.bytes_max
+            is_old = retention.seconds_max is not None and at < now - retention.seconds_max
+            if is_heavy or is_old:
+                last = seq
+            elif at <= now or ahead == AHEAD_MAX:
+                break
+            else:
+                ahead += 1
+            weight -= size + CHUNK_BYTES
+    finally:
+        cursor.close()
+    return last
+
+
+# The last seq of what may go at all: the end of the last chunk but one, or the snapshot's, whichever is first.
+_REMOVABLE = """min(
+    coalesce((SELECT seq FROM snapshots WHERE session = s.id), 0),
+    coalesce((SELECT last FROM chunks WHERE session = s.id ORDER BY last DESC LIMIT 1 OFFSET 1), 0)
+)"""
+
+
+def _remove(work: Work, session: str, last: int) -> int:
+    """Every chunk up to that seq, at which one ends."""
+    weight, number = work.row(
+        "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?", CHUNK_BYTES, session, last
+    )
+    work.execute("DELETE FROM chunks WHERE session = ? AND last <= ?", (session, last))
+    turn_table.remove_before(work, session, last)
+    work.execute(
+        "UPDATE sessions SET first = ?, trimmed = ?, bytes = bytes - ? WHERE id = ?",
+        (last + 1, number, weight, session),
+    )
+    return last + 1
+
+
+class Deleted(NamedTuple):
+    """The number that the session had, and whether some of it is still to be removed: see `deleted_sessions.py`."""
+
+    number: int
+    has_rest: bool
+
+
+def delete(work: Work, session: str) -> Deleted | None:
+    """None: there is no such session."""
+    row = work.row("SELECT number, epoch, owner FROM sessions WHERE id = ?", session)
+    if row is None:
+        return None
+    number, epoch, owner = row
+    check_free(work, session, owner)
+    past = max(deleted_epoch(work), epoch_past(epoch, owner))
+    work.execute("UPDATE store SET value = ? WHERE key = 'deleted_epoch'", (past,))
+    work.execute("UPDATE store SET value = value + 1 WHERE key = 'deletions'")
+    # The highest number must not be given again: see the schema.
+    work.execute(
+        "UPDATE chunks SET session = NULL, first = 0, last = 0, epoch = 0, at = 0.0, crc = 0, blob = x'' "
+        "WHERE id = (SELECT max(id) FROM chunks) AND session = ?",
+        (session,),
+    )
+    work.execute("DELETE FROM chunks WHERE session IS NULL AND id < (SELECT max(id) FROM chunks)")
+    work.execute("DELETE FROM snapshots WHERE session = ?", (session,))
+    work.execute("DELETE FROM sessions WHERE number = ?", (number,))
+    return Deleted(number, deleted_sessions.begin(work, session, number))
+
+
+def restore(  # noqa: PLR0917
+    work: Work, session: str, name: str | None, agent: str, history: History, snapshot: Snapshot | None
+) -> None:
+    """A session of what is in the spool, which is attached."""
+    if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
+        raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
+    check_name(work, name, session)
+    deleted_sessions.clear(work, session)
+    work.execute(
+        "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) "
+        "SELECT ?, first, last, epoch, at, crc, blob FROM spool.chunks ORDER BY rowid",
+        (session,),
+    )
+    if snapshot is not None:
+        keep_snapshot(work, session, snapshot)
+    # Past what was ever given here under this id, too.
+    epoch = max(history.epoch, deleted_epoch(work))
+    work.execute(
+        "INSERT INTO sessions (seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
+        "VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
+        (history.last, history.weight, history.changed, epoch, history.first, history.created, session, name, agent),
+    )

@@ -1,0 +1,460 @@
+"""The log in one SQLite file: what the loop sees of it.
+
+It promises what every engine does (`log.py`), at one of two levels. `full`: what is acknowledged is on the disk.
+`normal`: it is in the kernel's hands, survives the death of any process, and after a power cut the newest of it may be
+gone, whole appends from the end, but never an epoch (`ownership.py`).
+
+Two threads do what may wait: one writes (`writer.py`), one reads histories (`reader.py`). The loop's own asks the store
+only what it answers at once (`lookup.py`). `worker_threads.py` is between them.
+
+Several hosts may have the file open. Who lives is told by locks (`host_locks.py`), and who has a session by its row;
+every change of a session is made under the store's write lock by who says what it believes to be there.
+
+After `close` everything raises `StoreError` or answers with it, but for `release`, which the close has done.
+
+A forked child has copies of all this and neither the threads nor the locks. It must open the store anew; what it
+inherited does nothing there, and does not hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from banksman.core.session.event import Entry, Project
+from banksman.errors import NotOwner, StoreError, UsageError
+from banksman.store.checks import check_after, check_seq, check_text, checked_limit
+from banksman.store.log import (
+    READ_EVENTS_MAX,
+    Chunk,
+    Done,
+    Guard,
+    Head,
+    Known,
+    ManyPage,
+    Owner,
+    Page,
+    Placed,
+    ProjectOf,
+    Snapshot,
+    TurnPlace,
+    history_lost,
+)
+from banksman.store.position import Position
+from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, pages, turn_table
+from banksman.store.sqlite.append import Append
+from banksman.store.sqlite.chunks import events_of
+from banksman.store.sqlite.maintenance import Deleted, Retention
+from banksman.store.sqlite.operations import Call, Change, Told
+from banksman.store.sqlite.ownership import Held, Release
+from banksman.store.sqlite.recent_chunks import Recent
+from banksman.store.sqlite.spool import Spool
+from banksman.store.sqlite.tail_wait import Waiting
+from banksman.store.sqlite.worker_threads import Bridge
+from banksman.store.turn_index import TurnIndexes
+
+LEVELS = ("full", "normal")
+# Behind every event that there can be. SQLite has no larger numbers than 64 bits.
+_SEQ_MAX = 1 << 62
+
+log = logging.getLogger("banksman")
+
+
+class _Phase(enum.Enum):
+    OPEN, CLOSING, CLOSED = range(3)
+
+
+class SqliteLog:
+    """A `Log` in the file at `path`, which is made if it is missing. Opened inside a loop, and belongs to it.
+
+    `bytes_max`, `seconds_max`: what is kept of each session, about, besides what its last snapshot does not hold.
+    `address`: where this host is to be found, for who is refused because of it.
+    """
+
+    is_durable: bool = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        level: str = "normal",
+        address: str = "",
+        bytes_max: int | None = None,
+        seconds_max: float | None = None,
+    ) -> None:
+        if level not in LEVELS:
+            raise UsageError("there is no such level", hint=f"one of {', '.join(LEVELS)}", level=level)
+        for name, bound in (("bytes_max", bytes_max), ("seconds_max", seconds_max)):
+            if bound is not None and not bound > 0:
+                raise UsageError("a log must keep something", hint=f"{name} is more than 0", **{name: bound})
+        self._loop = asyncio.get_running_loop()
+        self.path = open_file.checked_path(path)
+        self._phase = _Phase.OPEN
+        # The sessions that are claimed here: nobody else can write or delete them. Who is not in it may be ours all the
+        # same: then it is only served as any other is.
+        self._owned: dict[str, Held] = {}
+        self._recent = Recent()
+        # The last failure that its writer was told of. See `operations.py`.
+        self._told = 0
+        # The histories that are on their way into the store.
+        self._spools: set[Spool] = set()
+        # What was called after the close began, to be answered behind all else.
+        self._late: list[Callable[[], None]] = []
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._bridge = Bridge(
+            self.path,
+            self,
+            level=level,
+            address=address or socket.gethostname(),
+            retention=Retention(bytes_max, seconds_max),
+        )
+        self._look = self._bridge.look
+        self._waiting = Waiting(self._look, self._owned)
+        # Where the file's own index cannot be completed.
+        self._turns = TurnIndexes(self.read)
+
+    def __repr__(self) -> str:
+        return f"<SqliteLog {self.path!r} {self._phase.name} owned={len(self._owned)} waiting={len(self._waiting)}>"
+
+    # -- owning ------------------------------------------------------------------------------------------------------
+    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+        """Cancelled, it claims nothing: what was claimed by then is released."""
+        self._check_open()
+        check_text(session, name, agent)
+        function = partial(ownership.claim, session=session, name=name, agent=agent)
+        held = await self._bridge.call(
+            function, then=partial(self._on_claimed, session), is_synced=True, needs_host=True
+        )
+        return held.epoch
+
+    def _on_claimed(self, session: str, held: Held, is_wanted: bool) -> None:
+        self._owned[session] = held
+        # What others wrote until now was to be looked for, which nobody does any more: it is ours.
+        self._waiting.on_placed(session, held.seq, held.number)
+        if not is_wanted:
+            self.release(session, held.epoch)
+
+    def advance(self, session: str, epoch: int, done: Done) -> None:
+        if self._is_late(session, done):
+            return
+        function = partial(ownership.advance, session=session, epoch=epoch)
+        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_synced=True))
+
+    def release(self, session: str, epoch: int) -> None:
+        if self._phase is not _Phase.OPEN:
+            return
+        self._disown(session, epoch)
+        self._bridge.put(Release(session, epoch))
+
+    def _disown(self, session: str, epoch: int) -> None:
+        """From here on others may write it, unless it was claimed here anew."""
+        held = self._owned.get(session)
+        if held is not None and held.epoch <= epoch:
+            del self._owned[session]
+            self._recent.drop(session)
+            self._waiting.on_released(session)
+
+    def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
+        check_text(name)
+        if self._is_late(session, done):
+            return
+        function = partial(ownership.lease, session=session, epoch=epoch, name=name)
+        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_of_owner=False))
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+    def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
+        self,
+        session: str,
+        epoch: int,
+        expected_seq: int,
+        at: float,
+        entries: Sequence[Entry],
+        done: Done,
+        snapshot: bytes | None = None,
+    ) -> None:
+        if self._is_late(session, done):
+            return
+        self._bridge.put(
+            Append(self._on_appended, session, epoch, self._told, done, expected_seq, at, entries, snapshot)
+        )
+
+    async def restore(
+        self,
+        session: str,
+        *,
+        name: str | None,
+        agent: str,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """Cancelled while the chunks are read, nothing comes of it, and their thread ends with the next one; after that
+        it may still be done."""
+        self._check_open()
+        check_text(session, name, agent)
+
+        def restored(*_: object) -> None:
+            self._waiting.on_committed(session, self._look.place(session).head.seq)
+
+        spool = Spool(self.path)
+        self._spools.add(spool)
+        try:
+            history = await asyncio.to_thread(spool.fill, session, chunks)
+            self._check_open()
+            if snapshot is not None and not snapshot.is_beside(history.first, history.last):
+                raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
+            function = partial(
+                maintenance.restore, session=session, name=name, agent=agent, history=history, snapshot=snapshot
+            )
+            await self._bridge.call(function, then=restored, is_alone=True, around=spool.attached)
+        finally:
+            self._spools.discard(spool)
+            spool.discard()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def head(self, session: str) -> Head:
+        self._check_open()
+        return self._look.place(session).head
+
+    async def read(
+        self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
+    ) -> Page:
+        check_after(session, after)
+        limit = checked_limit(limit)
+        self._check_open()
+        events = self._recent.read(session, after, limit, project)
+        # What was trimmed, by whichever host, is not given, though it may still be in memory: readers agree.
+        if events is not None and (
+            self._recent.is_newest(session, after) or self._look.place(session).head.first <= after + 1
+        ):
+            # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
+            await asyncio.sleep(0)
+            return Page(events, None)
+        after = min(after, _SEQ_MAX)
+        return await self._bridge.ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
+
+    async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
+        """A history that an older version wrote, or that was restored, is read once to index it. In a file that may not
+        be written this is so for each handle."""
+        self._check_open()
+        check_text(turn)
+        if not self._bridge.is_writable:
+            place = self._look.place(session)
+            if place.number is None:
+                return None
+            return await self._turns.find(session, turn, identity=place.number, first=place.head.first)
+        while True:
+            found = await self._bridge.ask(partial(turn_table.find, session=session, turn=turn))
+            if found.is_complete:
+                return found.place
+            self._check_open()
+            await self._bridge.call(partial(turn_table.complete_some, session=session))
+
+    async def snapshot(self, session: str) -> Snapshot | None:
+        self._check_open()
+        return await self._bridge.ask(partial(pages.snapshot, session=session))
+
+    async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
+        check_seq(session, seq)
+        self._check_open()
+        await self._waiting.wait_past(session, seq, is_known=is_known)
+
+    async def read_many(
+        self,
+        after: str | None,
+        limit: int = READ_EVENTS_MAX,
+        *,
+        sessions: Collection[str] | None = None,
+        project_of: ProjectOf | None = None,
+    ) -> ManyPage:
+        limit = checked_limit(limit)
+        position = None if after is None else Position.of(after)
+        self._check_open()
+        wanted = None if sessions is None else frozenset(sessions)
+        found = await self._bridge.ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
+        # Here and not in the reader's thread: how a session is shown is looked up by code that belongs to the loop.
+        placed: list[Placed] = []
+        for piece in found.pieces:
+            project = None if project_of is None else project_of(piece.session)
+            events = events_of(
+                piece.session,
+                piece.epoch,
+                piece.at,
+                piece.first,
+                piece.entries,
+                piece.skipped,
+                limit - len(placed),
+                project,
+            )
+            placed += [Placed(piece.after(count).text, event) for count, event in enumerate(events, piece.skipped + 1)]
+        return ManyPage(placed or (), found.end.text, found.gaps)
+
+    async def wait_past_position(self, position: str) -> None:
+        place = Position.of(position)
+        self._check_open()
+        if place.chunk > self._look.newest_chunk():
+            raise history_lost(position)
+        await self._waiting.wait_past_chunk(place.whole)
+
+    # -- the sessions of the store -----------------------------------------------------------------------------------
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+        self._check_open()
+        return self._look.sessions(self._bridge.host, after, limit)
+
+    def owned(self) -> list[tuple[Owner | None, int]]:
+        self._check_open()
+        return self._look.owned(self._bridge.host)
+
+    def find(self, id_or_name: str) -> Known | None:
+        self._check_open()
+        return self._look.find(id_or_name, self._bridge.host)
+
+    async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
+        self._check_open()
+        check_text(session, name)
+        await self._bridge.call(partial(maintenance.rename, session=session, name=name, expected=expected))
+
+    async def trim(self, session: str, before: int) -> int:
+        self._check_open()
+        before = min(max(before, 0), _SEQ_MAX)
+        return await self._bridge.call(partial(maintenance.trim, session=session, before=before))
+
+    async def delete(self, session: str) -> None:
+        """When it returns, nothing of it is left in the file. Cancelled, or closed meanwhile, the rest goes all the
+        same: by and by, or with the close."""
+        self._check_open()
+
+        def deleted(gone: Deleted | None, _: bool) -> None:
+            self._owned.pop(session, None)
+            self._recent.drop(session)
+            if gone is not None:
+                self._waiting.on_deleted(session, gone.number)
+                # Who waits for one that is yet to come waits for what any host may make.
+                self._waiting.on_released(session)
+                if gone.has_rest:
+                    self._remove_rest(session, removed)
+
+        removed: asyncio.Future[None] = self._loop.create_future()
+        gone = await self._bridge.call(partial(maintenance.delete, session=session), then=deleted)
+        if gone is not None and gone.has_rest:
+            await removed
+
+    def _remove_rest(self, session: str, removed: asyncio.Future[None]) -> None:
+        """Piece by piece, each in line with what the others call meanwhile."""
+
+        def settled(call: Call) -> None:
+            if call.error is None and call.value and self._phase is _Phase.OPEN:
+                self._bridge.put(Call(settled, function))
+                return
+            if call.error is not None:
+                # The session is deleted, and that is what was asked for. The next host finds what is left.
+                log.warning("! session=%s what was deleted is not all gone yet: %s", session, call.error)
+            if not removed.done():
+                removed.set_result(None)
+
+        function = partial(deleted_sessions.remove_some, session=session)
+        self._bridge.put(Call(settled, function))
+
+    def abandon(self) -> None:
+        # Also in the middle of a close, whose end the loop will not be told of.
+        if self._phase is not _Phase.CLOSED:
+            self._phase = _Phase.CLOSED
+            self._discard_spools()
+            self._bridge.abandon()
+
+    async def close(self) -> None:
+        """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
+        if self._phase is _Phase.OPEN:
+            self._phase = _Phase.CLOSING
+            self._discard_spools()
+            self._bridge.stop()
+        await asyncio.shield(self._closed)
+
+    # -- looking at the store itself ---------------------------------------------------------------------------------
+    async def ready(self) -> None:
+        """At once: it was opened."""
+
+    def guard(self, guard: Guard) -> None:
+        """What is claimed here stays ours for as long as we live: the kernel holds the lock that says so."""
+
+    def check(self) -> None:
+        self.head("")
+        self._bridge.check_presence()
+
+    def counters(self) -> Mapping[str, float]:
+        return self._bridge.counters()
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+    def on_group(self) -> None:
+        self._waiting.on_group()
+
+    def _on_appended(self, append: Append) -> None:
+        if append.error is None and append.entries:
+            append.lighten()
+            held = self._owned.get(append.session)
+            if held is not None:
+                held.seq = append.seq
+                self._recent.add(append)
+            self._waiting.on_committed(append.session, append.seq)
+        self._on_told(append)
+
+    def _on_told(self, call: Told) -> None:
+        # Before it is told, so that the writer may go on from inside its `done`.
+        self._told = max(self._told, call.failure)
+        error: Any = call.error
+        if isinstance(error, NotOwner) and call.is_of_owner:
+            self._disown(call.session, call.epoch)
+        try:
+            call.done(error)
+        except Exception:
+            # It is that writer's bug, and the others wait for their answers.
+            log.exception("! session=%s the callback of a writer failed", call.session)
+
+    # -- closing -----------------------------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._phase is not _Phase.OPEN:
+            raise StoreError("the log is closed")
+
+    def _discard_spools(self) -> None:
+        """What is not in the store yet will not be."""
+        for spool in self._spools:
+            spool.discard()
+
+    def _is_late(self, session: str, done: Done) -> bool:
+        """Whether the log is closed, or about to be: then it is answered so, behind what was called before."""
+        if self._phase is _Phase.OPEN:
+            return False
+        error = StoreError("the log is closed", session=session)
+        answer = partial(self._on_told, _Late(session, done, error))
+        if self._phase is _Phase.CLOSING:
+            self._late.append(answer)
+        else:
+            self._loop.call_soon(answer)
+        return True
+
+    def on_ended(self) -> None:
+        # Only now, so that what was on its way at the close still lets those through who waited for it.
+        self._waiting.close(StoreError("the log is closed"))
+        self._owned.clear()
+        self._phase = _Phase.CLOSED
+        for answer in self._late:
+            answer()
+        self._late.clear()
+        self._closed.set_result(None)
+
+
+class _Late(Told):
+    """A call that came after the close."""
+
+    def __init__(self, session: str, done: Done, error: StoreError) -> None:
+        super().__init__(_ignore, session, 0, 0, done)
+        self.error = error
+
+
+def _ignore(_: object) -> None:
+    pass

@@ -1,0 +1,212 @@
+"""A look at a store that changes nothing, for whoever wants to know how it is: not a byte, and no file beside it.
+
+The way of every host would change something. Its first connection after a crash empties the write-ahead log's index,
+which is the only witness of what was committed (`wal_check.py`), and its last one folds the log back. So the tail is
+looked at first, and then SQLite is told that it may write neither the store nor the index: where that is stale, it
+makes one in its own memory. A store without a write-ahead log has nobody writing in it, and is read as what it is.
+
+Blocks; for a large store, up to `CHECK_SECONDS_MAX`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from banksman.core.dialects.unknown import UNKNOWN
+from banksman.core.session import history as pasts
+from banksman.core.session.history import Past
+from banksman.core.session.session_config import Config
+from banksman.errors import StoreDamaged, StoreError
+from banksman.store.sqlite import pages, tables, wal_check
+from banksman.store.sqlite.host_locks import Hosts, Process, is_there
+from banksman.store.sqlite.open_file import checked_path
+from banksman.store.sqlite.sqlite_errors import translate
+
+CHECK_SECONDS_MAX = 10.0
+# What is wrong with a file is told by its first faults.
+FAULTS_MAX = 5
+# SQLite asks after so many of its own steps whether to go on: every few milliseconds.
+_STEPS = 100_000
+_BUSY_SECONDS_MAX = 2.0
+
+# The process that was started last for a session: boot; pid and start of it, of its keeper and of its host.
+Born = tuple[str, int, int, int, int, int, int]
+
+
+class Left(Struct, frozen=True):
+    """A session whose host has died, and that nobody has settled since. `born`: the process it had, None: none.
+    `fault`: what it had cannot be read."""
+
+    session: str
+    name: str | None
+    host_pid: int
+    born: Born | None = None
+    fault: str = ""
+
+
+class Health(Struct, frozen=True):
+    """`faults`: what is wrong with the file, in SQLite's words. `damaged`: sessions that cannot be read, and why.
+    `is_checked`: it was looked at to the end. `hosts`: the pids of those that live and have sessions."""
+
+    path: str
+    schema: int
+    sessions: int
+    store_bytes: int
+    log_bytes: int
+    faults: tuple[str, ...]
+    is_checked: bool
+    hosts: tuple[int, ...]
+    left: tuple[Left, ...]
+    damaged: tuple[str, ...] = ()
+
+
+def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> Health | None:
+    """None: there is no such store. `reads_sessions`: look for `damaged` ones, which reads all of them.
+
+    Raises `StoreError`: it is damaged, of another program, too new, not to be read."""
+    path = checked_path(path)
+    wal_check.check_file(path)
+    if not os.path.exists(path):
+        return None
+    wal_check.check_tail(path)
+    try:
+        with closing(_connected(path)) as connection:
+            return _look(connection, path, reads_sessions)
+    except (sqlite3.Error, OSError) as exc:
+        raise translate(exc, path, "read") from exc
+
+
+def names(path: str | os.PathLike[str], limit: int) -> list[str]:
+    """What the newest sessions are called, the newest first: their names, and the ids of those that have none."""
+    path = checked_path(path)
+    wal_check.check_file(path)
+    if not os.path.exists(path):
+        return []
+    try:
+        with closing(_connected(path)) as connection:
+            if tables.version_of(connection, path) != tables.SCHEMA:
+                return []
+            rows = connection.execute("SELECT coalesce(name, id) FROM sessions ORDER BY number DESC LIMIT ?", (limit,))
+            return [str(row[0]) for row in rows.fetchall()]
+    except (sqlite3.Error, OSError) as exc:
+        raise translate(exc, path, "read") from exc
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    # Without a log nobody has it open, so it cannot change under us, and no index is made for it.
+    how = "readonly_shm=1" if os.path.exists(f"{path}-wal") else "immutable=1"
+    uri = f"file:{quote(os.fsencode(path))}?mode=ro&{how}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS_MAX)
+
+
+def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> Health:
+    version = tables.version_of(connection, path)
+    sessions = connection.execute("SELECT count(*) FROM sessions").fetchone()[0] if version == tables.SCHEMA else 0
+    faults = _faults(connection)
+    hosts, left = _owners(connection, path) if version == tables.SCHEMA else ((), ())
+    # Where the file itself is damaged, so is what is read of it: its faults say enough.
+    damaged = _damaged(connection) if reads_sessions and version == tables.SCHEMA and not faults else ()
+    return Health(
+        path=path,
+        schema=version,
+        sessions=sessions,
+        store_bytes=os.stat(path).st_size,
+        log_bytes=_size(f"{path}-wal"),
+        faults=() if faults is None else faults,
+        is_checked=faults is not None and damaged is not None,
+        hosts=hosts,
+        left=left,
+        damaged=damaged or (),
+    )
+
+
+def _faults(connection: sqlite3.Connection) -> tuple[str, ...] | None:
+    """None: it is too large to be looked at to the end."""
+    until = time.monotonic() + CHECK_SECONDS_MAX
+    connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    try:
+        rows = connection.execute(f"PRAGMA quick_check({FAULTS_MAX})").fetchall()
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return None
+    finally:
+        connection.set_progress_handler(None, 0)
+    return tuple(str(row[0]) for row in rows if row[0] != "ok")
+
+
+def _damaged(connection: sqlite3.Connection) -> tuple[str, ...] | None:
+    """Read each session as a reader and as its next owner would: every chunk, then what the log folds to.
+
+    None: it is too large to be read to the end. The first `FAULTS_MAX` that cannot be read are told."""
+    until = time.monotonic() + CHECK_SECONDS_MAX
+    found: list[str] = []
+    for (session,) in connection.execute("SELECT id FROM sessions ORDER BY number").fetchall():
+        try:
+            with closing(pages.chunks_after(connection, session, 0)) as chunks:
+                for _ in chunks:
+                    if time.monotonic() > until:
+                        return tuple(found) or None
+            _past(connection, session)
+        except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
+            found.append(
+                exc.args[0] if isinstance(exc, StoreError) else f"session {session} makes no sense: {exc!r:.200}"
+            )
+            if len(found) == FAULTS_MAX:
+                break
+    return tuple(found)
+
+
+def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...], tuple[Left, ...]]:
+    rows = connection.execute(
+        "SELECT s.id, s.name, h.id, h.boot, h.pid, h.started FROM sessions s JOIN hosts h ON h.id = s.owner "
+        "ORDER BY s.number"
+    ).fetchall()
+    processes = {host: Process(boot, pid, started) for _, _, host, boot, pid, started in rows}
+    alive = _alive(path, processes)
+    left = tuple(
+        _left(connection, session, name, processes[host].pid) for session, name, host, *_ in rows if host not in alive
+    )
+    return tuple(sorted({processes[host].pid for host in alive})), left
+
+
+def _alive(path: str, processes: dict[int, Process]) -> set[int]:
+    """Without the file of locks nobody can be asked for, and it is not made for the asking."""
+    if not os.path.exists(f"{path}-hosts"):
+        return {host for host, process in processes.items() if is_there(process)}
+    with closing(Hosts(path)) as hosts:
+        return {host for host, process in processes.items() if hosts.is_alive(host, process)}
+
+
+def _left(connection: sqlite3.Connection, session: str, name: str | None, host_pid: int) -> Left:
+    try:
+        process = _past(connection, session).process
+    except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
+        return Left(session, name, host_pid, fault=str(exc))
+    return Left(session, name, host_pid, born=None if process is None else process.parts)
+
+
+def _past(connection: sqlite3.Connection, session: str) -> Past:
+    """What the log says, from the last snapshot on. Which process there was is the same in every dialect."""
+    past = pasts.beginning(Config(dialect=UNKNOWN))
+    snapshot = pages.snapshot(connection, session)
+    if snapshot is not None:
+        past = pasts.decode(snapshot.data, past.session.config)
+    while (page := pages.read(connection, session, past.session.head, 1000, None)).events:
+        if page.gap is not None:
+            raise StoreDamaged(f"the events {page.gap[0]} to {page.gap[1]} of session {session} are missing")
+        past = pasts.fold_events(past, page.events)
+    return past
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

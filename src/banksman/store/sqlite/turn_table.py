@@ -1,0 +1,100 @@
+"""Index of turns: the table `turns`, written with the appends and completed from the chunks where it is behind.
+
+`sessions.indexed` is the seq up to which the table has every turn of a session. An append moves it together with
+`seq`, in the same row, so the index costs a row per turn and nothing per event. It stays behind where an older version
+or a restore has written the chunks. The next lookup completes it, in pieces, so that no transaction takes long. The
+index is derived: every row can be made again from the chunks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from banksman.store.log import TurnPlace
+from banksman.store.sqlite.chunks import unpacked
+from banksman.store.sqlite.operations import Work
+from banksman.store.turn_index import Mark, marks_of
+
+# What one transaction reads of a history that is not indexed: some hundredths of a second.
+PIECE_BYTES_MAX = 4 << 20
+
+# A turn may be known by its end before its beginning is indexed. The condition keeps the start of a turn, which changes
+# nothing, from writing its row again.
+_KEEP = """
+INSERT INTO turns (session, turn, first, last) SELECT number, ?, ?, ? FROM sessions WHERE id = ?
+ON CONFLICT (session, turn) DO UPDATE SET first = min(first, excluded.first), last = coalesce(excluded.last, last)
+WHERE excluded.last IS NOT NULL OR excluded.first < first
+"""
+
+
+class Found(NamedTuple):
+    """`is_complete`: every event of the session is indexed."""
+
+    place: TurnPlace | None
+    is_complete: bool
+
+
+def keep(work: Work, session: str, marks: Iterable[Mark]) -> None:
+    rows = [(turn, seq, seq if is_end else None, session) for turn, seq, is_end in marks]
+    if rows:
+        work.connection.executemany(_KEEP, rows)
+
+
+def find(connection: sqlite3.Connection, session: str, turn: str) -> Found:
+    rows = connection.execute(
+        "SELECT s.seq, s.indexed, s.first, t.first, t.last FROM sessions s "
+        "LEFT JOIN turns t ON t.session = s.number AND t.turn = ? WHERE s.id = ?",
+        (turn, session),
+    ).fetchall()
+    if not rows:
+        return Found(None, is_complete=True)
+    ((seq, indexed, kept, first, last),) = rows
+    is_complete = indexed >= seq
+    if first is None or (last is not None and last < kept):
+        return Found(None, is_complete)
+    return Found(TurnPlace(first, last, seq), is_complete)
+
+
+def complete_some(work: Work, session: str) -> None:
+    """Index a piece of what is not indexed yet. Raises `StoreDamaged` for a chunk that cannot be read."""
+    row = work.row("SELECT seq, indexed FROM sessions WHERE id = ?", session)
+    if row is None or row[1] >= row[0]:
+        return  # Deleted, or another caller was faster.
+    end, indexed = row
+    marks: list[Mark] = []
+    size = 0
+    cursor = work.execute(
+        "SELECT first, last, epoch, crc, CAST(blob AS BLOB) FROM chunks WHERE session = ? AND last > ? ORDER BY last",
+        (session, indexed),
+    )
+    try:
+        for first, last, epoch, crc, blob in cursor:
+            marks += marks_of(first, unpacked(session, first, last, epoch, crc, blob or b""))
+            indexed = last
+            size += len(blob or b"")
+            if size > PIECE_BYTES_MAX:
+                break
+        else:
+            indexed = end
+    finally:
+        cursor.close()
+    keep(work, session, marks)
+    work.execute("UPDATE sessions SET indexed = ? WHERE id = ?", (indexed, session))
+
+
+def remove_before(work: Work, session: str, last: int) -> None:
+    """The turns that ended in what retention takes, up to a seq."""
+    work.execute(
+        "DELETE FROM turns WHERE session = (SELECT number FROM sessions WHERE id = ?) AND last <= ?", (session, last)
+    )
+
+
+def remove_some(work: Work, number: int, limit: int) -> bool:
+    """Some turns of a session that was deleted: whether there may be more."""
+    removed = work.execute(
+        "DELETE FROM turns WHERE session = ? AND turn IN (SELECT turn FROM turns WHERE session = ? LIMIT ?)",
+        (number, number, limit),
+    ).rowcount
+    return removed == limit
