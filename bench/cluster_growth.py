@@ -22,7 +22,7 @@ from pathlib import Path
 
 from banksman.cluster import store_address
 from banksman.cluster.log import ClusterLog, message_codec
-from banksman.cluster.log.session_record import Record, encode
+from banksman.cluster.log.session_record import SessionRecord, encode
 from banksman.cluster.log.streams import Names
 from banksman.cluster.nats import Nats
 from banksman.core.session.event import UPDATE
@@ -72,12 +72,16 @@ async def write_records(store: Store, first: int, end: int) -> float:
     nats, names = Nats(where, name="bench"), Names(where.prefix)
     await nats.connect()
     waiting = iter(range(first, end))
-    body = message_codec.encode(message_codec.Body([message_codec.Part(1.0, (("t", UPDATE, b"x" * 400),))]))
+    body = message_codec.encode(
+        message_codec.MessageBody([message_codec.MessagePart(1.0, (("t", UPDATE, b"x" * 400),))])
+    )
 
     async def write() -> None:
         for number in waiting:
             id = f"s-{number:016x}"
-            record = Record(id=id, agent="claude", created=1.0 + number, epoch=1, tenure=1, seq=1, changed=1.0, born=1)
+            record = SessionRecord(
+                id=id, agent="claude", created=1.0 + number, epoch=1, tenure=1, seq=1, changed=1.0, born=1
+            )
             await nats.publish(names.record("session", id), encode(record), expected=0)
             header = message_codec.header(epoch=1, first=1, held=1, snapshot=0, at=1.0, blob=message_codec.NO_BLOB)
             await nats.publish(names.event(id), body, expected=0, headers={message_codec.HEADER: header})

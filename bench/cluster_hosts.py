@@ -21,7 +21,7 @@ import banksman
 from banksman.cluster import store_address
 from banksman.cluster.host import Member
 from banksman.cluster.log.host_leases import Leases
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from bench.agents import tiny
 from bench.cluster_kit import Store, nodes
@@ -44,7 +44,7 @@ async def leases(url: str, count: int) -> None:
     for _ in range(count):
         nats = Nats(where, name="bench")
         await nats.connect()
-        streams = Streams(nats, where)
+        streams = NatsStreams(nats, where)
         await streams.ensure_all()
         made.append(Leases(nats, streams.names, where.lease, streams.ensure_anew))
         await made[-1].start()

@@ -13,8 +13,8 @@ from banksman.runtime.shutdown import shutdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from banksman.commands.command import Command, Piece
-    from banksman.commands.output import Output
+    from banksman.commands.command import Command
+    from banksman.commands.output import Output, Piece
     from banksman.commands.output_reader import OutputReader
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
@@ -82,13 +82,13 @@ _HOMES = {
         *("StoreDamaged", "StoreError", "StoreFull", "StoreReadOnly", "StoreTooNew", "UsageError"),
     ),
     "host": ("Host",),
-    "commands.command": ("Command", "Piece"),
+    "commands.command": ("Command",),
     "commands.output_watch": ("Match",),
     "runtime.execute": ("execute", "start"),
     "commands.result": ("Ended", "Finished", "Step"),
     "sessions.hooks": ("Hook",),
     "process.limits": ("raise_fd_limit",),
-    "commands.output": ("Output",),
+    "commands.output": ("Output", "Piece"),
     "commands.output_reader": ("OutputReader",),
     "sessions.questions": ("Answer", "Answered", "Question"),
     "sessions.session": ("Session",),

@@ -18,13 +18,13 @@ from tests.thorough import thorough
 from banksman.cli.acp import editor_session as talk_module
 from banksman.cli.acp import editor_sessions as talks_module
 from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor import Editor
+from banksman.cli.acp.editor import EditorConnection
 from banksman.cli.acp.editor_pipes import Outbox
 from banksman.cli.acp.editor_session import Talk
 from banksman.cli.acp.editor_sessions import Talks
 from banksman.cli.acp.methods import Usual
-from banksman.cli.acp.outcomes import Refusal
-from banksman.cli.acp.own_server import OwnServer, Wishes
+from banksman.cli.acp.outcomes import EditorRefusal
+from banksman.cli.acp.own_server import OwnServer, ServerWishes
 from banksman.core.wire.jsonrpc import JSONRPC, Id
 
 pytestmark = thorough
@@ -51,7 +51,7 @@ class Ear:
     def answer(self, id: Id, result: dict[str, Any]) -> None:
         self.answers.put((id, result))
 
-    def refuse(self, id: Id, refusal: Refusal) -> None:
+    def refuse(self, id: Id, refusal: EditorRefusal) -> None:
         self.answers.put((id, refusal))
 
     def said(self, session: str) -> list[str]:
@@ -71,7 +71,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def backend(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     monkeypatch.setenv("BANKSMAN_TOKEN", TOKEN)
-    wishes = Wishes()
+    wishes = ServerWishes()
     yield Backend(served.url, OwnServer(wishes, install=lambda _: None))
     wishes.close()
 
@@ -179,7 +179,7 @@ def test_a_session_that_is_deleted_fails_what_waits_in_it(served: Served, backen
     # Stopped by the close, if the log could still be read to its end; else it is known no more.
     request, result = ear.answers.get(timeout=SECONDS_MAX)
     assert request == "@@hang"
-    assert isinstance(result, Refusal) or result["stopReason"] == "cancelled"
+    assert isinstance(result, EditorRefusal) or result["stopReason"] == "cancelled"
     asking.join(SECONDS_MAX)
     wait_left(talk)
 
@@ -189,11 +189,11 @@ def test_what_is_cancelled_is_decided_in_the_order_of_the_lines(
 ) -> None:
     """However late the threads are that tell it to the server: those that came before the word, and none after it."""
     begun: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(Editor, "_spawn", lambda _, *work: begun.append(work))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(EditorConnection, "_spawn", lambda _, *work: begun.append(work))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     talk = opened(served, backend, Ear())
     monkeypatch.setattr(Talk, "follow", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     with nowhere() as outbox:
-        editor = Editor(backend, outbox, Usual("claude"))
+        editor = EditorConnection(backend, outbox, Usual("claude"))
         editor._methods.talks.add(talk)  # pyright: ignore[reportPrivateUsage]
         asks = {"sessionId": talk.id, "prompt": [{"type": "text", "text": "x"}]}
         editor.hear(JSONRPC.call(1, "session/prompt", asks))

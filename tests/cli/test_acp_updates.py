@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from banksman.cli.acp import permission_request, session_settings
-from banksman.cli.acp.outcomes import Refusal, ending, refusal_of
-from banksman.cli.acp.session_updates import JOINED_CHARACTERS_MAX, Joined, Telling, Update, projector_of
-from banksman.cli.client.client import NoServer, Problem
+from banksman.cli.acp.outcomes import EditorRefusal, ending, refusal_of
+from banksman.cli.acp.session_updates import JOINED_CHARACTERS_MAX, Joined, Update, UpdateProjection, projector_of
+from banksman.cli.client.client import NoServer, ServerProblem
 
 Event = dict[str, Any]
 
@@ -42,7 +42,7 @@ def delta(text: str) -> Event:
 
 # -- events ----------------------------------------------------------------------------------------------------------
 def test_users_are_told_when_the_agent_hears_them() -> None:
-    telling = Telling(None)
+    telling = UpdateProjection(None)
     assert telling.updates(queued("a", "first")) == []
     assert telling.updates(queued("b", [{"type": "text", "text": "second"}])) == []
     assert telling.updates(event("turn.started", "b", attempt=1)) == [spoken("second")]
@@ -52,27 +52,27 @@ def test_users_are_told_when_the_agent_hears_them() -> None:
 
 
 def test_prompts_that_were_joined_are_told_in_their_order() -> None:
-    telling = Telling(None)
+    telling = UpdateProjection(None)
     for turn in ("a", "b"):
         telling.updates(queued(turn, turn))
     assert telling.updates(event("turn.started", "a", joined=["b"])) == [spoken("a"), spoken("b")]
 
 
 def test_a_prompt_of_the_editors_own_is_not_told_back() -> None:
-    telling = Telling(None)
+    telling = UpdateProjection(None)
     telling.updates(queued("a", "mine"), own={"a"})
     assert telling.updates(event("turn.started", "a"), own={"a"}) == []
 
 
 def test_a_prompt_that_was_never_heard_is_never_told() -> None:
-    telling = Telling(None)
+    telling = UpdateProjection(None)
     telling.updates(queued("a", "withdrawn"))
     telling.updates(event("turn.ended", "a", outcome="withdrawn"))
     assert telling.updates(event("turn.started", "b", joined=["a"])) == []
 
 
 def test_text_is_told_as_it_comes_and_once() -> None:
-    telling = Telling(projector_of("claude"))
+    telling = UpdateProjection(projector_of("claude"))
     telling.updates(event("turn.started"))
     start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m"}}}
     whole = {"type": "assistant", "message": {"id": "m", "content": [{"type": "text", "text": "hello"}]}}
@@ -82,24 +82,24 @@ def test_text_is_told_as_it_comes_and_once() -> None:
 
 
 def test_what_is_said_outside_of_a_turn_is_told_as_the_server_has_it() -> None:
-    telling = Telling(projector_of("claude"))
+    telling = UpdateProjection(projector_of("claude"))
     assert telling.updates(event("update", None, frame=delta("x"), updates=[said("whole")])) == [said("whole")]
 
 
 @pytest.mark.parametrize("dialect", [None, "", "a dialect of tomorrow"])
 def test_a_dialect_that_is_not_known_here_is_told_as_the_server_has_it(dialect: str | None) -> None:
-    telling = Telling(projector_of(dialect))
+    telling = UpdateProjection(projector_of(dialect))
     telling.updates(event("turn.started"))
     assert telling.updates(event("update", frame=delta("x"), updates=[said("whole")])) == [said("whole")]
 
 
 @pytest.mark.parametrize("kind", ["sent", "recited", "question.asked", "process.started", "session.closed"])
 def test_other_events_say_nothing(kind: str) -> None:
-    assert Telling(None).updates(event(kind, frame=delta("x"))) == []
+    assert UpdateProjection(None).updates(event(kind, frame=delta("x"))) == []
 
 
 def test_a_tool_of_a_turn_that_was_stopped_is_told_to_have_failed() -> None:
-    telling = Telling(None)
+    telling = UpdateProjection(None)
     telling.updates(event("turn.started"))
     telling.updates(event("update", updates=[tool("1"), tool("2", "Read: x")]))
     telling.updates(
@@ -233,16 +233,16 @@ def test_how_a_turn_ends(outcome: str, said_by_agent: str | None, reason: str) -
 
 @pytest.mark.parametrize("outcome", ["failed", "refused", "unknown"])
 def test_a_turn_that_did_not_end_well_is_an_error(outcome: str) -> None:
-    with pytest.raises(Refusal) as raised:
+    with pytest.raises(EditorRefusal) as raised:
         ending("t", {"outcome": outcome, "error": None, "clock": "turn"})
     assert (raised.value.code, raised.value.data["outcome"], raised.value.data["clock"]) == (-32603, outcome, "turn")
     assert raised.value.message
-    with pytest.raises(Refusal, match="the agent's words"):
+    with pytest.raises(EditorRefusal, match="the agent's words"):
         ending("t", {"outcome": outcome, "error": "the agent's words"})
 
 
 def test_whose_fault_an_error_is() -> None:
-    unknown = refusal_of(Problem("NotFound", "there is no such session", hint="look", status=404))
+    unknown = refusal_of(ServerProblem("NotFound", "there is no such session", hint="look", status=404))
     assert (unknown.code, unknown.message, unknown.data["hint"]) == (-32602, "there is no such session", "look")
-    assert refusal_of(Problem("Closed", "it goes", status=503)).code == -32603
+    assert refusal_of(ServerProblem("Closed", "it goes", status=503)).code == -32603
     assert refusal_of(NoServer("nobody is there")).code == -32603

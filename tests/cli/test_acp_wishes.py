@@ -10,12 +10,12 @@ from types import FrameType
 
 import pytest
 
-from banksman.cli.acp.own_server import Wish, Wishes
+from banksman.cli.acp.own_server import ServerWishes, Wish
 
 
 @pytest.fixture
-def wishes() -> Iterator[Wishes]:
-    wishes = Wishes()
+def wishes() -> Iterator[ServerWishes]:
+    wishes = ServerWishes()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         wishes.put(Wish.LEAVE)
@@ -30,7 +30,7 @@ def wishes() -> Iterator[Wishes]:
         wishes.close()
 
 
-def test_signal_that_interrupts_no_wait_is_handled(wishes: Wishes) -> None:
+def test_signal_that_interrupts_no_wait_is_handled(wishes: ServerWishes) -> None:
     """Sent to another thread, it interrupts the main one as little as a signal that comes just before it waits."""
     is_over = threading.Event()
 
@@ -50,7 +50,7 @@ def test_signal_that_interrupts_no_wait_is_handled(wishes: Wishes) -> None:
         thread.join()
 
 
-def test_wishes_come_in_order_whatever_signal_is_between_them(wishes: Wishes) -> None:
+def test_wishes_come_in_order_whatever_signal_is_between_them(wishes: ServerWishes) -> None:
     wishes.put(Wish.SERVE)
     signal.raise_signal(signal.SIGUSR1)
     wishes.put(Wish.SERVE)

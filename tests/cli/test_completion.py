@@ -21,7 +21,7 @@ from tests.thorough import one_in, thorough
 
 from banksman.cli import VERBS
 from banksman.cli.commands.completion import SHELLS, script
-from banksman.cli.completion.command_table import Kind, verbs
+from banksman.cli.completion.command_table import WordKind, verbs
 
 pytestmark = thorough
 
@@ -266,5 +266,5 @@ def test_every_verb_and_every_flag_is_in_every_script() -> None:
 
 
 def test_a_session_is_known_as_one_wherever_it_stands() -> None:
-    taking = {verb.name for verb in verbs() if verb.slots and verb.slots[0].kind is Kind.SESSIONS}
+    taking = {verb.name for verb in verbs() if verb.slots and verb.slots[0].kind is WordKind.SESSIONS}
     assert {"ask", "attach", "answer", "interrupt", "close", "why", "log"} <= taking

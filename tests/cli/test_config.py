@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from banksman import config
-from banksman.config.keys import KEYS, TABLES, Kind
+from banksman.config.keys import KEYS, TABLES, ValueKind
 from banksman.config.toml_writer import as_toml, template
 from banksman.errors import UsageError
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def run(*words: str, verb: str = "config", **env: str) -> subprocess.CompletedPr
 
 # -- the list --------------------------------------------------------------------------------------------------------
 def test_the_keys_of_a_server_are_those_of_the_list() -> None:
-    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
+    fields = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
     keys = {key.short: key for key in KEYS.values() if key.table == "serve"}
     assert fields.keys() == keys.keys()
     for name, field in fields.items():
@@ -336,4 +336,4 @@ def test_the_format_that_is_set_is_that_of_every_verb(home: Path) -> None:
 
 
 def test_kinds_are_all_in_use() -> None:
-    assert {key.kind for key in KEYS.values()} == set(Kind)
+    assert {key.kind for key in KEYS.values()} == set(ValueKind)

@@ -13,9 +13,9 @@ import pytest
 from tests.cli.player import SSE, Player, Silence, answer
 
 from banksman.cli.client import event_stream
-from banksman.cli.client.client import Client, NoServer, NotLetIn, Problem
+from banksman.cli.client.client import Client, NoServer, NotLetIn, ServerProblem
 from banksman.cli.client.discovery import named
-from banksman.cli.client.event_stream import Follower, StreamBroken
+from banksman.cli.client.event_stream import EventFollower, StreamBroken
 
 
 def stored(seq: int) -> bytes:
@@ -42,13 +42,13 @@ def from_place(request: str, last: int) -> bytes:
     return b"retry: 0\n\n" + b"".join(events) + made("stream.live", head=f"2.{last}")
 
 
-def follower(player: Player, **options: Any) -> Follower:
+def follower(player: Player, **options: Any) -> EventFollower:
     pauses: list[float] = []
     options.setdefault("pause", pauses.append)
-    return Follower(Client(lambda: named(player.url)), "s", **options)
+    return EventFollower(Client(lambda: named(player.url)), "s", **options)
 
 
-def seqs(follower: Follower, count: int) -> list[int]:
+def seqs(follower: EventFollower, count: int) -> list[int]:
     """Of the first so many events."""
     with contextlib.closing(follower.events()) as events:
         return [each["seq"] for each in itertools.islice(events, count)]
@@ -184,13 +184,13 @@ def test_not_now_is_waited_for_once_it_was_there_and_not_at_first(status: int) -
     assert pauses[0] <= 0.1
     assert 2.25 <= pauses[1] <= 5.0
     assert 3.75 <= pauses[2] <= 5.0
-    with Player(lambda request: busy) as player, pytest.raises(Problem, match="later"):
+    with Player(lambda request: busy) as player, pytest.raises(ServerProblem, match="later"):
         seqs(follower(player), 9)
 
 
 def test_a_no_is_final() -> None:
     gone = answer(404, {"title": "NotFound", "detail": "there is no session s"})
-    for status, kind in ((401, NotLetIn), (404, Problem), (410, Problem)):
+    for status, kind in ((401, NotLetIn), (404, ServerProblem), (410, ServerProblem)):
         answers = iter([SSE + stored(1)])
         no = gone.replace(b"404", str(status).encode())
         with Player(lambda request, answers=answers, no=no: next(answers, no)) as player, pytest.raises(kind):

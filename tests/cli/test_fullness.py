@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 from banksman.cli.doctor import cluster, machine
-from banksman.cli.doctor.finding import Finding, Verdict, Which
+from banksman.cli.doctor.finding import Finding, FindingVerdict, Which
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.testing.nats_servers import Servers
@@ -49,15 +49,18 @@ def fill(store: str, mib: float) -> None:
 def test_how_full_a_server_is_is_told_in_time(small: Servers) -> None:
     store, monitors = small.store("x"), small.monitors()
     account, server = seen(store, *monitors)
-    assert (account.verdict, account.seen) == (Verdict.OK, "this account keeps 0 bytes, and has no bound of its own")
-    assert (server.verdict, server.seen) == (Verdict.OK, "server n0 keeps 0 bytes, 0% of 4.0 MiB")
+    assert (account.verdict, account.seen) == (
+        FindingVerdict.OK,
+        "this account keeps 0 bytes, and has no bound of its own",
+    )
+    assert (server.verdict, server.seen) == (FindingVerdict.OK, "server n0 keeps 0 bytes, 0% of 4.0 MiB")
     fill(store, 3.5)
     _, server = seen(store, *monitors)
-    assert (server.verdict, server.seen) == (Verdict.NOTE, "server n0 keeps 3.5 MiB, 88% of 4.0 MiB")
+    assert (server.verdict, server.seen) == (FindingVerdict.NOTE, "server n0 keeps 3.5 MiB, 88% of 4.0 MiB")
     assert "max_file_store" in server.fix
     fill(store, 0.375)
     _, server = seen(store, *monitors)
-    assert server.verdict is Verdict.WRONG
+    assert server.verdict is FindingVerdict.WRONG
     assert "nothing is accepted any more" in server.seen
 
 
@@ -67,7 +70,7 @@ def test_the_bound_of_an_account_needs_no_monitoring_port() -> None:
         fill(store, 1.75)
         # A port where nobody answers.
         (account,) = seen(store, "http://127.0.0.1:1")
-        assert account.verdict is Verdict.NOTE
+        assert account.verdict is FindingVerdict.NOTE
         assert account.seen == "this account keeps 1.8 MiB, 88% of 2.0 MiB"
 
 

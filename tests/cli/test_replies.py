@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 from banksman.cli import REFUSED, main
-from banksman.cli.client.replies import Reply, UnexpectedReply, checked, decode
+from banksman.cli.client.replies import ServerReply, UnexpectedReply, checked, decode
 
 VERBS = [
     ["ps"],
@@ -102,4 +102,4 @@ def test_member_of_another_type_is_named(text: str, said: str) -> None:
 def test_json_of_an_agent_inside_a_reply_is_not_judged() -> None:
     event = {"kind": "question.asked", "body": {"input": {"id": 5, "events": "x", "seq": None}}}
     assert checked(decode(json.dumps({"events": [event]}))) == {"events": [event]}
-    assert isinstance(decode("{}"), Reply)
+    assert isinstance(decode("{}"), ServerReply)

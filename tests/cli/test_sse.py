@@ -9,46 +9,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.thorough import sample
 
-from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, Message, Oversize, Parser
+from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, OversizeMessage, SseMessage, SseParser
 
 # Each: what is sent, what is heard, and the id to come back to.
-CORPUS: list[tuple[str, bytes, list[Message], str]] = [
-    ("lf", b"data: a\n\n", [Message("", "a", "")], ""),
-    ("cr", b"data: a\r\rdata: b\r\r", [Message("", "a", ""), Message("", "b", "")], ""),
-    ("crlf", b"data: a\r\n\r\ndata: b\r\n\r\n", [Message("", "a", ""), Message("", "b", "")], ""),
-    ("mixed", b"id: 1\rdata: a\r\ndata: b\n\r\n", [Message("", "a\nb", "1")], "1"),
-    ("lf then cr", b"data: a\n\rdata: b\n\r", [Message("", "a", ""), Message("", "b", "")], ""),
-    ("mark", b"\xef\xbb\xbfdata: a\n\n", [Message("", "a", "")], ""),
-    ("one mark only", b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [Message("", "b", "")], ""),
-    ("half a mark", b"\xef\xbbdata: a\n\ndata: b\n\n", [Message("", "b", "")], ""),
-    ("comments", b": hi\n:\ndata: a\n: there\n\n", [Message("", "a", "")], ""),
-    ("lines", b"data: a\ndata:\ndata: b\n\n", [Message("", "a\n\nb", "")], ""),
-    ("one space", b"data:  a\ndata:b\ndata: \n\n", [Message("", " a\nb\n", "")], ""),
-    ("empty data", b"data\n\ndata:\n\n", [Message("", "", ""), Message("", "", "")], ""),
-    ("no data", b"event: x\nid: 7\n\ndata: a\n\n", [Message("", "a", "7")], "7"),
-    ("kind", b"event: x\nevent: y\ndata: a\n\ndata: b\n\n", [Message("y", "a", ""), Message("", "b", "")], ""),
-    ("id stays", b"id: 1\ndata: a\n\ndata: b\n\n", [Message("", "a", "1"), Message("", "b", "1")], "1"),
-    ("id is reset", b"id: 1\ndata: a\n\nid\ndata: b\n\n", [Message("", "a", "1"), Message("", "b", "")], ""),
-    ("id with nul", b"id: 1\n\nid: 2\x003\ndata: a\n\n", [Message("", "a", "1")], "1"),
-    ("id with colons", b"id: a:b: c\ndata: x:y\n\n", [Message("", "x:y", "a:b: c")], "a:b: c"),
-    ("unknown field", b"what: x\n data: y\nDATA: z\ndata: a\n\n", [Message("", "a", "")], ""),
-    ("not ended", b"id: 1\ndata: a\n\nid: 2\ndata: b\n", [Message("", "a", "1")], "1"),
-    ("cut in a line", b"id: 1\ndata: a\n\nid: 2\ndata: b", [Message("", "a", "1")], "1"),
-    ("empty lines", b"\n\r\n\r\rdata: a\n\n\n\n", [Message("", "a", "")], ""),
+CORPUS: list[tuple[str, bytes, list[SseMessage], str]] = [
+    ("lf", b"data: a\n\n", [SseMessage("", "a", "")], ""),
+    ("cr", b"data: a\r\rdata: b\r\r", [SseMessage("", "a", ""), SseMessage("", "b", "")], ""),
+    ("crlf", b"data: a\r\n\r\ndata: b\r\n\r\n", [SseMessage("", "a", ""), SseMessage("", "b", "")], ""),
+    ("mixed", b"id: 1\rdata: a\r\ndata: b\n\r\n", [SseMessage("", "a\nb", "1")], "1"),
+    ("lf then cr", b"data: a\n\rdata: b\n\r", [SseMessage("", "a", ""), SseMessage("", "b", "")], ""),
+    ("mark", b"\xef\xbb\xbfdata: a\n\n", [SseMessage("", "a", "")], ""),
+    ("one mark only", b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [SseMessage("", "b", "")], ""),
+    ("half a mark", b"\xef\xbbdata: a\n\ndata: b\n\n", [SseMessage("", "b", "")], ""),
+    ("comments", b": hi\n:\ndata: a\n: there\n\n", [SseMessage("", "a", "")], ""),
+    ("lines", b"data: a\ndata:\ndata: b\n\n", [SseMessage("", "a\n\nb", "")], ""),
+    ("one space", b"data:  a\ndata:b\ndata: \n\n", [SseMessage("", " a\nb\n", "")], ""),
+    ("empty data", b"data\n\ndata:\n\n", [SseMessage("", "", ""), SseMessage("", "", "")], ""),
+    ("no data", b"event: x\nid: 7\n\ndata: a\n\n", [SseMessage("", "a", "7")], "7"),
+    ("kind", b"event: x\nevent: y\ndata: a\n\ndata: b\n\n", [SseMessage("y", "a", ""), SseMessage("", "b", "")], ""),
+    ("id stays", b"id: 1\ndata: a\n\ndata: b\n\n", [SseMessage("", "a", "1"), SseMessage("", "b", "1")], "1"),
+    ("id is reset", b"id: 1\ndata: a\n\nid\ndata: b\n\n", [SseMessage("", "a", "1"), SseMessage("", "b", "")], ""),
+    ("id with nul", b"id: 1\n\nid: 2\x003\ndata: a\n\n", [SseMessage("", "a", "1")], "1"),
+    ("id with colons", b"id: a:b: c\ndata: x:y\n\n", [SseMessage("", "x:y", "a:b: c")], "a:b: c"),
+    ("unknown field", b"what: x\n data: y\nDATA: z\ndata: a\n\n", [SseMessage("", "a", "")], ""),
+    ("not ended", b"id: 1\ndata: a\n\nid: 2\ndata: b\n", [SseMessage("", "a", "1")], "1"),
+    ("cut in a line", b"id: 1\ndata: a\n\nid: 2\ndata: b", [SseMessage("", "a", "1")], "1"),
+    ("empty lines", b"\n\r\n\r\rdata: a\n\n\n\n", [SseMessage("", "a", "")], ""),
     (
         "other ends of lines",
         "data: a\u2028b\u0085c\x0bd\x0ce\n\n".encode(),
-        [Message("", "a\u2028b\x85c\x0bd\x0ce", "")],
+        [SseMessage("", "a\u2028b\x85c\x0bd\x0ce", "")],
         "",
     ),
-    ("wide", "data: ñ…🙂\n\n".encode(), [Message("", "ñ…🙂", "")], ""),
-    ("not utf-8", b"data: a\xffb\n\n", [Message("", "a\ufffdb", "")], ""),
+    ("wide", "data: ñ…🙂\n\n".encode(), [SseMessage("", "ñ…🙂", "")], ""),
+    ("not utf-8", b"data: a\xffb\n\n", [SseMessage("", "a\ufffdb", "")], ""),
     ("nothing", b"", [], ""),
 ]
 
 
 @pytest.mark.parametrize(("sent", "heard", "id"), [case[1:] for case in CORPUS], ids=[case[0] for case in CORPUS])
-def test_every_split_of_the_corpus_is_heard_alike(sent: bytes, heard: list[Message], id: str) -> None:
+def test_every_split_of_the_corpus_is_heard_alike(sent: bytes, heard: list[SseMessage], id: str) -> None:
     # Whole, in every two and in every three parts, and byte by byte.
     splits = [[sent]] + [
         [sent[:first], sent[first:second], sent[second:]]
@@ -57,18 +57,18 @@ def test_every_split_of_the_corpus_is_heard_alike(sent: bytes, heard: list[Messa
     ]
     splits.append([sent[at : at + 1] for at in range(len(sent))])
     for parts in splits:
-        parser = Parser()
+        parser = SseParser()
         assert [message for part in parts for message in parser.feed(part)] == heard, parts
         assert parser.id == id
 
 
 def test_a_message_is_heard_with_the_byte_that_ends_it() -> None:
-    parser = Parser()
+    parser = SseParser()
     assert parser.feed(b"data: a\r") == []
     # A CR alone ends a line: nobody waits for the LF that may follow it.
-    assert parser.feed(b"\r") == [Message("", "a", "")]
+    assert parser.feed(b"\r") == [SseMessage("", "a", "")]
     assert parser.feed(b"\n") == []
-    assert parser.feed(b"data: b\n\n") == [Message("", "b", "")]
+    assert parser.feed(b"data: b\n\n") == [SseMessage("", "b", "")]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_message_is_heard_with_the_byte_that_ends_it() -> None:
     ],
 )
 def test_retry_is_digits_or_nothing(line: bytes, retry: int | None) -> None:
-    parser = Parser()
+    parser = SseParser()
     # It holds without a message, and before the empty line.
     assert parser.feed(line + b"\n") == []
     assert parser.retry == retry
@@ -96,21 +96,21 @@ def test_retry_is_digits_or_nothing(line: bytes, retry: int | None) -> None:
 
 @pytest.mark.parametrize("sent", [b"data: ", b": ", b"data:x\n", b"data\n", b"x"])
 def test_a_message_without_end_is_refused_and_does_not_grow(sent: bytes) -> None:
-    parser = Parser(message_bytes_max=1000)
-    with pytest.raises(Oversize):
+    parser = SseParser(message_bytes_max=1000)
+    with pytest.raises(OversizeMessage):
         list(map(parser.feed, itertools.repeat(sent, 2000)))
 
 
 def test_the_bound_itself_is_let_through() -> None:
-    parser = Parser(message_bytes_max=100)
+    parser = SseParser(message_bytes_max=100)
     whole = b"data:" + b"x" * 95
-    assert parser.feed(whole + b"\n\n") == [Message("", "x" * 95, "")]
-    with pytest.raises(Oversize):
+    assert parser.feed(whole + b"\n\n") == [SseMessage("", "x" * 95, "")]
+    with pytest.raises(OversizeMessage):
         parser.feed(whole + b"x\n\n")
 
 
 def test_comments_between_messages_do_not_add_up() -> None:
-    parser = Parser(message_bytes_max=100)
+    parser = SseParser(message_bytes_max=100)
     for _ in range(100):
         assert parser.feed(b": still here\n") == []
 
@@ -122,10 +122,10 @@ PIECES = [b"data: a", b"data", b"id: 1", b"id: \x00", b"event: e", b":", b"retry
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=4)), max_size=30), st.data())
 def test_any_bytes_in_any_split_are_heard_as_in_one(pieces: list[bytes], data: st.DataObject) -> None:
     sent = b"".join(pieces)
-    whole = Parser()
+    whole = SseParser()
     heard = whole.feed(sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=10)))
-    parser = Parser()
+    parser = SseParser()
     parts = [sent[first:second] for first, second in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
     assert [message for part in parts for message in parser.feed(part)] == heard
     assert (parser.id, parser.retry) == (whole.id, whole.retry)
@@ -143,4 +143,4 @@ def test_what_is_written_by_the_rules_is_heard_as_it_was_meant(
     for event, data, id in said:
         lines += [f"event: {event}", *(f"data: {line}" for line in data), f"id: {id}", ""]
     sent = "".join(line + end for line in lines).encode()
-    assert Parser().feed(sent) == [Message(event, "\n".join(data), id) for event, data, id in said]
+    assert SseParser().feed(sent) == [SseMessage(event, "\n".join(data), id) for event, data, id in said]

@@ -7,7 +7,7 @@ from typing import Any
 
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.dialect import Setup, Speech, Spoken
-from banksman.core.dialects.meaning import Meaning, Replied, Requested, Told, TurnOver
+from banksman.core.dialects.meaning import Meaning, NeedsConversation, Replied, Requested, TurnOver
 from banksman.core.dialects.quirks import Quirks
 
 SESSION = "s-1"
@@ -43,7 +43,7 @@ class Talk:
         """What a line means to the session."""
         line = message if isinstance(message, bytes) else json.dumps(message).encode()
         meaning = self.dialect.read(line)
-        if not isinstance(meaning, Told):
+        if not isinstance(meaning, NeedsConversation):
             return [] if meaning is None else [meaning]
         return self.take(self.speech.hear(meaning))
 

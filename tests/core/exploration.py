@@ -92,9 +92,9 @@ from banksman.core.session.history import Past
 from banksman.core.session.outcome import Kind, Outcome
 from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import MaySteer, MayWrite, Mode, Process, ProcessPhase, Session, Store
+from banksman.core.session.state import MaySteer, MayWrite, Mode, ProcessPhase, ProcessState, Session, Store
 from banksman.core.session.step import step
-from banksman.core.session.turn import Ask, Phase, Turn
+from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import AgentError, StoreError
 
 AT = 0.0
@@ -757,7 +757,7 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
     for turn in (session.turn, session.own):
         # One of several that share a turn is not heard: the others want it.
         if turn is not None and turn.id in world.unwanted and len(turn.asks) <= 1:
-            is_going = turn.phase is Phase.INTERRUPTING or turn.boundary is not None
+            is_going = turn.phase is TurnPhase.INTERRUPTING or turn.boundary is not None
             check(is_going, "G5", f"{turn.id} is not wanted any more, and goes on")
     is_same = session.queue is before.queue and session.turn is before.turn and session.own is before.own
     if (
@@ -798,7 +798,7 @@ def _check_urgency(world: World) -> None:
         if waiting.id in session.collecting or not passes or waiting.priority <= 0:
             continue
         for turn in (session.turn, session.own):
-            is_running = turn is not None and turn.phase is Phase.RUNNING and turn.boundary is None
+            is_running = turn is not None and turn.phase is TurnPhase.RUNNING and turn.boundary is None
             check(
                 turn is None or not is_running or turn.priority >= waiting.priority,
                 "G5",
@@ -897,10 +897,10 @@ _OTHER_MEMBERS = tuple(name for name in Turn.__struct_fields__ if name not in _K
 # All that it knows, but for numbers that only grow and words that only explain.
 # What a toy was told is told by the rest.
 _UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "speech")
-_PROCESS_MEMBERS = tuple(name for name in Process.__struct_fields__ if name not in _UNIMPORTANT)
+_PROCESS_MEMBERS = tuple(name for name in ProcessState.__struct_fields__ if name not in _UNIMPORTANT)
 
 
-def _process_key(process: Process) -> tuple[object, ...]:
+def _process_key(process: ProcessState) -> tuple[object, ...]:
     return process.error is None, process.schema is None, *(getattr(process, name) for name in _PROCESS_MEMBERS)
 
 
@@ -1057,7 +1057,7 @@ class _Search:
         waits = Life.ASKED in world.holds or world.change == Life.ASKED
         self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits)
         turns = (world.session.turn, world.session.own)
-        is_running = any(turn is not None and turn.phase is Phase.RUNNING for turn in turns)
+        is_running = any(turn is not None and turn.phase is TurnPhase.RUNNING for turn in turns)
         self.is_at_work.append(is_running and world.is_alive and not world.is_told_to_stop)
         return number
 

@@ -53,12 +53,12 @@ from banksman.core.session.effects import BeIdle, Effect, Resolve, StartProcess,
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import Past
-from banksman.core.session.idempotency import KEYS_MAX, Keys
+from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKeys
 from banksman.core.session.outcome import By, Kind, Outcome
 from banksman.core.session.permissions import Decision, Verdict
-from banksman.core.session.state import Deferred, MayWrite, Mode, Process, ProcessPhase, Session, Stale, Stdin
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Ask, Cause, Move, Phase, Turn
+from banksman.core.session.state import Deferred, MayWrite, Mode, ProcessPhase, ProcessState, Session, Stale, Stdin
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.core.session.watchdogs import Name
 from banksman.errors import Closed
 
@@ -96,7 +96,7 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
 # -- whose boundary it is --------------------------------------------------------------------------------------------
 @_mutant("boundary not matched to its turn", agent_output, "_may_be_of", "a boundary twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
+    def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
         return True
 
     return may_be_of
@@ -104,7 +104,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("own turn's boundary answers the ask", agent_output, "_may_be_of", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
+    def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
         return not over.refs or right(work, turn, over)
 
     return may_be_of
@@ -112,7 +112,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("two outcomes when exit follows boundary", agent_output, "_end_ours", "an exit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
+    def end_ours(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         right(work, turn, boundary)
         work.set(turn=turn)
 
@@ -121,7 +121,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("own turn is not ended when its boundary names ours", agent_output, "_on_over", "a wordy agent")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_over(work: Work, over: TurnOver) -> None:
+    def on_over(work: Transition, over: TurnOver) -> None:
         own = work.state.own
         right(work, over)
         if over.refs and own is not None and work.state.own is None:
@@ -133,7 +133,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- interrupts and acknowledgements ---------------------------------------------------------------------------------
 @_mutant("interrupt addressed to the session", asks, "interrupt", "an interrupt and a withdrawal")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def interrupt(work: Work, id: str, name: str) -> None:
+    def interrupt(work: Transition, id: str, name: str) -> None:
         turn = work.state.turn
         right(work, id if turn is None else turn.id, name)
 
@@ -151,7 +151,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("acknowledgement before init counts", agent_output, "_on_reply", "an interrupt and a withdrawal")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_reply(work: Work, reply: Replied) -> None:
+    def on_reply(work: Transition, reply: Replied) -> None:
         key = dict(work.state.process.unacknowledged).get(reply.request)
         right(work, reply)
         turn = work.state.turn
@@ -163,7 +163,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("receipt forgotten", turn_end, "end", "a wordy agent, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
+    def end(work: Transition, turn: Turn, *args: Any, **kwargs: Any) -> None:
         right(work, replace(turn, interrupts=()), *args, **kwargs)
 
     return end
@@ -171,7 +171,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("wish lost when the boundary was another's", turn_end, "stop", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def stop(work: Work, turn: Turn, cause: Any, clock: str | None = None) -> None:
+    def stop(work: Transition, turn: Turn, cause: Any, clock: str | None = None) -> None:
         if turn.boundary is None:
             right(work, turn, cause, clock)
 
@@ -181,7 +181,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- timers ----------------------------------------------------------------------------------------------------------
 @_mutant("drain timer without a turn", timers, "fire", "late facts")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def fire(work: Work, timer: Timer, subject: str) -> None:
+    def fire(work: Transition, timer: Timer, subject: str) -> None:
         if timer is Timer.DRAIN:
             work.stop_process()
         else:
@@ -192,7 +192,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("settle timer acts on the next turn", timers, "fire", "late facts of a slow agent")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def fire(work: Work, timer: Timer, subject: str) -> None:
+    def fire(work: Transition, timer: Timer, subject: str) -> None:
         turn = work.state.turn
         right(work, timer, turn.key if timer is Timer.SETTLE and turn is not None else subject)
 
@@ -201,7 +201,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("drain timer goes with its turn", turn_end, "end", "no acknowledgement")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
+    def end(work: Transition, turn: Turn, *args: Any, **kwargs: Any) -> None:
         right(work, turn, *args, **kwargs)
         work.cancel_timer(Timer.DRAIN, turn.key)
 
@@ -243,7 +243,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("own turn is not preempted", grants, "_make_room", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def make_room(work: Work) -> None:
+    def make_room(work: Transition) -> None:
         if work.state.own is None:
             right(work)
 
@@ -263,9 +263,9 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 # -- asks that must not be lost --------------------------------------------------------------------------------------
 @_mutant("grant lost when the waiter withdraws", asks, "withdraw", "a log that takes its time")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def withdraw(work: Work, id: str) -> None:
+    def withdraw(work: Transition, id: str) -> None:
         turn = work.state.turn
-        if turn is not None and turn.id == id and turn.phase is Phase.STARTING:
+        if turn is not None and turn.id == id and turn.phase is TurnPhase.STARTING:
             # Its outcome is given, and what it was granted stays with it.
             outcome = Outcome(kind=Kind.WITHDRAWN)
             turn_end.log_ended(work, id, outcome, By.WITHDRAWN)
@@ -279,7 +279,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("exit while starting loses the ask", process_life, "_begin_again", "an exit while the log takes its time")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def begin_again(work: Work, turn: Turn, error: object) -> None:
+    def begin_again(work: Transition, turn: Turn, error: object) -> None:
         work.set(turn=None)
 
     return begin_again
@@ -287,7 +287,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("close forgets the queue", shutdown, "_refuse_queue", "a drain")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse_queue(work: Work) -> None:
+    def refuse_queue(work: Transition) -> None:
         work.set(queue=(), collecting=(), hold=None)
 
     return refuse_queue
@@ -304,7 +304,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("two sweeps at once", tool_cleanup, "after", "tools that live on, and an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def after(work: Work, turn: Turn) -> None:
+    def after(work: Transition, turn: Turn) -> None:
         work.set_process(sweeps=())
         right(work, turn)
 
@@ -313,7 +313,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a sweep without an end", tool_cleanup, "swept", "tools that live on")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def swept(work: Work, fact: object) -> None:
+    def swept(work: Transition, fact: object) -> None:
         work.cancel_timer(Timer.SWEEP, str(work.state.process.number))
 
     return swept
@@ -321,7 +321,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("steered ask forgotten", turn_end, "end", "steered")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def end(work: Work, turn: Turn, *args: Any, **kwargs: Any) -> None:
+    def end(work: Transition, turn: Turn, *args: Any, **kwargs: Any) -> None:
         right(work, replace(turn, steered=()), *args, **kwargs)
 
     return end
@@ -329,7 +329,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("steered prompt sent before the log has it", asks, "_steer", "steered")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def steer(work: Work, ask: Ask) -> bool:
+    def steer(work: Transition, ask: Ask) -> bool:
         is_steered = right(work, ask)
         if is_steered:
             assert work.state.turn is not None
@@ -341,7 +341,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("steered and not sent is forgotten", turn_end, "_requeue_unsent", "steered while the log takes its time")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def requeue_unsent(work: Work, turn: Turn) -> None:
+    def requeue_unsent(work: Transition, turn: Turn) -> None:
         pass
 
     return requeue_unsent
@@ -349,7 +349,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("collected asks go with the first", asks, "_withdraw_queued", "collected")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def withdraw_queued(work: Work, id: str) -> bool:
+    def withdraw_queued(work: Transition, id: str) -> bool:
         turn = ask_queue.find(work.state.queue, id)
         if turn is None or turn.id != id:
             return right(work, id)
@@ -363,7 +363,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("dropped ask comes back", asks, "_make_place", "a full queue")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def make_place(work: Work, ask: Any) -> None:
+    def make_place(work: Transition, ask: Any) -> None:
         queue = work.state.queue
         right(work, ask)
         work.set(queue=queue)
@@ -373,16 +373,16 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("hold not released", asks, "release", "two holds")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def release(work: Work, id: str) -> None:
+    def release(work: Transition, id: str) -> None:
         pass
 
     return release
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------
-@_mutant("outcome before it is durable", Work, "after_commit", "a log that takes its time")
+@_mutant("outcome before it is durable", Transition, "after_commit", "a log that takes its time")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def after_commit(work: Work, deferred: Deferred) -> None:
+    def after_commit(work: Transition, deferred: Deferred) -> None:
         if isinstance(deferred, Resolve):
             work.do(deferred)
         else:
@@ -391,9 +391,9 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return after_commit
 
 
-@_mutant("prompt before the intent is durable", Work, "after_commit", "a log that takes its time")
+@_mutant("prompt before the intent is durable", Transition, "after_commit", "a log that takes its time")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def after_commit(work: Work, deferred: Deferred) -> None:
+    def after_commit(work: Transition, deferred: Deferred) -> None:
         turn = work.state.turn
         if isinstance(deferred, MayWrite) and turn is not None:
             work.set_turn(replace(turn, may_write=True))
@@ -405,7 +405,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("store failure forgets the queue", durability, "_lose_store", "a log that fails")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def lose_store(work: Work, error: Any) -> None:
+    def lose_store(work: Transition, error: Any) -> None:
         work.set(queue=())
         right(work, error)
 
@@ -414,7 +414,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("store failure resolves what was never accepted", durability, "_lose_store", "a log that fails")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def lose_store(work: Work, error: Any) -> None:
+    def lose_store(work: Transition, error: Any) -> None:
         work.set(deferred=())
         right(work, error)
 
@@ -422,17 +422,17 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- the process and the pipe ----------------------------------------------------------------------------------------
-@_mutant("a partial frame followed by another", Work, "break_stdin", "a cut frame")
+@_mutant("a partial frame followed by another", Transition, "break_stdin", "a cut frame")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def break_stdin(work: Work, error: object) -> None:
+    def break_stdin(work: Transition, error: object) -> None:
         work.send_next()
 
     return break_stdin
 
 
-@_mutant("frames do not wait for each other", Work, "send", "a cut frame")
+@_mutant("frames do not wait for each other", Transition, "send", "a cut frame")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def send(work: Work, turn: str | None, data: bytes) -> None:
+    def send(work: Transition, turn: str | None, data: bytes) -> None:
         if work.state.process.stdin is Stdin.BUSY:
             work.set_process(stdin=Stdin.FREE)
         right(work, turn, data)
@@ -448,9 +448,9 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return is_current
 
 
-@_mutant("outbox survives the order to stop", Work, "stop_process", "a cut frame")
+@_mutant("outbox survives the order to stop", Transition, "stop_process", "a cut frame")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def stop_process(work: Work, error: Any = None) -> None:
+    def stop_process(work: Transition, error: Any = None) -> None:
         outbox = work.state.process.outbox
         right(work, error)
         work.set_process(outbox=outbox)
@@ -460,10 +460,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("the turn stays RUNNING when it is told to stop", turn_end, "stop", "an interrupt and a withdrawal")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def stop(work: Work, turn: Turn, cause: Any, clock: str | None = None) -> None:
-        if turn.phase is Phase.RUNNING and turn.boundary is None:
+    def stop(work: Transition, turn: Turn, cause: Any, clock: str | None = None) -> None:
+        if turn.phase is TurnPhase.RUNNING and turn.boundary is None:
             stopped = replace(turn.moved(Move.STOP), cause=cause)
-            work.set_turn(replace(stopped, phase=Phase.RUNNING))
+            work.set_turn(replace(stopped, phase=TurnPhase.RUNNING))
             turn_end.interrupt(work, turn)
         else:
             right(work, turn, cause, clock)
@@ -508,7 +508,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("idle timer without its rest", idle_process, "on_idle_long", "late facts of an idle process")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_idle_long(work: Work, key: str) -> None:
+    def on_idle_long(work: Transition, key: str) -> None:
         idle_process.evict(work, "idle")
 
     return on_idle_long
@@ -529,7 +529,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("eviction of a process in use", idle_process, "evict", "an eviction")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def evict(work: Work, reason: str) -> None:
+    def evict(work: Transition, reason: str) -> None:
         if work.state.process.phase is ProcessPhase.READY:
             idle_process.retire(work, reason)
 
@@ -538,7 +538,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("retired while a turn is open", idle_process, "look", "another configuration")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def look(work: Work) -> None:
+    def look(work: Transition) -> None:
         process = work.state.process
         if process.stale is Stale.NOW and process.phase is ProcessPhase.READY:
             idle_process.retire(work, "stale")
@@ -549,12 +549,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "nobody is told that it is idle",
-    Work,
+    Transition,
     "do",
     test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def do(work: Work, effect: Effect) -> None:
+    def do(work: Transition, effect: Effect) -> None:
         if not isinstance(effect, BeIdle):
             right(work, effect)
 
@@ -568,7 +568,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_resting.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def look(work: Work) -> None:
+    def look(work: Transition) -> None:
         since = work.state.idle_since
         right(work)
         if since is not None:
@@ -598,7 +598,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_settings.test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def write_prompt(work: Work) -> None:
+    def write_prompt(work: Transition) -> None:
         stale = work.state.process.stale
         work.set_process(stale=Stale.NO)
         right(work)
@@ -628,7 +628,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_resting.test_one_that_is_old_is_asked_to_save_and_replaced_after_that,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def end_ours(work: Work, turn: Turn, *args: Any) -> None:
+    def end_ours(work: Transition, turn: Turn, *args: Any) -> None:
         assert turn.ask is not None
         right(work, replace(turn, ask=replace(turn.ask, is_last=False)), *args)
 
@@ -637,12 +637,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "the next process is for no conversation",
-    Work,
+    Transition,
     "start_process",
     test_resting.test_after_so_long_it_is_let_go_and_the_next_ask_resumes,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def start_process(work: Work, schema: Any) -> None:
+    def start_process(work: Transition, schema: Any) -> None:
         right(work, schema)
         last = work.effects.pop()
         assert isinstance(last, StartProcess)
@@ -655,7 +655,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "an age is of no process", idle_process, "on_old", test_resting.test_the_age_of_a_process_that_is_gone_is_nobodys
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_old(work: Work, subject: str) -> None:
+    def on_old(work: Transition, subject: str) -> None:
         right(work, str(work.state.process.number))
 
     return on_old
@@ -664,7 +664,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- processes that come to nothing ----------------------------------------------------------------------------------
 @_mutant("start timer never armed", process_life, "started", "an exit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def started(work: Work, fact: Any) -> None:
+    def started(work: Transition, fact: Any) -> None:
         right(work, fact)
         work.effects.pop()
 
@@ -673,7 +673,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("back-off that never ends", idle_process, "on_backed_off", "one crash after the other")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_backed_off(work: Work, subject: str) -> None:
+    def on_backed_off(work: Transition, subject: str) -> None:
         pass
 
     return on_backed_off
@@ -686,7 +686,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_resting.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def count_crash(work: Work, process: Process) -> None:
+    def count_crash(work: Transition, process: ProcessState) -> None:
         right(work, process)
         work.set(is_backing_off=False)
 
@@ -700,7 +700,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_resting.test_who_asks_while_none_is_started_is_served_after_that,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(work: Work, over: TurnOver) -> TurnOver:
+    def counted(work: Transition, over: TurnOver) -> TurnOver:
         crashes = work.state.crashes
         over = right(work, over)
         work.set(crashes=crashes)
@@ -716,7 +716,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_resting.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def lost(work: Work, *args: Any, **kwargs: Any) -> None:
+    def lost(work: Transition, *args: Any, **kwargs: Any) -> None:
         work.set_process(was_told_to_stop=False)
         right(work, *args, **kwargs)
 
@@ -739,7 +739,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("setting's promise lost when the process dies", settings, "forget_all", "another model, and an exit")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget_all(work: Work) -> None:
+    def forget_all(work: Transition) -> None:
         pass
 
     return forget_all
@@ -747,7 +747,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a setting that is not answered holds everything up", settings, "expire", "another model")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def expire(work: Work, request: str) -> None:
+    def expire(work: Transition, request: str) -> None:
         pass
 
     return expire
@@ -760,7 +760,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_settings.test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def expire(work: Work, request: str) -> None:
+    def expire(work: Transition, request: str) -> None:
         right(work, request)
         work.set_process(stale=Stale.NO)
 
@@ -774,7 +774,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_settings.test_an_agent_that_refuses_is_believed_and_keeps_what_it_has,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_reply(work: Work, reply: Replied) -> None:
+    def on_reply(work: Transition, reply: Replied) -> None:
         right(work, replace(reply, error=None))
 
     return on_reply
@@ -782,7 +782,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a setting is told twice", settings, "_forget", "another model")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget(work: Work, change: Any) -> None:
+    def forget(work: Transition, change: Any) -> None:
         pass
 
     return forget
@@ -791,7 +791,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 # -- questions and callbacks -----------------------------------------------------------------------------------------
 @_mutant("question answered twice", questioning, "forget", "a question")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget(work: Work, id: str, answer: str, **more: Any) -> None:
+    def forget(work: Transition, id: str, answer: str, **more: Any) -> None:
         questions = work.state.questions
         right(work, id, answer, **more)
         work.set(questions=questions)
@@ -801,7 +801,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a question has the agent's own name", questioning, "_name", "a late answer")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def name(work: Work) -> str:
+    def name(work: Transition) -> str:
         return "q1"  # By that the toy asks.
 
     return name
@@ -813,7 +813,7 @@ _lost = test_questioning.test_a_name_that_the_log_has_lost_is_never_given_again
 @_mutant("a question has the name of one that the log lost", questioning, "_name", partial(_lost, "the log fails"))
 @_mutant("a question has a name of another host's", questioning, "_name", partial(_lost, "the host dies"))
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def name(work: Work) -> str:
+    def name(work: Transition) -> str:
         return f"q-0.{work.state.head + len(work.entries) + 1}"
 
     return name
@@ -821,7 +821,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("the answer to a question is told too early", questioning, "forget", "a late answer, and a log that fails")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None) -> None:
+    def forget(work: Transition, id: str, answer: str, *, by: str, message: str | None = None) -> None:
         right(work, id, answer, by=by, message=message)
         *before, (_, told) = work.state.deferred
         assert isinstance(told, TellAnswer)
@@ -833,7 +833,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a question outlives its process", questioning, "forget_all", test_questioning.test_so_does_one_in_no_turn)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget_all(work: Work) -> None:
+    def forget_all(work: Transition) -> None:
         pass
 
     return forget_all
@@ -846,7 +846,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_questioning.test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def forget_all(work: Work) -> None:
+    def forget_all(work: Transition) -> None:
         for question in work.state.questions:
             questioning.forget(work, question.id, "withdrawn", by="exit")
 
@@ -860,7 +860,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     partial(test_questioning.test_one_that_nobody_answers_in_time_has_the_default_answer, "deny"),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def expire(work: Work, id: str) -> None:
+    def expire(work: Transition, id: str) -> None:
         message = f"nobody answered within {work.state.config.question_seconds:g} s"
         questioning.answer(work, id, Decision(allows=True, message=message, by="expiry"))
 
@@ -876,7 +876,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     ),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def verdict(work: Work, asked: Any, speaking: Turn | None) -> None:
+    def verdict(work: Transition, asked: Any, speaking: Turn | None) -> None:
         return None
 
     return verdict
@@ -907,7 +907,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_questioning.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def answer(work: Work, fact: Any) -> None:
+    def answer(work: Transition, fact: Any) -> None:
         questioning.answer(work, fact.question, fact.decision)
 
     return answer
@@ -920,7 +920,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_questioning.test_such_a_denial_of_a_question_that_is_over_stops_nobody,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def answer(work: Work, fact: Any) -> None:
+    def answer(work: Transition, fact: Any) -> None:
         right(work, fact)
         if fact.decision.interrupts and work.state.speaking is not None:
             turn_end.stop(work, work.state.speaking, Cause.INTERRUPT)
@@ -936,7 +936,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def know_conversation(work: Work, conversation: str) -> None:
+    def know_conversation(work: Transition, conversation: str) -> None:
         work.set_process(has_overflowed=False)
         right(work, conversation)
 
@@ -950,7 +950,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def notice_overflow(work: Work, over: TurnOver) -> None:
+    def notice_overflow(work: Transition, over: TurnOver) -> None:
         pass
 
     return notice_overflow
@@ -963,7 +963,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     partial(test_conversation.test_a_large_prompt_is_to_blame_itself_the_first_time, True),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def notice_overflow(work: Work, over: TurnOver) -> None:
+    def notice_overflow(work: Transition, over: TurnOver) -> None:
         work.set(overflows=1)
         right(work, over)
 
@@ -977,7 +977,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(work: Work, over: TurnOver) -> TurnOver:
+    def counted(work: Transition, over: TurnOver) -> TurnOver:
         return replace(right(work, over), cost=over.spent)
 
     return counted
@@ -990,7 +990,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     partial(test_conversation.test_the_next_process_does_not_resume_what_another_session_drives, None),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def lose_conversation(work: Work, error: Any, held: str | None) -> None:
+    def lose_conversation(work: Transition, error: Any, held: str | None) -> None:
         work.give_up_process(error)
 
     return lose_conversation
@@ -1004,7 +1004,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_watchdogs.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def use_tools(work: Work, **calls: Any) -> None:
+    def use_tools(work: Transition, **calls: Any) -> None:
         pass
 
     return use_tools
@@ -1053,7 +1053,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: Past, **how: Any) -> list[Entry]:
         turn = past.session.turn
-        if turn is None or turn.phase is not Phase.STARTING:
+        if turn is None or turn.phase is not TurnPhase.STARTING:
             return right(past, **how)
         again = [entry(turn.id, kinds.TURN_REQUEUED, attempt=turn.attempt + 1)]
         return [*again, *right(pasts.fold(past, again), **how)]
@@ -1097,7 +1097,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- a session that leaves ---------------------------------------------------------------------------------------------
 @_mutant("a withdrawal at the last moment is lost", shutdown, "takes_back", "a leave, interrupted")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def takes_back(work: Work, fact: object) -> bool:
+    def takes_back(work: Transition, fact: object) -> bool:
         return False
 
     return takes_back
@@ -1126,7 +1126,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("it has left though the log does not say so", shutdown, "take_back", "a leave, and a log that fails twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def nothing(work: Work) -> None:
+    def nothing(work: Transition) -> None:
         pass
 
     return nothing
@@ -1134,7 +1134,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("holders are left behind", shutdown, "_end_holds", "a leave of holders")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def nothing(work: Work) -> None:
+    def nothing(work: Transition) -> None:
         pass
 
     return nothing
@@ -1142,7 +1142,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("what was granted is sent by who leaves", turn_end, "put_back", "a leave, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def put_back(work: Work, again: Turn) -> None:
+    def put_back(work: Transition, again: Turn) -> None:
         if work.state.mode is not Mode.LEAVING:
             right(work, again)
 
@@ -1159,7 +1159,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("what waits is refused by who leaves", shutdown, "leave", "a leave, interrupted")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(work: Work, by: float | None) -> None:
+    def leave(work: Transition, by: float | None) -> None:
         right(work, by)
         for waiting in work.state.queue:
             if isinstance(waiting, Turn):
@@ -1170,7 +1170,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a deadline is not kept", shutdown, "hurry", test_leaving.test_of_several_deadlines_the_first_counts)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def nothing(work: Work) -> None:
+    def nothing(work: Transition) -> None:
         pass
 
     return nothing
@@ -1212,7 +1212,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 @_mutant("a snapshot without keys", pasts, "encode", partial(_snapshot, "costs and settings"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def encode(past: Past) -> bytes:
-        return right(replace(past, keys=Keys()))
+        return right(replace(past, keys=IdempotencyKeys()))
 
     return encode
 

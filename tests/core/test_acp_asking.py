@@ -11,10 +11,10 @@ from tests.core.acp_talk import ALL, SESSION, permission, ready
 from banksman.core.dialects.acp import Acp
 from banksman.core.dialects.meaning import (
     Meaning,
+    NeedsConversation,
     Noise,
     Requested,
     RequestWithdrawn,
-    Told,
     ToolBegan,
     ToolEnded,
     TurnOver,
@@ -240,7 +240,7 @@ def test_an_answer_too_long_to_keep_is_the_end_of_its_turn() -> None:
         talk = ready()
         assert talk.prompts()["id"] == 3
         meaning = talk.dialect.read_head(head, tail)
-        assert isinstance(meaning, Told)
+        assert isinstance(meaning, NeedsConversation)
         return talk.take(talk.speech.hear(meaning))
 
     long = b'{"jsonrpc":"2.0","result":{"_meta":{"x":"' + b"x" * 1000
@@ -264,11 +264,11 @@ def test_a_request_too_long_to_keep_is_answered_no() -> None:
     talk = ready()
     head = b'{"id":1,"method":"session/request_permission","params":{"toolCall":{"content":"' + b"x" * 1000
     meaning = talk.dialect.read_head(head, b'x"}}}')
-    assert isinstance(meaning, Told)
+    assert isinstance(meaning, NeedsConversation)
     assert talk.take(talk.speech.hear(meaning)) == []
     assert talk.told()["result"] == {"outcome": {"outcome": "cancelled"}}
     meaning = talk.dialect.read_head(head.replace(b"session/request_permission", b"fs/write_text_file"), b'x"}}}')
-    assert isinstance(meaning, Told)
+    assert isinstance(meaning, NeedsConversation)
     assert talk.take(talk.speech.hear(meaning)) == []
     assert talk.told()["error"]["code"] == -32603
 
@@ -278,7 +278,7 @@ def test_the_end_of_a_tool_with_much_output_is_known_by_its_head() -> None:
     update = b'{"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"tool_call_update",'
     head = update + b'"toolCallId":"t","status":"completed","content":[{"text":"' + b"x" * 1000
     meaning = talk.dialect.read_head(head, b'x"}]}}}')
-    assert isinstance(meaning, Told)
+    assert isinstance(meaning, NeedsConversation)
     assert talk.take(talk.speech.hear(meaning)) == [ToolEnded(("t",))]
 
 
@@ -298,6 +298,6 @@ def test_reading_never_costs_more_than_its_line() -> None:
     dialect = Acp()
     assert dialect.read(b"[" * 10_000) == Noise()
     batch = dialect.read(b"[" + b",".join([b'{"id":1,"result":{}}'] * 10_000) + b"]")
-    assert isinstance(batch, Told)
+    assert isinstance(batch, NeedsConversation)
     talk = ready()
     assert set(map(type, talk.take(talk.speech.hear(batch)))) == {Noise}

@@ -18,7 +18,7 @@ from tests.core.recordings.reading import CUTS, Cut
 from tests.thorough import one_in
 
 from banksman.core.dialects.acp import Acp
-from banksman.core.dialects.meaning import Replied, Requested, Told, TurnOver
+from banksman.core.dialects.meaning import NeedsConversation, Replied, Requested, TurnOver
 from banksman.core.dialects.quirks import Quirks
 from banksman.core.wire.framing import HEAD_BYTES
 
@@ -207,4 +207,4 @@ def test_a_line_that_is_cut_anywhere_is_read_and_no_more(name: str) -> None:
             dialect.read_head(line[:place], line[-64:])
         if "method" not in frame and frame.get("id") is not None:
             meaning = dialect.read_head(line[: min(HEAD_BYTES, len(line) - 1)], line[-64:])
-            assert isinstance(meaning, Told)
+            assert isinstance(meaning, NeedsConversation)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from banksman.core.session import ask_queue
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Hold, Queue, Waiting
-from banksman.core.session.turn import Ask, Phase, Turn, queued
+from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
 
 PRIORITIES = (BACKGROUND, NORMAL, INTERACTIVE)
 AGEING = 300.0
@@ -97,7 +97,7 @@ def test_age_lifts_by_one_class_and_no_more(ats: list[tuple[int, float]]) -> Non
 
 
 def test_age_preempts_nobody_and_who_was_chosen_for_it_is_not_stopped_by_those_it_passed() -> None:
-    running = replace(_turn("aged", BACKGROUND), phase=Phase.RUNNING, standing=NORMAL, granted_at=400.0)
+    running = replace(_turn("aged", BACKGROUND), phase=TurnPhase.RUNNING, standing=NORMAL, granted_at=400.0)
     assert not ask_queue.displaces(_turn("passed", NORMAL, at=399.0), running)
     assert ask_queue.displaces(_turn("newcomer", NORMAL, at=401.0), running)
     assert ask_queue.displaces(_turn("urgent", INTERACTIVE, at=1.0), running)

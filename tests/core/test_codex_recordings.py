@@ -20,13 +20,13 @@ from banksman.core.dialects.dialect import Setup
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
+    NeedsConversation,
     Noise,
     PromptSettled,
     PromptTaken,
     Replied,
     Requested,
     RequestWithdrawn,
-    Told,
     ToolBegan,
     ToolEnded,
     TurnOpened,
@@ -216,7 +216,7 @@ def test_both_readings_tell_the_same_text_once(name: str) -> None:
 def test_a_line_without_its_end_means_what_its_beginning_says(name: str) -> None:
     for line in reading.lines(name):
         whole, cut = CODEX.read(line), CODEX.read_head(line[: len(line) - 1], line[-40:])
-        if isinstance(whole, Told):
-            assert isinstance(cut, Told), line
+        if isinstance(whole, NeedsConversation):
+            assert isinstance(cut, NeedsConversation), line
         elif whole is not None:
             assert cut == whole, line

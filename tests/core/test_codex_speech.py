@@ -14,6 +14,7 @@ from banksman.core.dialects.codex.conversation import CodexSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.dialects.meaning import (
     Meaning,
+    NeedsConversation,
     Noise,
     PromptRefused,
     PromptSettled,
@@ -21,7 +22,6 @@ from banksman.core.dialects.meaning import (
     Replied,
     Requested,
     RequestWithdrawn,
-    Told,
     ToolBegan,
     TurnOpened,
     TurnOver,
@@ -57,7 +57,7 @@ class Talk:
     def hears(self, frame: Any, *, tail: bytes | None = None) -> list[Meaning]:
         line = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
         meaning = CODEX.read(line) if tail is None else CODEX.read_head(line, tail)
-        if isinstance(meaning, Told):
+        if isinstance(meaning, NeedsConversation):
             return self.do(self.speech.hear(meaning))
         return [] if meaning is None else [meaning]
 

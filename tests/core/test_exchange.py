@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from banksman.core.wire.jsonrpc import BARE, Call, Garbage
+from banksman.core.wire.jsonrpc import BARE, Garbage, RpcCall
 from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX, Exchange, Ours, Theirs
 
 
@@ -73,7 +73,7 @@ def test_there_is_room_for_so_many() -> None:
 def test_the_last_word_is_a_request_until_something_else_is_said() -> None:
     exchange, _ = Exchange[str]().call("a", "m", {})
     assert exchange.last == 1
-    exchange, is_taken, frames = exchange.take(Call("q", "m"))
+    exchange, is_taken, frames = exchange.take(RpcCall("q", "m"))
     assert (is_taken, frames, exchange.last) == (True, (), 1)
     answered, [frame] = exchange.reply('"q"', {"b": 1})
     assert json.loads(frame) == {"jsonrpc": "2.0", "id": "q", "result": {"b": 1}}

@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import BARE, BATCH_MAX, JSONRPC, Call, Failure, Garbage, Message, Notice, Reply
+from banksman.core.wire.jsonrpc import BARE, BATCH_MAX, JSONRPC, Failure, Garbage, Message, Notice, RpcCall, RpcReply
 from banksman.errors import UsageError
 
 REASON = "the agent gave no reason"
@@ -19,40 +19,40 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 READ: list[tuple[bytes, Message]] = [
-    (b'{"jsonrpc":"2.0","id":1,"method":"a","params":{"b":2}}', Call(1, "a", {"b": 2})),
-    (b'{"id":"1","method":"a"}', Call("1", "a")),
-    (b'{"id":0,"method":"a","params":[1]}', Call(0, "a", [1])),
+    (b'{"jsonrpc":"2.0","id":1,"method":"a","params":{"b":2}}', RpcCall(1, "a", {"b": 2})),
+    (b'{"id":"1","method":"a"}', RpcCall("1", "a")),
+    (b'{"id":0,"method":"a","params":[1]}', RpcCall(0, "a", [1])),
     (b'{"method":"a","params":{}}', Notice("a", {})),
     (b'{"id":null,"method":"a"}', Notice("a")),
-    (b'{"id":1,"result":{}}', Reply(1, {})),
-    (b'{"result":null,"id":-5}', Reply(-5)),
+    (b'{"id":1,"result":{}}', RpcReply(1, {})),
+    (b'{"result":null,"id":-5}', RpcReply(-5)),
     # What JavaScript makes of a result that is undefined.
-    (b'{"jsonrpc":"2.0","id":1}', Reply(1)),
-    (b'{"error":{"code":-32600,"message":"no"},"id":8}', Reply(8, None, Failure(-32600, "no"))),
-    (b'{"id":null,"error":{"code":-32700,"message":"x"}}', Reply(None, None, Failure(-32700, "x"))),
-    (b'{"id":1,"error":"no"}', Reply(1, None, Failure(0, "no"))),
-    (b'{"id":1,"error":{}}', Reply(1, None, Failure(0, REASON))),
+    (b'{"jsonrpc":"2.0","id":1}', RpcReply(1)),
+    (b'{"error":{"code":-32600,"message":"no"},"id":8}', RpcReply(8, None, Failure(-32600, "no"))),
+    (b'{"id":null,"error":{"code":-32700,"message":"x"}}', RpcReply(None, None, Failure(-32700, "x"))),
+    (b'{"id":1,"error":"no"}', RpcReply(1, None, Failure(0, "no"))),
+    (b'{"id":1,"error":{}}', RpcReply(1, None, Failure(0, REASON))),
     (
         b'{"id":1,"error":{"code":true,"message":7,"data":[1]}}',
-        Reply(1, None, Failure(0, REASON, [1])),
+        RpcReply(1, None, Failure(0, REASON, [1])),
     ),
-    (b'{"id":1,"error":null,"result":2}', Reply(1, 2)),
-    (b'{"id":1,"error":{"code":1,"message":"x"},"result":2}', Reply(1, None, Failure(1, "x"))),
+    (b'{"id":1,"error":null,"result":2}', RpcReply(1, 2)),
+    (b'{"id":1,"error":{"code":1,"message":"x"},"result":2}', RpcReply(1, None, Failure(1, "x"))),
     # Of two members with one name the last counts.
-    (b'{"id":2,"method":"x","id":3}', Call(3, "x")),
-    (b' {"id":1,"result":2} \r', Reply(1, 2)),
+    (b'{"id":2,"method":"x","id":3}', RpcCall(3, "x")),
+    (b' {"id":1,"result":2} \r', RpcReply(1, 2)),
     # Text that is none is mended.
-    (b'{"id":2,"result":"\xff"}', Reply(2, "\ufffd")),
-    (b'{"id":2,"result":"\\ud800"}', Reply(2, "\ufffd")),
+    (b'{"id":2,"result":"\xff"}', RpcReply(2, "\ufffd")),
+    (b'{"id":2,"result":"\\ud800"}', RpcReply(2, "\ufffd")),
     # Read as far as it goes.
-    (b'{"id":2,"result":' + DEEP + b"}", Reply(2, is_cut=True)),
-    (b'{"id":2,"result":1e999999}', Reply(2, is_cut=True)),
-    (b'{"id":2,"method":"m","params":{"a":' + DEEP + b"}}", Call(2, "m", None, is_cut=True)),
-    (b'{"id":18446744073709551615,"result":1}', Reply(18446744073709551615, 1)),
+    (b'{"id":2,"result":' + DEEP + b"}", RpcReply(2, is_cut=True)),
+    (b'{"id":2,"result":1e999999}', RpcReply(2, is_cut=True)),
+    (b'{"id":2,"method":"m","params":{"a":' + DEEP + b"}}", RpcCall(2, "m", None, is_cut=True)),
+    (b'{"id":18446744073709551615,"result":1}', RpcReply(18446744073709551615, 1)),
     # JSON has one kind of number.
-    (b'{"id":3.0,"result":1}', Reply(3, 1)),
-    (b'{"id":-0.0,"method":"a"}', Call(0, "a")),
-    (b'{"id":"' + b"x" * 5_000 + b'","method":"a"}', Call("x" * 5_000, "a")),
+    (b'{"id":3.0,"result":1}', RpcReply(3, 1)),
+    (b'{"id":-0.0,"method":"a"}', RpcCall(0, "a")),
+    (b'{"id":"' + b"x" * 5_000 + b'","method":"a"}', RpcCall("x" * 5_000, "a")),
 ]
 
 
@@ -102,8 +102,8 @@ def test_a_batch_is_taken_apart() -> None:
     first, second, third, *rest = jsonrpc.decode(line)
     assert isinstance(first, Garbage)
     assert isinstance(third, Garbage)
-    assert second == Reply("1", None, Failure(0, "x"))
-    assert rest == [Notice("n"), Call(1, "m"), Reply(1)]
+    assert second == RpcReply("1", None, Failure(0, "x"))
+    assert rest == [Notice("n"), RpcCall(1, "m"), RpcReply(1)]
 
 
 def steps(line: bytes) -> tuple[int, tuple[Message, ...]]:
@@ -128,17 +128,17 @@ def batch(item: bytes, count: int) -> bytes:
 
 def test_a_batch_has_a_most() -> None:
     reply = b'{"id":1,"result":{}}'
-    assert jsonrpc.decode(batch(reply, BATCH_MAX)) == (Reply(1, {}),) * BATCH_MAX
+    assert jsonrpc.decode(batch(reply, BATCH_MAX)) == (RpcReply(1, {}),) * BATCH_MAX
     # It may hold the end of a turn, and nothing else may ever say so.
-    assert jsonrpc.decode(batch(reply, BATCH_MAX + 1)) == (Reply(None, is_cut=True),)
-    assert jsonrpc.decode(batch(reply, 1 << 16)) == (Reply(None, is_cut=True),)
+    assert jsonrpc.decode(batch(reply, BATCH_MAX + 1)) == (RpcReply(None, is_cut=True),)
+    assert jsonrpc.decode(batch(reply, 1 << 16)) == (RpcReply(None, is_cut=True),)
     # How long it is does not matter.
     long = b'{"method":"n","params":{"a":"%s"}}' % (b"x" * jsonrpc.SALVAGE_BYTES_MAX)
     assert jsonrpc.decode(batch(long, 2)) == (Notice("n", {"a": "x" * jsonrpc.SALVAGE_BYTES_MAX}),) * 2
     # Nor is it taken for one because of how it begins.
     (no_json,) = jsonrpc.decode(b'[{"id":1,"result":' + b"x" * jsonrpc.SALVAGE_BYTES_MAX)
     assert isinstance(no_json, Garbage)
-    assert jsonrpc.decode(b"[" + reply + b"," + DEEP + b"]") == (Reply(None, is_cut=True),)
+    assert jsonrpc.decode(b"[" + reply + b"," + DEEP + b"]") == (RpcReply(None, is_cut=True),)
 
 
 @pytest.mark.thorough
@@ -154,34 +154,34 @@ def test_what_a_line_of_many_costs_is_bounded(item: bytes, bytes_about: int) -> 
 def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
     line = b'{"result":' + DEEP * 6 + b',"id":5}'
     assert len(line) > jsonrpc.SALVAGE_BYTES_MAX
-    assert jsonrpc.decode(line) == (Reply(5, {}, is_cut=True),)
+    assert jsonrpc.decode(line) == (RpcReply(5, {}, is_cut=True),)
 
 
 # -- a line that was too long to keep --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("head", "tail", "message"),
     [
-        (b'{"id":5,"result":{"a":1,"b":"xx', b'xx"}}', Reply(5, {"a": 1}, is_cut=True)),
+        (b'{"id":5,"result":{"a":1,"b":"xx', b'xx"}}', RpcReply(5, {"a": 1}, is_cut=True)),
         # The id comes last; what looks like one inside a text is none.
-        (b'{"jsonrpc":"2.0","result":{"b":"xx', b'x,\\"id\\":3}"},"id":5}\n', Reply(5, {}, is_cut=True)),
-        (b'{"result":{"b":"xx', b'"},"id":"u-1","jsonrpc":"2.0"}', Reply("u-1", {}, is_cut=True)),
+        (b'{"jsonrpc":"2.0","result":{"b":"xx', b'x,\\"id\\":3}"},"id":5}\n', RpcReply(5, {}, is_cut=True)),
+        (b'{"result":{"b":"xx', b'"},"id":"u-1","jsonrpc":"2.0"}', RpcReply("u-1", {}, is_cut=True)),
         # That one is the id of something inside.
-        (b'{"result":{"b":"xx', b'x","id":3}}', Reply(None, {}, is_cut=True)),
-        (b'{"error":{"code":3,"data":"xx', b'"},"id":7}', Reply(7, None, Failure(3, REASON), is_cut=True)),
+        (b'{"result":{"b":"xx', b'x","id":3}}', RpcReply(None, {}, is_cut=True)),
+        (b'{"error":{"code":3,"data":"xx', b'"},"id":7}', RpcReply(7, None, Failure(3, REASON), is_cut=True)),
         (
             b'{"method":"m","params":{"t":1,"u":{"id":2,"v":[{',
             b"]}}}",
             Notice("m", {"t": 1, "u": {"id": 2}}, is_cut=True),
         ),
-        (b'{"method":"m","id":0,"params":{"a":"', b'"}}', Call(0, "m", {}, is_cut=True)),
+        (b'{"method":"m","id":0,"params":{"a":"', b'"}}', RpcCall(0, "m", {}, is_cut=True)),
         # Both at the end, after a member that says nothing.
-        (b'{"params":{"a":1,"b":"', b'"},"method":"m","id":"q","at":1.5e3}', Call("q", "m", {"a": 1}, is_cut=True)),
-        (b'{"id":5,"id":6,"result":"x', b'x"}', Reply(6, {}, is_cut=True)),
+        (b'{"params":{"a":1,"b":"', b'"},"method":"m","id":"q","at":1.5e3}', RpcCall("q", "m", {"a": 1}, is_cut=True)),
+        (b'{"id":5,"id":6,"result":"x', b'x"}', RpcReply(6, {}, is_cut=True)),
         # Of what is in the middle alone nobody can tell whose it is.
-        (b'{"a":"xx', b'xx"}', Reply(None, is_cut=True)),
-        (b'[{"id":5,"result":"', b'"}]', Reply(None, is_cut=True)),
+        (b'{"a":"xx', b'xx"}', RpcReply(None, is_cut=True)),
+        (b'[{"id":5,"result":"', b'"}]', RpcReply(None, is_cut=True)),
         (b"[0,0,0,", b"0,0]", Garbage("an array that begins with no message")),
-        (b'{"id":1.5,"result":"', b'"}', Reply(None, is_cut=True)),
+        (b'{"id":1.5,"result":"', b'"}', RpcReply(None, is_cut=True)),
     ],
 )
 def test_an_oversize_message_is_known_by_its_ends(head: bytes, tail: bytes, message: Message) -> None:
@@ -233,12 +233,12 @@ def test_a_request_may_be_withdrawn(notice: Notice, id: jsonrpc.Id | None) -> No
 def test_what_is_written_is_read_again() -> None:
     for writer in (JSONRPC, BARE):
         sent: list[tuple[bytes, Message]] = [
-            (writer.call(1, "m", {"a": "b\nc"}), Call(1, "m", {"a": "b\nc"})),
-            (writer.call("1", "m"), Call("1", "m")),
+            (writer.call(1, "m", {"a": "b\nc"}), RpcCall(1, "m", {"a": "b\nc"})),
+            (writer.call("1", "m"), RpcCall("1", "m")),
             (writer.notice("n", {}), Notice("n", {})),
-            (writer.reply(0, None), Reply(0)),
-            (writer.error("x", -32601, "no", {"a": 1}), Reply("x", None, Failure(-32601, "no", {"a": 1}))),
-            (writer.error(None, -32700, "no"), Reply(None, None, Failure(-32700, "no"))),
+            (writer.reply(0, None), RpcReply(0)),
+            (writer.error("x", -32601, "no", {"a": 1}), RpcReply("x", None, Failure(-32601, "no", {"a": 1}))),
+            (writer.error(None, -32700, "no"), RpcReply(None, None, Failure(-32700, "no"))),
         ]
         for line, message in sent:
             assert line.endswith(b"\n")

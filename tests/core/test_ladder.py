@@ -18,15 +18,15 @@ from banksman.core.stop_ladder import (
     KillKeeper,
     KillTree,
     Ladder,
+    LadderPhase,
+    LadderTimerFired,
     LeaderExited,
     OutputClosed,
-    Phase,
     Settle,
-    StartTimer,
+    StartLadderTimer,
     StopAsked,
     TermGroup,
     TermRest,
-    TimerFired,
     Timings,
     TreeGone,
     step,
@@ -40,25 +40,30 @@ class World:
     """A process that reacts to chosen rungs, under a clock that jumps from timer to timer."""
 
     def __init__(
-        self, timings: Timings, *, exits_on: Phase | None, rest_ends_on: Phase | None, held_outside: bool = False
+        self,
+        timings: Timings,
+        *,
+        exits_on: LadderPhase | None,
+        rest_ends_on: LadderPhase | None,
+        held_outside: bool = False,
     ) -> None:
         self.now = 0.0
         self.ladder = Ladder(timings)
         self.exits_on, self.rest_ends_on, self.held_outside = exits_on, rest_ends_on, held_outside
         self.has_exited = self.is_rest_gone = False
         self.trace: list[tuple[float, Effect]] = []
-        self.timer: StartTimer | None = None
+        self.timer: StartLadderTimer | None = None
 
     def run(self, *facts: Fact) -> list[tuple[float, Effect]]:
         waiting = deque(facts)
-        while self.ladder.phase is not Phase.OVER:
+        while self.ladder.phase is not LadderPhase.OVER:
             if waiting:
                 self._take(waiting.popleft(), waiting)
             else:
                 assert self.timer is not None, f"nothing will ever happen again: {self.trace}"
                 timer, self.timer = self.timer, None
                 self.now = max(self.now, timer.at)
-                waiting.append(TimerFired(self.now, timer.phase))
+                waiting.append(LadderTimerFired(self.now, timer.phase))
         return self.trace
 
     def _take(self, fact: Fact, waiting: deque[Fact]) -> None:
@@ -66,22 +71,22 @@ class World:
         for effect in effects:
             self.trace.append((self.now, effect))
             match effect:
-                case StartTimer():
+                case StartLadderTimer():
                     self.timer = effect
                 case CloseStdin():
-                    self._react(Phase.EOF, waiting)
+                    self._react(LadderPhase.EOF, waiting)
                 case TermGroup():
-                    self._react(Phase.TERM, waiting)
+                    self._react(LadderPhase.TERM, waiting)
                 case TermRest():
-                    self._react(Phase.REST, waiting)
+                    self._react(LadderPhase.REST, waiting)
                 case KillTree():
-                    self._react(Phase.KILL, waiting)
+                    self._react(LadderPhase.KILL, waiting)
                 case KillKeeper():
-                    self._react(Phase.KEEPER, waiting)
+                    self._react(LadderPhase.KEEPER, waiting)
                 case _:
                     pass
 
-    def _react(self, rung: Phase, waiting: deque[Fact]) -> None:
+    def _react(self, rung: LadderPhase, waiting: deque[Fact]) -> None:
         if rung is self.exits_on and not self.has_exited:
             self.has_exited = True
             waiting.append(LeaderExited(self.now))
@@ -97,19 +102,19 @@ class World:
 
 
 def test_a_command_that_obeys_is_over_at_once() -> None:
-    world = World(COMMAND, exits_on=Phase.TERM, rest_ends_on=Phase.REST)
+    world = World(COMMAND, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermGroup"), (0.0, "TermRest"), (0.0, "Settle")]
 
 
 def test_a_stubborn_command_is_killed_after_one_grace() -> None:
-    world = World(COMMAND, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+    world = World(COMMAND, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermGroup"), (5.0, "KillTree"), (5.0, "Settle")]
 
 
 def test_the_grace_is_counted_once_from_the_first_term() -> None:
-    world = World(COMMAND, exits_on=None, rest_ends_on=Phase.KILL)
+    world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.KILL)
     world.has_exited = True
     ladder, _ = step(world.ladder, StopAsked(0.0))
     world.ladder, world.now = ladder, 3.0
@@ -118,20 +123,20 @@ def test_the_grace_is_counted_once_from_the_first_term() -> None:
 
 
 def test_an_agent_gets_end_of_file_first() -> None:
-    world = World(AGENT, exits_on=Phase.TERM, rest_ends_on=Phase.REST)
+    world = World(AGENT, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "CloseStdin"), (1.5, "TermGroup"), (1.5, "TermRest"), (1.5, "Settle")]
 
 
 def test_what_a_command_leaves_behind_may_linger_before_it_is_told_to_go() -> None:
-    world = World(COMMAND, exits_on=None, rest_ends_on=Phase.REST)
+    world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.REST)
     world.has_exited = True
     world.run(LeaderExited(0.0))
     assert world.rungs() == [(0.3, "TermRest"), (0.3, "Settle")]
 
 
 def test_a_stop_while_lingering_does_not_wait_for_the_linger() -> None:
-    world = World(COMMAND, exits_on=None, rest_ends_on=Phase.REST)
+    world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.REST)
     world.has_exited = True
     world.run(LeaderExited(0.0), StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermRest"), (0.0, "Settle")]
@@ -139,7 +144,7 @@ def test_a_stop_while_lingering_does_not_wait_for_the_linger() -> None:
 
 def test_at_once_skips_to_kill_from_every_rung() -> None:
     for first in ([], [StopAsked(0.0)], [LeaderExited(0.0)], [StopAsked(0.0), LeaderExited(0.0)]):
-        world = World(AGENT, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+        world = World(AGENT, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
         world.run(*first, StopAsked(0.0, at_once=True))
         assert [name for at, name in world.rungs() if at == 0.0][-2:] == ["KillTree", "Settle"], world.rungs()
 
@@ -158,7 +163,7 @@ def test_a_stop_that_must_be_over_in_time_gives_each_rung_its_share_of_it() -> N
 
 
 def test_a_stop_that_fits_is_not_hurried() -> None:
-    worlds = [World(AGENT, exits_on=Phase.KILL, rest_ends_on=Phase.KILL) for _ in range(2)]
+    worlds = [World(AGENT, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL) for _ in range(2)]
     worlds[0].run(StopAsked(0.0))
     worlds[1].run(StopAsked(0.0, kill_by=6.5))
     assert worlds[0].rungs() == worlds[1].rungs()
@@ -166,7 +171,7 @@ def test_a_stop_that_fits_is_not_hurried() -> None:
 
 @pytest.mark.parametrize("timings", [AGENT, COMMAND])
 def test_with_no_time_left_every_rung_follows_at_once(timings: Timings) -> None:
-    world = World(timings, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+    world = World(timings, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
     world.run(StopAsked(0.0, kill_by=-5.0))
     assert world.now == 0.0
     assert [name for _, name in world.rungs()][-3:] == ["TermGroup", "KillTree", "Settle"]
@@ -178,11 +183,11 @@ def test_with_no_time_left_every_rung_follows_at_once(timings: Timings) -> None:
 def test_a_stop_that_is_under_way_is_only_ever_shortened(timings: Timings, at: float, has_exited: bool) -> None:
     """Whatever bounds come, and in whatever order, KILL comes at the earliest of them, or when it would have anyway."""
     for bounds in itertools.permutations((at + 0.5, at + 1.0, 100.0)):
-        world = World(timings, exits_on=None, rest_ends_on=Phase.KILL)
+        world = World(timings, exits_on=None, rest_ends_on=LadderPhase.KILL)
         world.has_exited = True
         world.ladder, _ = step(world.ladder, StopAsked(0.0))
         if timings.eof is not None and at > timings.eof:
-            world.ladder, _ = step(world.ladder, TimerFired(timings.eof, Phase.EOF))
+            world.ladder, _ = step(world.ladder, LadderTimerFired(timings.eof, LadderPhase.EOF))
         if has_exited:
             world.ladder, _ = step(world.ladder, LeaderExited(at))
         world.now = at
@@ -192,7 +197,7 @@ def test_a_stop_that_is_under_way_is_only_ever_shortened(timings: Timings, at: f
 
 @pytest.mark.parametrize(("timings", "kill_at"), [(AGENT, 6.5), (COMMAND, 5.0)])
 def test_a_bound_that_lies_behind_the_end_of_a_stop_changes_nothing(timings: Timings, kill_at: float) -> None:
-    world = World(timings, exits_on=Phase.KILL, rest_ends_on=Phase.KILL)
+    world = World(timings, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
     world.run(StopAsked(0.0), StopAsked(0.0, kill_by=100.0))
     assert [at for at, name in world.rungs() if name == "KillTree"] == [kill_at]
 
@@ -206,15 +211,15 @@ def test_a_keeper_that_does_not_report_is_killed_and_the_wait_ends() -> None:
 
 
 def test_a_pipe_held_outside_the_tree_is_given_up_and_said_so() -> None:
-    world = World(COMMAND, exits_on=Phase.TERM, rest_ends_on=Phase.REST, held_outside=True)
+    world = World(COMMAND, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST, held_outside=True)
     trace = world.run(StopAsked(0.0))
     assert trace[-2:] == [(2.0, CloseOutput()), (2.0, Settle(drained=False))]
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RUNNING])
-def test_a_timer_of_another_phase_is_stale(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [phase for phase in LadderPhase if phase is not LadderPhase.RUNNING])
+def test_a_timer_of_another_phase_is_stale(phase: LadderPhase) -> None:
     ladder = Ladder(COMMAND)
-    assert step(ladder, TimerFired(99.0, phase)) == (ladder, [])
+    assert step(ladder, LadderTimerFired(99.0, phase)) == (ladder, [])
 
 
 @pytest.mark.parametrize(
@@ -222,14 +227,14 @@ def test_a_timer_of_another_phase_is_stale(phase: Phase) -> None:
     list(
         itertools.product(
             (AGENT, COMMAND),
-            (Phase.EOF, Phase.TERM, Phase.KILL, None),
-            (Phase.REST, Phase.KILL, Phase.KEEPER, None),
+            (LadderPhase.EOF, LadderPhase.TERM, LadderPhase.KILL, None),
+            (LadderPhase.REST, LadderPhase.KILL, LadderPhase.KEEPER, None),
             (False, True),
         )
     ),
 )
 def test_every_stop_ends_within_the_sum_of_its_waits(
-    timings: Timings, exits_on: Phase | None, rest_ends_on: Phase | None, held: bool
+    timings: Timings, exits_on: LadderPhase | None, rest_ends_on: LadderPhase | None, held: bool
 ) -> None:
     world = World(timings, exits_on=exits_on, rest_ends_on=rest_ends_on, held_outside=held)
     world.run(StopAsked(0.0))
@@ -249,7 +254,7 @@ def test_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[st
         LeaderExited(1.0),
         OutputClosed(1.0),
         TreeGone(1.0),
-        *(TimerFired(1.0, phase) for phase in Phase),
+        *(LadderTimerFired(1.0, phase) for phase in LadderPhase),
     ]
     start = Ladder(timings)
     seen, waiting, transitions = {start}, deque([start]), 0
@@ -259,16 +264,19 @@ def test_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[st
             after, effects = step(ladder, fact)
             transitions += 1
             settled = [effect for effect in effects if isinstance(effect, Settle)]
-            assert len(settled) == (ladder.phase is not Phase.OVER and after.phase is Phase.OVER), (ladder, fact)
-            if ladder.phase is Phase.OVER:
+            assert len(settled) == (ladder.phase is not LadderPhase.OVER and after.phase is LadderPhase.OVER), (
+                ladder,
+                fact,
+            )
+            if ladder.phase is LadderPhase.OVER:
                 assert (after, effects) == (ladder, [])
             killed_unasked = any(isinstance(effect, KillTree) for effect in effects) and ladder.kill_at is None
             assert not killed_unasked or (isinstance(fact, StopAsked) and fact.at_once), (ladder, fact)
-            has_timer = any(isinstance(effect, StartTimer) for effect in effects)
-            assert after.phase in (ladder.phase, Phase.OVER) or has_timer, "a phase that nothing ends"
+            has_timer = any(isinstance(effect, StartLadderTimer) for effect in effects)
+            assert after.phase in (ladder.phase, LadderPhase.OVER) or has_timer, "a phase that nothing ends"
             if after not in seen:
                 seen.add(after)
                 waiting.append(after)
     with capsys.disabled():
         print(f"\nladder: {len(seen)} states, {transitions} transitions")
-    assert {ladder.phase for ladder in seen} == set(Phase) - ({Phase.EOF} if timings.eof is None else set())
+    assert {ladder.phase for ladder in seen} == set(LadderPhase) - ({LadderPhase.EOF} if timings.eof is None else set())

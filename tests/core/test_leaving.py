@@ -47,7 +47,7 @@ from banksman.core.session.history import replay
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
 from banksman.core.session.step import step
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError, Closed, Moving, NotOwner, StoreError
 
 LEAVE = (Timer.LEAVE, "session")
@@ -87,7 +87,7 @@ def granted() -> Talk:
     talk.is_log_slow = True
     talk.ask(ask("a", NORMAL))
     assert talk.state.turn is not None
-    assert talk.state.turn.phase is Phase.STARTING
+    assert talk.state.turn.phase is TurnPhase.STARTING
     return talk
 
 

@@ -24,10 +24,10 @@ from banksman.core.session import history as replay
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.history import VERSION, Born, OpenQuestion, Past
-from banksman.core.session.idempotency import KEYS_MAX, Key, Keys
+from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKey, IdempotencyKeys
 from banksman.core.session.permissions import Verdict
-from banksman.core.session.state import Mode, Process, Session
-from banksman.core.session.turn import Ask, Phase, Turn
+from banksman.core.session.state import Mode, ProcessState, Session
+from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import StoreTooNew
 
 # What of a session is in its log besides its turns, by the names of its members.
@@ -125,19 +125,19 @@ def test_frames_are_counted_and_not_looked_into(frames: list[Entry]) -> None:
     """Nearly all of a log is frames, and an agent may say what is no JSON."""
     past = pasts.fold(pasts.beginning(CONFIG), [queued("a"), *frames, (None, kinds.SENT, b"\xff{"), queued("b", "k")])
     assert past.session.head == past.session.committed == len(frames) + 3
-    assert past.keys == Keys([Key("k", "b", len(frames) + 2)])
+    assert past.keys == IdempotencyKeys([IdempotencyKey("k", "b", len(frames) + 2)])
     assert replace(past.session, head=0, committed=0, queue=()) == Session(config=CONFIG)
 
 
 def test_the_last_keys_are_remembered_and_no_more() -> None:
     past = pasts.fold(pasts.beginning(CONFIG), [queued(f"t{n}", f"k{n}") for n in range(KEYS_MAX)])
     assert len(past.keys) == KEYS_MAX
-    assert past.keys[0] == Key("k0", "t0", 0)
+    assert past.keys[0] == IdempotencyKey("k0", "t0", 0)
     # Used once more, it is the newest; one that is new takes the place of the oldest.
     past = pasts.fold(past, [queued("again", "k0"), queued("plain"), queued("new", "k-new")])
     assert len(past.keys) == KEYS_MAX
     assert past.keys[0].key == "k2"
-    assert past.keys[-2:] == (Key("k0", "again", KEYS_MAX), Key("k-new", "new", KEYS_MAX + 2))
+    assert past.keys[-2:] == (IdempotencyKey("k0", "again", KEYS_MAX), IdempotencyKey("k-new", "new", KEYS_MAX + 2))
     assert written(past).keys == past.keys
 
 
@@ -206,7 +206,7 @@ def test_the_process_is_the_one_that_was_started_last() -> None:
     started.append(entry(None, kinds.PROCESS_STARTED, process=2, pid=78, born=None))
     past = pasts.fold(pasts.beginning(CONFIG), started)
     assert past.process is None
-    assert past.session.process == Process(number=2)
+    assert past.session.process == ProcessState(number=2)
 
 
 # -- the form of a snapshot --------------------------------------------------------------------------------------------
@@ -247,17 +247,17 @@ def _old() -> Past:
         cost=2.5,
         settings=(("model", "x"),),
         queue=(Turn(id="a", ask=a, priority=10, attempt=2, joined=(b,)),),
-        turn=Turn(id="c", ask=c, priority=10, attempt=2, phase=Phase.STARTING),
-        own=Turn(id="own-3", ask=None, priority=10, attempt=2, phase=Phase.RUNNING),
+        turn=Turn(id="c", ask=c, priority=10, attempt=2, phase=TurnPhase.STARTING),
+        own=Turn(id="own-3", ask=None, priority=10, attempt=2, phase=TurnPhase.RUNNING),
         own_count=3,
-        process=Process(number=2),
+        process=ProcessState(number=2),
         head=31,
         committed=31,
     )
     return Past(
         session=session,
         opened={"agent": "toy"},
-        keys=Keys([Key("k", "c", 7)]),
+        keys=IdempotencyKeys([IdempotencyKey("k", "c", 7)]),
         questions=(OpenQuestion("q", None),),
         process=Born("boot", 77, 5, 78, 6),
     )

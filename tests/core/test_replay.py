@@ -33,7 +33,7 @@ from banksman.core.session.permissions import Rules, Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, Session
 from banksman.core.session.step import step
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import StoreError
 
 CONFIG = Config(dialect=toy.ToyDialect())
@@ -137,7 +137,7 @@ def test_a_turn_that_was_open_is_open_and_a_closed_session_is_closed() -> None:
     )
     state = replay(events, CONFIG)
     assert state.turn is not None
-    assert state.turn.phase is Phase.INTERRUPTING
+    assert state.turn.phase is TurnPhase.INTERRUPTING
     assert state.own is not None
     assert state.own_count == 1
     assert state.conversation == "talk"

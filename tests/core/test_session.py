@@ -64,7 +64,7 @@ from banksman.core.session.questions import QUESTIONS_MAX
 from banksman.core.session.state import Mode, Stdin
 from banksman.core.session.step import step
 from banksman.core.session.transition import OUTBOX_FRAMES_MAX
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError, Closed, MachineError, StoreError
 
 pytestmark = pytest.mark.explored
@@ -377,7 +377,7 @@ def test_so_does_one_whose_agent_begins_something_else_instead() -> None:
 
 
 def test_a_process_that_dies_before_the_first_byte_is_counted_apart_from_preemptions() -> None:
-    often = Turn(id="a", ask=ask("a", NORMAL), priority=NORMAL, phase=Phase.STARTING, attempt=9)
+    often = Turn(id="a", ask=ask("a", NORMAL), priority=NORMAL, phase=TurnPhase.STARTING, attempt=9)
     talk = Talk()
     talk.ask(ask("z", NORMAL))
     talk.begin()

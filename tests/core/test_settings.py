@@ -21,7 +21,7 @@ from banksman.core.session.facts import (
 )
 from banksman.core.session.outcome import Kind
 from banksman.core.session.settings import CHANGES_MAX
-from banksman.core.session.turn import Phase
+from banksman.core.session.turn import TurnPhase
 from banksman.errors import AgentError, Closed, QueueFull, StoreError
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
@@ -125,7 +125,7 @@ def test_a_prompt_that_was_granted_before_waits_for_the_answer_too() -> None:
     talk.is_log_slow = True
     talk.ask(B)
     assert talk.state.turn is not None
-    assert talk.state.turn.phase is Phase.STARTING
+    assert talk.state.turn.phase is TurnPhase.STARTING
     change(talk)
     assert sent(talk.commit()) == []
     assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banksman.core.session.ask_queue import NORMAL
-from banksman.core.session.turn import TABLE, Ask, Cause, Move, Phase, Turn, own, queued
+from banksman.core.session.turn import TABLE, Ask, Cause, Move, Turn, TurnPhase, own, queued
 
 
 def _ask(id: str = "a", **others: object) -> Ask:
     return Ask(id=id, ref=f"{id}-0000", prompt=others.pop("prompt", id), priority=NORMAL, **others)  # pyright: ignore[reportArgumentType]
 
 
-def _paths(phase: Phase, length: int) -> Iterator[tuple[Move, ...]]:
+def _paths(phase: TurnPhase, length: int) -> Iterator[tuple[Move, ...]]:
     yield ()
     if length:
         for move, following in TABLE[phase].items():
@@ -24,7 +24,7 @@ def _paths(phase: Phase, length: int) -> Iterator[tuple[Move, ...]]:
 
 
 def test_every_path_of_the_table_can_be_walked() -> None:
-    paths = list(_paths(Phase.QUEUED, 8))
+    paths = list(_paths(TurnPhase.QUEUED, 8))
     assert len(paths) > 50
     for path in paths:
         turn = queued(_ask())
@@ -34,9 +34,9 @@ def test_every_path_of_the_table_can_be_walked() -> None:
             assert turn.phase is expected
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", TurnPhase)
 @pytest.mark.parametrize("move", Move)
-def test_a_move_that_is_not_in_the_table_raises_before_anything_changes(phase: Phase, move: Move) -> None:
+def test_a_move_that_is_not_in_the_table_raises_before_anything_changes(phase: TurnPhase, move: Move) -> None:
     turn = Turn(id="a", ask=_ask(), priority=NORMAL, phase=phase)
     if move in TABLE[phase]:
         assert turn.moved(move).phase is TABLE[phase][move]
@@ -47,23 +47,23 @@ def test_a_move_that_is_not_in_the_table_raises_before_anything_changes(phase: P
 
 
 def test_nothing_leads_out_of_the_end_and_everything_leads_to_it() -> None:
-    assert not TABLE[Phase.ENDED]
-    reaching = {Phase.ENDED}
-    while more := {p for p in Phase if p not in reaching and set(TABLE[p].values()) & reaching}:
+    assert not TABLE[TurnPhase.ENDED]
+    reaching = {TurnPhase.ENDED}
+    while more := {p for p in TurnPhase if p not in reaching and set(TABLE[p].values()) & reaching}:
         reaching |= more
-    assert reaching == set(Phase)
+    assert reaching == set(TurnPhase)
 
 
 def test_what_is_over_cannot_come_back() -> None:
-    coming_back = {phase for phase in Phase if Move.REQUEUE in TABLE[phase]}
-    assert coming_back == {Phase.STARTING, Phase.RUNNING, Phase.INTERRUPTING}
+    coming_back = {phase for phase in TurnPhase if Move.REQUEUE in TABLE[phase]}
+    assert coming_back == {TurnPhase.STARTING, TurnPhase.RUNNING, TurnPhase.INTERRUPTING}
 
 
 @given(attempts=st.integers(1, 70_000))
 def test_another_attempt_has_another_key_and_another_name(attempts: int) -> None:
-    turn = Turn(id="a", ask=_ask(), priority=NORMAL, phase=Phase.STARTING, attempt=attempts, cause=Cause.PREEMPT)
+    turn = Turn(id="a", ask=_ask(), priority=NORMAL, phase=TurnPhase.STARTING, attempt=attempts, cause=Cause.PREEMPT)
     again = turn.requeued()
-    assert again.phase is Phase.QUEUED
+    assert again.phase is TurnPhase.QUEUED
     assert again.key != turn.key
     assert again.ref != turn.ref
     assert len(again.ref) == len(turn.ref)
@@ -72,7 +72,7 @@ def test_another_attempt_has_another_key_and_another_name(attempts: int) -> None
 
 def test_what_was_collected_comes_back_and_what_was_steered_does_not() -> None:
     turn = Turn(
-        id="a", ask=_ask(), priority=NORMAL, phase=Phase.INTERRUPTING, joined=(_ask("b"),), steered=(_ask("c"),)
+        id="a", ask=_ask(), priority=NORMAL, phase=TurnPhase.INTERRUPTING, joined=(_ask("b"),), steered=(_ask("c"),)
     )
     assert [ask.id for ask in turn.asks] == ["a", "b", "c"]
     assert [ask.id for ask in turn.requeued().asks] == ["a", "b"]

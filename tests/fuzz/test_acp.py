@@ -17,10 +17,18 @@ from tests.fuzz.bounded import for_a_while
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.acp.conversation import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
-from banksman.core.dialects.meaning import Forgot, Meaning, Replied, Requested, RequestWithdrawn, Told, TurnOver
+from banksman.core.dialects.meaning import (
+    Forgot,
+    Meaning,
+    NeedsConversation,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    TurnOver,
+)
 from banksman.core.dialects.quirks import Quirks
 from banksman.core.session.permissions import Decision
-from banksman.core.wire.jsonrpc import Call, Garbage
+from banksman.core.wire.jsonrpc import Garbage, RpcCall
 
 pytestmark = pytest.mark.thorough
 
@@ -196,9 +204,9 @@ class Watched:
         meaning = self.dialect.read(line)
         self.dialect.project(line)
         self.dialect.transcript().add(line)
-        if isinstance(meaning, Told):
+        if isinstance(meaning, NeedsConversation):
             for message in meaning.message:
-                if isinstance(message, Call) or (isinstance(message, Garbage) and message.is_request):
+                if isinstance(message, RpcCall) or (isinstance(message, Garbage) and message.is_request):
                     self.requests[json.dumps(message.id)] += 1
             self.take(self.speech.hear(meaning))
         elif meaning is not None:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
-from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, Message, Parser
+from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, SseMessage, SseParser
 from banksman.core.dialects.claude import reader, updates
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Setup, Spoken
-from banksman.core.dialects.meaning import Meaning, Requested, Told
+from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
@@ -276,7 +276,7 @@ def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() ->
             nonlocal speech
             speech = spoken.speech
             asked.extend(meaning for meaning in spoken.meanings if isinstance(meaning, Requested))
-            assert not any(isinstance(meaning, Told) for meaning in spoken.meanings)
+            assert not any(isinstance(meaning, NeedsConversation) for meaning in spoken.meanings)
             for frame in spoken.frames:
                 assert frame.index(b"\n") == len(frame) - 1
                 assert isinstance(json.loads(frame), dict)
@@ -284,7 +284,7 @@ def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() ->
         do(speech.handshake("h"))
         for line in (b'{"id":1,"result":{}}', b'{"id":2,"result":{"thread":{"id":"t"}}}'):
             meaning = CODEX.read(line)
-            assert isinstance(meaning, Told)
+            assert isinstance(meaning, NeedsConversation)
             do(speech.hear(meaning))
         try:
             for _ in range(LINES_EACH):
@@ -305,7 +305,7 @@ def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() ->
                         half = len(line) // 2 + 1
                         for meaning in (CODEX.read(line), CODEX.read_head(line[:half], line[half:])):
                             assert meaning is None or isinstance(meaning, Meaning)
-                            if isinstance(meaning, Told):
+                            if isinstance(meaning, NeedsConversation):
                                 do(speech.hear(meaning))
         except Exception as exc:
             exc.add_note(repr(said[-1:]))
@@ -348,10 +348,10 @@ ENDS = st.sampled_from([b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r", b"\r\n\r\n", b"
 EVENTS = st.lists(st.one_of(FIELDS, ENDS, st.binary(max_size=6)), max_size=40).map(b"".join)
 
 
-def events_by_the_rules(data: bytes) -> tuple[list[Message], str, int | None]:
+def events_by_the_rules(data: bytes) -> tuple[list[SseMessage], str, int | None]:
     """The whole stream at once, as the standard has it: the messages, the last id, and the pause that was asked for."""
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
-    messages: list[Message] = []
+    messages: list[SseMessage] = []
     buffer, event, seen_id, last_id = "", "", "", ""
     retry: int | None = None
     for line in text.split("\n")[:-1]:
@@ -360,7 +360,7 @@ def events_by_the_rules(data: bytes) -> tuple[list[Message], str, int | None]:
         if not line:
             last_id = seen_id
             if buffer:
-                messages.append(Message(event, buffer.removesuffix("\n"), last_id))
+                messages.append(SseMessage(event, buffer.removesuffix("\n"), last_id))
             buffer, event = "", ""
         elif name == "data":
             buffer += value + "\n"
@@ -376,7 +376,7 @@ def events_by_the_rules(data: bytes) -> tuple[list[Message], str, int | None]:
 def test_events_are_those_of_the_standard_however_they_are_cut() -> None:
     def check(case: tuple[bytes, list[int]]) -> None:
         data, cuts = case
-        parser = Parser()
+        parser = SseParser()
         found = [message for piece in cut(data, cuts) for message in parser.feed(piece)]
         assert (found, parser.id, parser.retry) == events_by_the_rules(data)
 

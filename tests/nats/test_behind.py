@@ -12,18 +12,18 @@ import pytest
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import Journal
 from banksman.cluster.log.journal_backlog import Behind
-from banksman.cluster.log.message_codec import Part
-from banksman.cluster.log.queue_items import Advance, Append, Call
+from banksman.cluster.log.message_codec import MessagePart
+from banksman.cluster.log.queue_items import Advance, Call, QueuedAppend
 from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE
 
 SUBJECT = "p.ev.s"
 EPOCH = 3
 
 
-def said(seq: int, *kinds: str, epoch: int = EPOCH) -> Append:
+def said(seq: int, *kinds: str, epoch: int = EPOCH) -> QueuedAppend:
     """Events from this one on, each of them named by its number."""
     entries = [("t", kind, b"%d" % number) for number, kind in enumerate(kinds, seq)]
-    return Append(epoch, 0, None, expected_seq=seq - 1, part=Part(1.0, entries))
+    return QueuedAppend(epoch, 0, None, expected_seq=seq - 1, part=MessagePart(1.0, entries))
 
 
 @asynccontextmanager

@@ -21,8 +21,8 @@ from tests.nats.test_engine import opened
 from tests.store.kit import Writer, known
 
 from banksman.cli.doctor import cluster
-from banksman.cluster.log.cluster_health import Health, Server
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.cluster_health import ClusterHealth, NatsServer
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.errors import Unanswered
@@ -85,7 +85,7 @@ async def make_streams(store: str) -> None:
             while True:
                 # A server that was just started, on a busy machine, may take longer than an answer is waited for.
                 with contextlib.suppress(Unanswered):
-                    return await Streams(nats, address).ensure_all()
+                    return await NatsStreams(nats, address).ensure_all()
     finally:
         await nats.close()
 
@@ -316,11 +316,11 @@ def test_access_is_wrong_when_credentials_are_known_but_not_required(prefix: str
 
 
 def test_access_without_tls_is_wrong_unless_it_is_loopback() -> None:
-    server = Server("10.0.0.1:4222", id="a", version=(2, 12))
-    here = Server("127.0.0.1:4222", id="b", version=(2, 12))
-    local = Server("[::1]:4222", id="c", version=(2, 12))
+    server = NatsServer("10.0.0.1:4222", id="a", version=(2, 12))
+    here = NatsServer("127.0.0.1:4222", id="b", version=(2, 12))
+    local = NatsServer("[::1]:4222", id="c", version=(2, 12))
     for servers, count in (((server, here, local), 1), ((here, local), 0), ((replace(server, has_tls=True),), 0)):
-        found = list(cluster._access(parse("nats://u:p@10.0.0.1"), Health(servers)))  # pyright: ignore[reportPrivateUsage]
+        found = list(cluster._access(parse("nats://u:p@10.0.0.1"), ClusterHealth(servers)))  # pyright: ignore[reportPrivateUsage]
         assert [each.verdict.value for each in found if "TLS" in each.seen] == ["wrong"] * count
 
 

@@ -21,7 +21,7 @@ from tests.thorough import one_in
 from banksman import Host
 from banksman.cluster.http.host_view import Fleet
 from banksman.cluster.interfaces import Card
-from banksman.cluster.jetstream import Message, Write
+from banksman.cluster.jetstream import StreamMessage, Write
 from banksman.cluster.log import ClusterLog, publisher
 from banksman.cluster.log.message_codec import MESSAGE_BYTES_MAX
 from banksman.cluster.store_address import parse
@@ -426,7 +426,7 @@ async def test_claim_is_done_when_its_write_arrives_after_it_was_given_up(
             monkeypatch.setattr(nats, "publish_all", publish_all)
             raise Unanswered("the answer is late")
 
-        async def arriving(stream: str, subject: str) -> Message | None:
+        async def arriving(stream: str, subject: str) -> StreamMessage | None:
             if given_up and ".name." in subject:
                 await publish_all(given_up.pop())
             return await last(stream, subject)
@@ -486,7 +486,7 @@ async def test_who_reads_all_sessions_waits_for_a_replica_that_lags(
         nats = log._nats  # pyright: ignore[reportPrivateUsage]
         read, lags = nats.read, [0, 1, 0, 0]
 
-        async def lagging(stream: str, first: int, subject: str, count: int) -> tuple[list[Message], int]:
+        async def lagging(stream: str, first: int, subject: str, count: int) -> tuple[list[StreamMessage], int]:
             found, left = await read(stream, first, subject, count)
             return (found[: lags.pop(0)], 0) if lags else (found, left)
 

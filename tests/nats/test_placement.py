@@ -18,7 +18,7 @@ from banksman.errors import NoOwner, Refused
 from banksman.testing.nats_servers import Servers
 
 
-async def take(line: Line, *labels: str) -> placement_module.Job:
+async def take(line: Line, *labels: str) -> placement_module.PlacedJob:
     async with asyncio.timeout(SECONDS_MAX):
         return await line.placement.next(labels)
 

@@ -16,7 +16,7 @@ from tests.nats.members import QUICK, Here, here, store, there
 from tests.serve.fleet import fleet
 
 from banksman.cluster.host import transcript_copies
-from banksman.cluster.host.transcript_copies import Head, Put, read, unpack, write
+from banksman.cluster.host.transcript_copies import Put, TranscriptHead, read, unpack, write
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
 from banksman.sessions import profiles, transcript_path
@@ -58,7 +58,7 @@ def remembered(events: list[Event]) -> list[str]:
     return [prompt.partition("\n")[0] for prompt in said]
 
 
-async def copied(front: Here, session: str, turn: str) -> Head:
+async def copied(front: Here, session: str, turn: str) -> TranscriptHead:
     async with asyncio.timeout(SECONDS_MAX):
         while True:
             data = await front.cluster.transcripts.get(session)
@@ -310,8 +310,8 @@ def test_a_pattern_that_leads_elsewhere_is_refused(pattern: str) -> None:
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
-def head_of(text: bytes, mtime_ns: int = 5) -> Head:
-    return Head(1, "c", 1, "t", len(text), mtime_ns)
+def head_of(text: bytes, mtime_ns: int = 5) -> TranscriptHead:
+    return TranscriptHead(1, "c", 1, "t", len(text), mtime_ns)
 
 
 def test_what_is_there_is_replaced_only_by_what_goes_on_from_it(tmp_path: Path) -> None:
@@ -376,4 +376,4 @@ PACKED = zlib.compress(b"1\n")
 def test_what_is_no_copy_is_not_taken_for_one(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         unpack(data)
-    assert unpack(b'[1, "c", 1, "t", 2, 0]\n' + PACKED) == (Head(1, "c", 1, "t", 2, 0), b"1\n")
+    assert unpack(b'[1, "c", 1, "t", 2, 0]\n' + PACKED) == (TranscriptHead(1, "c", 1, "t", 2, 0), b"1\n")

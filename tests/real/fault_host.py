@@ -48,7 +48,7 @@ def open_fds() -> int:
 
 async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
     before = open_fds()
-    plan = fault_plan.Plan(text)
+    plan = fault_plan.FaultPlan(text)
     spawner.plan_text = text
     plan.follow("host")
     seen: dict[str, object] = {"plan": text}

@@ -39,7 +39,7 @@ from banksman.core.process_facts import KeeperActed, ProcessFact
 from banksman.errors import NotOwner
 from banksman.process.keeper import lease_timer as keeper_lease
 from banksman.process.launch import prepare
-from banksman.process.lease_page import HOST_FIRST_SHARE, KILL_SHARE, Lease, kill_by
+from banksman.process.lease_page import HOST_FIRST_SHARE, KILL_SHARE, LeasePage, kill_by
 
 pytestmark = pytest.mark.thorough
 
@@ -91,8 +91,8 @@ def times(held: float = HELD_SECONDS, window: float = WINDOW_SECONDS) -> Times:
 
 
 @contextmanager
-def leased(until: Times) -> Generator[Lease]:
-    lease = Lease(*until)
+def leased(until: Times) -> Generator[LeasePage]:
+    lease = LeasePage(*until)
     try:
         yield lease
     finally:
@@ -102,7 +102,7 @@ def leased(until: Times) -> Generator[Lease]:
 class Kept:
     """A command with a lease, and what its keeper did without being told."""
 
-    def __init__(self, argv: list[str], lease: Lease, *, grace: float = 60.0, eof: float | None = None) -> None:
+    def __init__(self, argv: list[str], lease: LeasePage, *, grace: float = 60.0, eof: float | None = None) -> None:
         self.acted: list[KeeperActed] = []
         options = Options(stdin="pipe", grace=grace, eof=eof, linger=0.1)
         self.command = Command(
@@ -113,7 +113,7 @@ class Kept:
         if isinstance(fact, KeeperActed):
             self.acted.append(fact)
 
-    async def ready(self, lease: Lease) -> Times:
+    async def ready(self, lease: LeasePage) -> Times:
         """It has said so, however long its start takes here: until then it is renewed. The times that hold then."""
         said = asyncio.ensure_future(wait_said(self.command, "ready"))
         while True:
@@ -184,7 +184,7 @@ async def test_a_keeper_that_needs_the_page_no_more_closes_nothing_that_is_not_i
     with leased(times()) as lease:
         page = lease.copy_fd()
         before = _fds()
-        seen = keeper_lease.Lease(page)
+        seen = keeper_lease.LeaseTimer(page)
         (mapped,) = _fds() - before
         os.dup2(page, mapped)  # What had the number is closed, and it is another's now.
         seen.take_over(1.0, 2.0)

@@ -38,7 +38,7 @@ from banksman.process import syscalls, tree_cleanup
 from banksman.process.keeper import kill_newer
 from banksman.process.launch import prepare
 from banksman.process.tree_cleanup import NOTES_MAX, Births
-from banksman.sessions.agent_process import AgentEvent, Gone, Output, RealAgent, ToolsSwept
+from banksman.sessions.agent_process import AgentEvent, Gone, RealAgent, StdoutRead, ToolsSwept
 
 pytestmark = pytest.mark.thorough
 
@@ -192,7 +192,7 @@ class Agent:
 
     async def hear(self) -> list[str]:
         def said() -> bytes:
-            return b"".join(event.data for event in self.events if isinstance(event, Output))[self._read :]
+            return b"".join(event.data for event in self.events if isinstance(event, StdoutRead))[self._read :]
 
         await self.wait_until(lambda: b"\n" in said())
         line = said().partition(b"\n")[0]

@@ -186,13 +186,13 @@ async def test_a_stream_that_is_cut_off_is_counted_and_a_plain_answer_is_not(
         # Which of the two is the first is a matter of milliseconds.
         monkeypatch.setattr(connection.Connection, "_watch_stall", leave_it)
     cut: asyncio.Queue[bool] = asyncio.Queue()
-    count = servers.Server._on_stall  # pyright: ignore[reportPrivateUsage]
+    count = servers.HttpServer._on_stall  # pyright: ignore[reportPrivateUsage]
 
-    def on_stall(self: servers.Server, is_stream: bool) -> None:
+    def on_stall(self: servers.HttpServer, is_stream: bool) -> None:
         cut.put_nowait(is_stream)
         count(self, is_stream)
 
-    monkeypatch.setattr(servers.Server, "_on_stall", on_stall)
+    monkeypatch.setattr(servers.HttpServer, "_on_stall", on_stall)
     async with in_this_process(stall_seconds=5 * SHORT) as port:
         served = Served(tmp_path)
         served.port = port

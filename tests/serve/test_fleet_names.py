@@ -15,8 +15,8 @@ from tests.serve.test_last_host import Seen, seen
 
 from banksman.cluster.http import host_view as fleets
 from banksman.cluster.interfaces import Card
-from banksman.cluster.jetstream import Message
-from banksman.cluster.log.host_leases import Said
+from banksman.cluster.jetstream import StreamMessage
+from banksman.cluster.log.host_leases import Heartbeat
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.server.problems import Problem
@@ -93,9 +93,9 @@ async def test_the_first_word_of_a_host_has_its_name(nats_one: Servers, tmp_path
     prefix = some_prefix()
     names: list[str] = []
 
-    def hear(message: Message) -> None:
+    def hear(message: StreamMessage) -> None:
         if message.data:
-            names.append(json.decode(message.data, type=Said).card.name)
+            names.append(json.decode(message.data, type=Heartbeat).card.name)
 
     with fleet(tmp_path, nats_one, prefix) as many:
         nats = Nats(parse(many.store), name="ear")

@@ -16,11 +16,11 @@ from tests.thorough import thorough
 
 from banksman import Host
 from banksman.cluster.http import forwarded_request
-from banksman.cluster.http.forwarded_request import Request, Response, response_of
+from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse, response_of
 from banksman.cluster.log.stream_mirror import Mirror
 from banksman.errors import NotFound
 from banksman.server import app, embedded
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
 
@@ -59,8 +59,8 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Itera
 
 
 # -- bytes through the application of one process ----------------------------------------------------------------------
-async def put_through(*requests: Request) -> list[Response]:
-    settings = Settings(store="memory:")
+async def put_through(*requests: ForwardedRequest) -> list[ForwardedResponse]:
+    settings = ServerSettings(store="memory:")
     async with Host("memory:") as host:
         context = embedded.context_of(host, settings, lambda _: None)
         app.make(context, token="a-token-of-the-tests", port=0)
@@ -71,9 +71,9 @@ async def put_through(*requests: Request) -> list[Response]:
 async def test_a_request_as_bytes_is_answered_as_one_by_a_socket() -> None:
     body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
     opened, seen, missing = await put_through(
-        Request("POST", "/v1/sessions", {"content-type": "application/json"}, body),
-        Request("GET", "/v1/sessions?limit=1"),
-        Request("GET", "/v1/sessions/none"),
+        ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body),
+        ForwardedRequest("GET", "/v1/sessions?limit=1"),
+        ForwardedRequest("GET", "/v1/sessions/none"),
     )
     assert opened.status == 201, opened
     assert opened.headers["location"] == f"/v1/sessions/{msgspec.json.decode(opened.body)['id']}"
@@ -83,7 +83,7 @@ async def test_a_request_as_bytes_is_answered_as_one_by_a_socket() -> None:
 
 async def test_nothing_but_sessions_is_asked_over_the_bus() -> None:
     paths = ("/v1/commands", "/metrics", "/v1/stacks", "/v1/sessionsandmore", "/", "/v1/login")
-    answers = await put_through(*(Request("GET", path) for path in paths))
+    answers = await put_through(*(ForwardedRequest("GET", path) for path in paths))
     assert {answer.status for answer in answers} == {403}
 
 
@@ -91,8 +91,8 @@ async def test_a_stream_is_not_asked_for_over_the_bus() -> None:
     """Nobody could end it: the one who asks is not seen to leave."""
     body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
     _, page = await put_through(
-        Request("POST", "/v1/sessions", {"content-type": "application/json"}, body),
-        Request("GET", "/v1/sessions/one/events", {"accept": "text/event-stream"}),
+        ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body),
+        ForwardedRequest("GET", "/v1/sessions/one/events", {"accept": "text/event-stream"}),
     )
     assert page.headers["content-type"] == "application/json"
 
@@ -100,7 +100,7 @@ async def test_a_stream_is_not_asked_for_over_the_bus() -> None:
 async def test_what_is_no_request_is_refused() -> None:
     for data in (b"", b"\xff\xfe", b"[]", b'{"method": 1}'):
         async with Host("memory:") as host:
-            context = embedded.context_of(host, Settings(store="memory:"), lambda _: None)
+            context = embedded.context_of(host, ServerSettings(store="memory:"), lambda _: None)
             app.make(context, token="a-token-of-the-tests", port=0)
             assert context.application is not None
             assert response_of(await context.application(data)).status == 400
@@ -108,7 +108,7 @@ async def test_what_is_no_request_is_refused() -> None:
 
 async def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarded_request, "ANSWER_BYTES_MAX", 10)
-    (answer,) = await put_through(Request("GET", "/v1/sessions"))
+    (answer,) = await put_through(ForwardedRequest("GET", "/v1/sessions"))
     assert (answer.status, answer.title) == (500, "AnswerTooLarge")
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.store.kit import Writer, data, everything
 
 from banksman import Host, UsageError
-from banksman.cluster.http.forwarded_request import Request, response_of
+from banksman.cluster.http.forwarded_request import ForwardedRequest, response_of
 from banksman.server import app, embedded
 from banksman.server.api.request_replay import session_id
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 from banksman.sessions import recovery
 from banksman.store.memory import MemoryLog
 from banksman.testing import fake_agent
@@ -21,7 +21,7 @@ from banksman.testing import fake_agent
 
 @pytest.mark.parametrize("name", [None, "a-name"])
 async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: str | None) -> None:
-    settings = Settings(store="memory:")
+    settings = ServerSettings(store="memory:")
     async with Host("memory:") as host:
         context = embedded.context_of(host, settings, lambda _: None)
         app.make(context, token="a-token-of-the-tests", port=0)
@@ -31,12 +31,16 @@ async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: st
         host.log.release(id, await recovery.create(host.log, id, name, "claude"))
         headers = {"content-type": "application/json", "idempotency-key": "the-key"}
         body = msgspec.json.encode({"command": fake_agent.command({}), "name": name})
-        opened = response_of(await context.application(Request("POST", "/v1/sessions", headers, body).encoded()))
+        opened = response_of(
+            await context.application(ForwardedRequest("POST", "/v1/sessions", headers, body).encoded())
+        )
         assert (opened.status, msgspec.json.decode(opened.body)["id"]) == (201, id)
         # It has the command that was asked for, and not the one that its agent usually has.
         turn = await host.session(id).ask("hello")
         assert (await turn.outcome()).text == "hello"
-        again = response_of(await context.application(Request("POST", "/v1/sessions", headers, body).encoded()))
+        again = response_of(
+            await context.application(ForwardedRequest("POST", "/v1/sessions", headers, body).encoded())
+        )
         assert msgspec.json.decode(again.body)["id"] == id
         page = await host.log.read(id, 0, 1000)
         assert [event.kind for event in page.events].count("session.opened") == 1

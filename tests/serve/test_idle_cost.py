@@ -22,10 +22,10 @@ from banksman.server import listener as server
 from banksman.server.context import Context
 from banksman.server.http.slices import SLICE_BYTES
 from banksman.server.http.start_policy import Policy
-from banksman.server.server_settings import Settings
-from banksman.server.streams.event_encoding import Form
-from banksman.server.streams.follower import Streams, Waking
-from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, Page, Pages
+from banksman.server.server_settings import ServerSettings
+from banksman.server.streams.event_encoding import StreamForm
+from banksman.server.streams.follower import EventStreams, Waking
+from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
 from banksman.server.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
 from banksman.server.streams.stream_counters import Counts
 from banksman.testing import fake_agent
@@ -45,8 +45,8 @@ AROUND_BYTES = 1 << 10
 @dataclass
 class Served:
     host: Host
-    streams: Streams
-    server: server.Server
+    streams: EventStreams
+    server: server.HttpServer
     port: int
 
     def connections(self) -> list[Any]:
@@ -56,19 +56,19 @@ class Served:
 @asynccontextmanager
 async def serving() -> AsyncGenerator[Served]:
     """A server as `main.py` makes it. It does not cut off who does not read: they are to stay for the whole test."""
-    settings = Settings(port=0, token=TOKEN, stall_seconds=600.0)
+    settings = ServerSettings(port=0, token=TOKEN, stall_seconds=600.0)
     listener = server.bind(settings)
     port = int(listener.getsockname()[1])
     async with Host("memory:") as host:
-        streams = Streams(
+        streams = EventStreams(
             closing=asyncio.get_running_loop().create_future(),
             counts=Counts(),
-            pages=Pages(),
+            pages=SharedPages(),
             heartbeat_seconds=settings.heartbeat_seconds,
             streams_max=settings.streams_max,
         )
         context = Context(host, settings, Policy(settings), streams, drain=lambda _: None, store="")
-        one = server.Server(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
+        one = server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
         one.start()
         try:
             yield Served(host, streams, one, port)
@@ -118,9 +118,9 @@ async def following(served: Served, path: str, *, stopped: int) -> AsyncGenerato
             client.peer.close()
 
 
-def pages_in_memory() -> list[Page[Any]]:
+def pages_in_memory() -> list[EncodedPage[Any]]:
     """All that anybody holds."""
-    return [each for each in gc.get_objects() if isinstance(each, Page)]
+    return [each for each in gc.get_objects() if isinstance(each, EncodedPage)]
 
 
 async def test_clients_that_do_not_read_hold_a_page_and_a_slice_and_no_more() -> None:
@@ -157,7 +157,7 @@ async def test_pages_are_made_once_whoever_waits_and_whoever_has_stopped(monkeyp
     made: list[tuple[str, Cursor]] = []
     makes = OneSession.next
 
-    async def counted(self: OneSession, place: Cursor, form: Form) -> Page[Cursor]:
+    async def counted(self: OneSession, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
         page = await makes(self, place, form)
         made.append((self.key[0], place))
         return page

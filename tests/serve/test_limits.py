@@ -19,9 +19,9 @@ from banksman.server.api import route
 from banksman.server.context import Context
 from banksman.server.http import connection
 from banksman.server.http.start_policy import Policy
-from banksman.server.server_settings import Settings
-from banksman.server.streams.follower import Streams
-from banksman.server.streams.shared_pages import Pages
+from banksman.server.server_settings import ServerSettings
+from banksman.server.streams.follower import EventStreams
+from banksman.server.streams.shared_pages import SharedPages
 from banksman.server.streams.stream_counters import Counts
 
 pytestmark = pytest.mark.thorough
@@ -438,15 +438,15 @@ def test_queries_of_every_odd_kind_are_the_callers_fault(served: Served) -> None
 @asynccontextmanager
 async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
     """A server whose deadlines a test can set; its port. As `main.py` makes it, without its signals."""
-    made = Settings(port=0, token=TOKEN, **settings)
+    made = ServerSettings(port=0, token=TOKEN, **settings)
     listener = servers.bind(made)
     port = int(listener.getsockname()[1])
     closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    streams = Streams(closing, Counts(), Pages(), made.heartbeat_seconds, made.streams_max)
+    streams = EventStreams(closing, Counts(), SharedPages(), made.heartbeat_seconds, made.streams_max)
     try:
         async with Host("memory:") as host:
             context = Context(host, made, Policy(made), streams, drain=lambda _: None, store="memory:")
-            server = servers.Server(app.make(context, token=TOKEN, port=port), [listener], made, streams)
+            server = servers.HttpServer(app.make(context, token=TOKEN, port=port), [listener], made, streams)
             server.start()
             try:
                 yield port

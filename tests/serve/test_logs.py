@@ -50,14 +50,14 @@ def record(message: Any, *args: Any, **extra: Any) -> logging.LogRecord:
 
 
 def as_json(*args: Any, **extra: Any) -> dict[str, Any]:
-    line = logs.Json(logs.Redactor([SECRET])).line(record(*args, **extra))
+    line = logs.JsonForm(logs.LogRedactor([SECRET])).line(record(*args, **extra))
     assert line.endswith("\n")
     assert len(line.splitlines()) == 1
     return json.loads(line, parse_constant=pytest.fail)
 
 
 def as_text(*args: Any, **extra: Any) -> str:
-    return logs.Text(logs.Redactor([SECRET])).line(record(*args, **extra))
+    return logs.TextForm(logs.LogRedactor([SECRET])).line(record(*args, **extra))
 
 
 def raised(error: Exception) -> Any:
@@ -155,7 +155,7 @@ def test_no_secret_is_anywhere_in_a_line(form: Any) -> None:
 
 @pytest.mark.parametrize("secret", ['quo"te\\d', "ünïcode/%", "a\nb", "\ud800half"])
 def test_a_secret_is_known_in_every_dress(secret: str) -> None:
-    redactor = logs.Redactor([secret, ""])
+    redactor = logs.LogRedactor([secret, ""])
     assert redactor.clean("nothing to hide") == "nothing to hide"
     for dressed in (secret, repr(secret), json.dumps(secret), repr([secret])):
         found = redactor.clean(f"x {dressed} y")
@@ -164,9 +164,9 @@ def test_a_secret_is_known_in_every_dress(secret: str) -> None:
 
 
 def test_of_two_secrets_the_longer_one_goes_first_and_a_cut_leaves_no_half() -> None:
-    assert logs.Redactor(["abc", "abcdef"]).clean("abcdef abc") == "[secret] [secret]"
+    assert logs.LogRedactor(["abc", "abcdef"]).clean("abcdef abc") == "[secret] [secret]"
     text = "x" * (logs.TEXT_CHARACTERS_MAX - 3) + SECRET
-    assert SECRET[:3] not in logs.Redactor([SECRET]).clean(text)
+    assert SECRET[:3] not in logs.LogRedactor([SECRET]).clean(text)
 
 
 def test_a_long_message_is_cut_and_says_so() -> None:

@@ -166,8 +166,8 @@ async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None
     asked = request_replay.Once()
     large = request_replay.BYTES_MAX // 4
 
-    async def answer() -> http.Answer:
-        return http.Answer({"argv": "x" * large}, 201)
+    async def answer() -> http.HttpAnswer:
+        return http.HttpAnswer({"argv": "x" * large}, 201)
 
     first = await asked.do("commands", "0", _Body("x"), answer)
     assert (await asked.do("commands", "0", _Body("x"), answer)).encoded() == first.encoded()
@@ -182,9 +182,9 @@ async def test_newest_answer_is_remembered_however_large_it_is() -> None:
     asked = request_replay.Once()
     times: list[int] = []
 
-    async def answer() -> http.Answer:
+    async def answer() -> http.HttpAnswer:
         times.append(1)
-        return http.Answer({"argv": "x" * request_replay.BYTES_MAX}, 201)
+        return http.HttpAnswer({"argv": "x" * request_replay.BYTES_MAX}, 201)
 
     for _ in range(2):
         await asked.do("commands", "k", _Body("x"), answer)
@@ -196,11 +196,11 @@ async def test_answer_that_cannot_be_encoded_is_given_to_all_and_nothing_is_done
     times: list[int] = []
     is_begun, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def answer() -> http.Answer:
+    async def answer() -> http.HttpAnswer:
         times.append(1)
         is_begun.set()
         await goes_on.wait()
-        return http.Answer({"cwd": "\udcff"}, 201, {"Location": "/v1/commands/c-1"})
+        return http.HttpAnswer({"cwd": "\udcff"}, 201, {"Location": "/v1/commands/c-1"})
 
     both = [asyncio.create_task(asked.do("commands", "k", _Body("x"), answer)) for _ in range(2)]
     await is_begun.wait()
@@ -254,10 +254,10 @@ async def test_a_keyed_request_does_not_look_at_all_keys(monkeypatch: pytest.Mon
     entries = asked._entries = _Counted()  # pyright: ignore[reportPrivateUsage]
     is_over = asyncio.Event()
 
-    async def answer() -> http.Answer:
-        return http.Answer(None)
+    async def answer() -> http.HttpAnswer:
+        return http.HttpAnswer(None)
 
-    async def answer_later() -> http.Answer:
+    async def answer_later() -> http.HttpAnswer:
         await is_over.wait()
         return await answer()
 

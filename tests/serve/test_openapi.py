@@ -17,7 +17,7 @@ from banksman.core.session import outcome, watchdogs
 from banksman.core.session.ask_queue import Priority
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.state import Mode, ProcessPhase
-from banksman.core.session.turn import Cause, Phase
+from banksman.core.session.turn import Cause, TurnPhase
 from banksman.server import problems
 from banksman.server.api import command_routes, openapi
 from banksman.server.api import openapi as schemas
@@ -142,7 +142,7 @@ def test_words_with_a_fixed_choice_are_named_enums() -> None:
 
 
 def test_the_words_of_the_core_are_in_the_enums() -> None:
-    assert tuple(Phase) == common_messages.TURN_STATES
+    assert tuple(TurnPhase) == common_messages.TURN_STATES
     assert tuple(outcome.Kind) == common_messages.OUTCOME_KINDS
     assert tuple(outcome.By) == common_messages.ENDED_BY
     assert tuple(cause.value for cause in Cause) == common_messages.INTERRUPT_CAUSES
@@ -155,7 +155,7 @@ def test_every_phase_of_an_open_session_is_in_its_enum() -> None:
     """See `phase` in status.py: it has the words of these."""
     modes = {mode.name.lower() for mode in Mode} - {"open"}
     processes = {phase.name.lower() for phase in ProcessPhase} - {"none", "ready"}
-    turns = set(Phase) - {Phase.QUEUED, Phase.ENDED}
+    turns = set(TurnPhase) - {TurnPhase.QUEUED, TurnPhase.ENDED}
     assert modes | processes | turns <= set(common_messages.PHASES)
 
 

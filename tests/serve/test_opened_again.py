@@ -15,7 +15,7 @@ from tests.serve.test_forwarding import put_through
 from tests.sessions.test_durable import RETRIES, Disk
 
 from banksman import Host, Session
-from banksman.cluster.http.forwarded_request import Request
+from banksman.cluster.http.forwarded_request import ForwardedRequest
 from banksman.errors import StoreFull
 from banksman.testing import fake_agent
 
@@ -84,11 +84,11 @@ async def test_what_the_log_cannot_take_is_refused_and_is_in_it_when_it_is_asked
 async def test_the_answer_and_the_log_name_one_folder(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
 
-    def opening(cwd: Path) -> Request:
+    def opening(cwd: Path) -> ForwardedRequest:
         body = msgspec.json.encode({"command": fake_agent.command(), "name": "x", "cwd": str(cwd)})
-        return Request("POST", "/v1/sessions", {"content-type": "application/json"}, body)
+        return ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body)
 
-    events = Request("GET", "/v1/sessions/x/events?frames=false")
+    events = ForwardedRequest("GET", "/v1/sessions/x/events?frames=false")
     first, again, log = await put_through(opening(tmp_path), opening(tmp_path / "two"), events)
     assert msgspec.json.decode(first.body)["id"] == (answer := msgspec.json.decode(again.body))["id"]
     opened = [each["body"] for each in msgspec.json.decode(log.body)["events"] if each["kind"] == "session.opened"]

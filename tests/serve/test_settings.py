@@ -13,7 +13,7 @@ import pytest
 
 from banksman.errors import UsageError
 from banksman.server.embedded import store_of
-from banksman.server.server_settings import Settings, is_loopback, load
+from banksman.server.server_settings import ServerSettings, is_loopback, load
 
 
 def written(folder: Path, text: str) -> Path:
@@ -30,9 +30,13 @@ def refusal(folder: Path, text: str, **flags: Any) -> str:
 
 def test_without_a_file_it_is_what_it_is_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert load() == Settings()
-    assert (Settings().bind, Settings().port, Settings().body_bytes_max) == ("127.0.0.1", 4380, 32 << 20)
-    assert Settings().programs is None
+    assert load() == ServerSettings()
+    assert (ServerSettings().bind, ServerSettings().port, ServerSettings().body_bytes_max) == (
+        "127.0.0.1",
+        4380,
+        32 << 20,
+    )
+    assert ServerSettings().programs is None
     # The user's own file is read without being named.
     (tmp_path / "banksman").mkdir()
     written(tmp_path / "banksman", "[serve]\nport = 5000\n")
@@ -162,4 +166,4 @@ def test_an_address_that_others_can_reach_needs_a_word(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_kept_goes_with_the_settings_of_the_store(store: str | None, whole: str) -> None:
-    assert store_of(Settings(store=store, keep_bytes=7, keep_seconds=8)) == whole
+    assert store_of(ServerSettings(store=store, keep_bytes=7, keep_seconds=8)) == whole

@@ -19,7 +19,7 @@ from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core.session.event import FRAMES
-from banksman.server.streams.event_encoding import Form
+from banksman.server.streams.event_encoding import StreamForm
 from banksman.server.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession
 from banksman.testing import fake_agent
 from banksman.testing.checks import Message
@@ -191,7 +191,7 @@ async def test_a_page_with_nothing_to_show_leads_on_and_those_with_something_sta
             for _ in range(count):
                 if await source.is_at_end(place):
                     break
-                page = await source.next(place, Form.SSE)
+                page = await source.next(place, StreamForm.SSE)
                 assert page.place != place
                 assert page.events <= PAGE_EVENTS_MAX
                 place, total, empty = page.place, total + page.events, empty + (not page.data)

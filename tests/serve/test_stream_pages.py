@@ -12,9 +12,9 @@ from tests.serve.joining import SSE, Received, is_live
 
 from banksman import Host, Session
 from banksman.server.streams import shared_pages as pages_module
-from banksman.server.streams.event_encoding import Form
-from banksman.server.streams.follower import Follower, Streams, Waking
-from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, Page, Pages
+from banksman.server.streams.event_encoding import StreamForm
+from banksman.server.streams.follower import EventStreams, Follower, Waking
+from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
 from banksman.server.streams.sources import Cursor, ManySessions, OneSession
 from banksman.server.streams.stream_counters import Counts
 from banksman.testing import checks, fake_agent
@@ -28,7 +28,7 @@ class Counted(OneSession):
 
     made = 0
 
-    async def next(self, place: Cursor, form: Form) -> Page[Cursor]:
+    async def next(self, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
         page = await super().next(place, form)
         Counted.made += page.events
         return page
@@ -37,7 +37,7 @@ class Counted(OneSession):
 class CountedMany(ManySessions):
     made = 0
 
-    async def next(self, place: str | None, form: Form) -> Page[str | None]:
+    async def next(self, place: str | None, form: StreamForm) -> EncodedPage[str | None]:
         page = await super().next(place, form)
         CountedMany.made += page.events
         return page
@@ -51,8 +51,8 @@ class _Connection:
 class Reader:
     """A client without a socket: what a follower sends is what it gets."""
 
-    def __init__(self, streams: Streams, source: Any, place: Any, kind: str) -> None:
-        self._follower = Follower(streams, source, place, Form.SSE, kind=kind)
+    def __init__(self, streams: EventStreams, source: Any, place: Any, kind: str) -> None:
+        self._follower = Follower(streams, source, place, StreamForm.SSE, kind=kind)
         self._received = Received(SSE)
         self._received.status = 200
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,11 +95,11 @@ class Reader:
             await self.came.wait()
 
 
-def streams_of(heartbeat_seconds: float = 100.0) -> Streams:
-    return Streams(
+def streams_of(heartbeat_seconds: float = 100.0) -> EventStreams:
+    return EventStreams(
         closing=asyncio.get_running_loop().create_future(),
         counts=Counts(),
-        pages=Pages(),
+        pages=SharedPages(),
         heartbeat_seconds=heartbeat_seconds,
         streams_max=1000,
     )
@@ -144,12 +144,12 @@ async def test_what_many_follow_is_encoded_once(is_many: bool) -> None:
 
 
 async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
-    pages = Pages[int]()
+    pages = SharedPages[int]()
     begun: list[int] = []
     ended: list[str] = []
     go_on = asyncio.Event()
 
-    async def make() -> Page[int]:
+    async def make() -> EncodedPage[int]:
         begun.append(1)
         try:
             await go_on.wait()
@@ -157,7 +157,7 @@ async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
             ended.append("cancelled")
             raise
         ended.append("made")
-        return Page(b"x", 1, 1)
+        return EncodedPage(b"x", 1, 1)
 
     with pages.at("here", make) as first:
         with pages.at("here", make) as second:
@@ -181,10 +181,10 @@ async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
 
 async def test_pages_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "PAGE_SECONDS_MAX", 0.05)
-    pages = Pages[int]()
+    pages = SharedPages[int]()
 
-    async def make() -> Page[int]:
-        return Page(bytes(1 << 20), 1, 1)
+    async def make() -> EncodedPage[int]:
+        return EncodedPage(bytes(1 << 20), 1, 1)
 
     def kept() -> int:
         return sum(len(made[1].task.result().data) for made in pages._made.values())  # pyright: ignore[reportPrivateUsage]
@@ -226,5 +226,5 @@ async def test_an_event_that_fills_a_page_by_itself_does_not_hold_up_what_follow
         session = host.session(session.id)
         events = [event async for event in session.events(waits=False)]
         huge = next(event for event in events if event.kind == "turn.queued")
-        page = await OneSession(session, raw=False).next(Cursor(huge.epoch, huge.seq), Form.SSE)
+        page = await OneSession(session, raw=False).next(Cursor(huge.epoch, huge.seq), StreamForm.SSE)
         assert page.events > 0

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import cast
 
 from banksman import Host, Kind
-from banksman.core.session.idempotency import Key
-from banksman.core.session.turn import Phase
-from banksman.sessions.life import TURNS_MAX, Keys
+from banksman.core.session.idempotency import IdempotencyKey
+from banksman.core.session.turn import TurnPhase
+from banksman.sessions.life import TURNS_MAX, KeyedTurns
 from banksman.sessions.turn import Turn
 from banksman.testing import fake_agent
 
@@ -62,7 +62,7 @@ async def test_key_of_a_turn_that_waits_is_kept_in_memory_however_many_come_afte
 
 
 async def test_turn_whose_end_was_not_stored_does_not_keep_later_turns_in_memory() -> None:
-    keys = Keys(())
+    keys = KeyedTurns(())
     turns = [_Over(is_durable=number > 0) for number in range(2 * TURNS_MAX)]
     for number, turn in enumerate(turns):
         keys.remember(f"k{number}", (cast("Turn", turn), asyncio.get_running_loop().create_future()))
@@ -73,13 +73,13 @@ async def test_turn_whose_end_was_not_stored_does_not_keep_later_turns_in_memory
 class _Over:
     """A turn that has ended."""
 
-    state = Phase.ENDED
+    state = TurnPhase.ENDED
 
     def __init__(self, *, is_durable: bool) -> None:
         self._is_durable = is_durable
 
-    def stored_as(self, key: str) -> Key | None:
-        return Key(key, "t-1", 0, Kind.DONE) if self._is_durable else None
+    def stored_as(self, key: str) -> IdempotencyKey | None:
+        return IdempotencyKey(key, "t-1", 0, Kind.DONE) if self._is_durable else None
 
 
 async def test_a_turn_of_another_host_is_waited_for_until_it_ends(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> Non
 
 def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oversize_frames, "SPILLED_BYTES_MAX", 10)
-    spilled, counters = oversize_frames.Oversize(), Counters()
+    spilled, counters = oversize_frames.OversizeFrames(), Counters()
 
     def take(*pieces: bytes) -> dict[str, Any]:
         whole = b"".join(pieces)

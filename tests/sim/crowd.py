@@ -17,7 +17,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import StartProcess
 from banksman.core.session.outcome import Kind
 from banksman.errors import AgentError
-from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent, Output, Spawn
+from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent, Spawn, StdoutRead
 from banksman.sessions.pool import START_SECONDS_MAX, Pool
 from banksman.testing import sim
 from banksman.testing.world import Manner, Phase, Play, World, WorldLog, WorldProcess
@@ -104,7 +104,7 @@ class Crowd:
 
     def _watch(self, number: int, event: AgentEvent) -> None:
         """The first word is the answer to the handshake."""
-        if isinstance(event, Output | Gone | Failed):
+        if isinstance(event, StdoutRead | Gone | Failed):
             self.starting.pop(number, None)
         if isinstance(event, Gone | Failed):
             self.there.discard(number)

@@ -19,11 +19,11 @@ from banksman.sessions.agent_process import (
     Failed,
     Gone,
     OnEvent,
-    Output,
     OutputEnded,
+    StdinWritten,
+    StdoutRead,
     ToolsSwept,
     WriteBroke,
-    Written,
 )
 
 # Every kind of process that a subclass must be able to start.
@@ -45,7 +45,7 @@ class Heard:
             assert not isinstance(event, Started | Failed), f"{event} is not the first"
             assert not isinstance(self.events[-1], Gone | Failed), f"{event} after the end"
         if self.has(OutputEnded):
-            assert not isinstance(event, Output | OutputEnded)
+            assert not isinstance(event, StdoutRead | OutputEnded)
         self.events.append(event)
         self._more.set()
 
@@ -57,7 +57,7 @@ class Heard:
 
     @property
     def replies(self) -> list[str]:
-        said = b"".join(event.data for event in self.events if isinstance(event, Output))
+        said = b"".join(event.data for event in self.events if isinstance(event, StdoutRead))
         meanings = [CLAUDE.read(line) for line in said.split(b"\n") if line]
         return [meaning.request for meaning in meanings if isinstance(meaning, Replied)]
 
@@ -102,7 +102,7 @@ class ProcessConformance:
             await heard.wait(Started)
             assert heard.events[0] == heard.events[-1]
             process.write(CLAUDE.handshake("one"))
-            await heard.wait(Written)
+            await heard.wait(StdinWritten)
             await heard.wait_until(lambda: heard.replies == ["one"])
             process.stop()
             await heard.wait(Gone)
@@ -116,10 +116,10 @@ class ProcessConformance:
             await heard.wait(Started)
             for number in range(1, 6):
                 process.write(CLAUDE.handshake(f"r-{number}"))
-                await heard.wait(Written, number)
+                await heard.wait(StdinWritten, number)
             await heard.wait_until(lambda: len(heard.replies) == 5)
             assert heard.replies == [f"r-{number}" for number in range(1, 6)]
-            assert heard.count(Written) == 5
+            assert heard.count(StdinWritten) == 5
             assert not heard.has(WriteBroke)
             process.stop()
             await heard.wait(Gone)
@@ -210,11 +210,11 @@ class ProcessConformance:
             process.write(CLAUDE.prompt("0" * 36, "x" * (4 << 20)))
             process.look_now()
             await asyncio.sleep(0)
-            assert not heard.has(Written)
+            assert not heard.has(StdinWritten)
             assert not heard.has(WriteBroke)
             process.stop()
             await heard.wait(Gone)
-            assert not heard.has(Written)
+            assert not heard.has(StdinWritten)
             heard.check_end()
 
         self.run(scenario)
@@ -230,7 +230,7 @@ class ProcessConformance:
             process.stop()
             await heard.wait(Gone)
             assert heard.count(WriteBroke) == 1
-            assert not heard.has(Written)
+            assert not heard.has(StdinWritten)
             heard.check_end()
 
         self.run(scenario)
@@ -245,7 +245,7 @@ class ProcessConformance:
             process.pause()
             for number in range(1, 4):
                 process.write(CLAUDE.handshake(f"r-{number}"))
-                await heard.wait(Written, number)
+                await heard.wait(StdinWritten, number)
             assert heard.replies == []
             process.resume()
             await heard.wait_until(lambda: len(heard.replies) == 3)
@@ -309,7 +309,7 @@ class ProcessConformance:
                 process.look_now()
                 await asyncio.sleep(0)
             heard.check_end()
-            assert heard.count(Written) == 1
+            assert heard.count(StdinWritten) == 1
             assert heard.replies == ["one"]
 
         self.run(scenario)
@@ -319,7 +319,7 @@ class ProcessConformance:
             process, heard = self.start("plain")
             await heard.wait(Started)
             process.write(CLAUDE.handshake("one"))
-            await heard.wait(Written)
+            await heard.wait(StdinWritten)
             process.abandon()
             count = len(heard.events)
             for _ in range(10):

@@ -14,7 +14,7 @@ from banksman.core.session.effects import StartProcess
 from banksman.core.stop_ladder import Timings
 from banksman.errors import NotOwner, StoreError
 from banksman.process.launch import prepare
-from banksman.sessions.agent_process import AgentProcess, OnEvent, Output, RealAgent
+from banksman.sessions.agent_process import AgentProcess, OnEvent, RealAgent, StdoutRead
 from banksman.store.log import Head, Log
 from banksman.testing import fake_agent, sim
 from banksman.testing.world import Fault, Manner, World, WorldLog
@@ -84,7 +84,7 @@ class TestRealProcess(ProcessConformance):
                 return fake_agent.command()
 
     async def wait_closed(self, heard: Heard) -> None:
-        await heard.wait(Output)
+        await heard.wait(StdoutRead)
 
 
 class TestWorldLog(LogConformance):

@@ -33,9 +33,9 @@ from banksman.core.session.event import Entry, Event
 from banksman.errors import BanksmanError, NotOwner, StoreError
 from banksman.store.log import Snapshot
 from banksman.store.sqlite import SqliteLog, tables
-from banksman.store.sqlite.append import Append
+from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.operations import Operation
-from banksman.store.sqlite.writer import Writer
+from banksman.store.sqlite.writer_thread import WriterThread
 
 SESSION = "crash"
 # Each death costs as many calls as came before it, so that twice as many appends would take four times as long.
@@ -125,15 +125,15 @@ def acknowledge(fd: int, seq: int, answered: asyncio.Queue[None], error: StoreEr
 
 def acknowledge_early(fd: int) -> None:
     """Break this process's engine on purpose: it says that an append is committed, then commits it."""
-    perform = Writer._perform  # pyright: ignore[reportPrivateUsage]
+    perform = WriterThread._perform  # pyright: ignore[reportPrivateUsage]
 
-    def perform_late(self: Writer, group: list[Operation]) -> None:
+    def perform_late(self: WriterThread, group: list[Operation]) -> None:
         for operation in group:
-            if isinstance(operation, Append):
+            if isinstance(operation, AppendOperation):
                 os.write(fd, b"%d\n" % operation.seq)
         perform(self, group)
 
-    Writer._perform = perform_late  # pyright: ignore[reportPrivateUsage]
+    WriterThread._perform = perform_late  # pyright: ignore[reportPrivateUsage]
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------

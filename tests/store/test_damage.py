@@ -22,7 +22,7 @@ from tests.thorough import thorough
 
 from banksman.errors import StoreDamaged
 from banksman.store.sqlite import store_health, wal_check
-from banksman.store.sqlite.open_file import Opening
+from banksman.store.sqlite.open_file import StoreOpening
 from banksman.store.sqlite.wal_check import check_file, check_tail, closed, opened
 
 pytestmark = thorough
@@ -166,7 +166,7 @@ def test_store_that_is_empty_beside_its_log_is_damage(
     before = files_beside(left)
     for _ in range(2):
         with pytest.raises(StoreDamaged, match=r"its write-ahead log .* is not") as caught:
-            Opening(str(left), level="normal").open()
+            StoreOpening(str(left), level="normal").open()
         assert f"{left}-wal" in caught.value.hint
         with pytest.raises(StoreDamaged):
             store_health.look(left)

@@ -15,7 +15,7 @@ import pytest
 
 from banksman.errors import StoreError
 from banksman.store.sqlite import host_locks
-from banksman.store.sqlite.host_locks import Hosts, identity
+from banksman.store.sqlite.host_locks import HostLocks, identity
 
 _PROGRAM = """
 import os, signal, sys
@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_a_living_host_is_seen_and_a_killed_one_is_not(path: str) -> None:
-    with contextlib.closing(Hosts(path)) as hosts, holder(path, 7) as process:
+    with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         assert hosts.is_alive(7)
         assert not hosts.is_alive(6)
         assert not hosts.is_alive(8)
@@ -64,7 +64,7 @@ def test_a_living_host_is_seen_and_a_killed_one_is_not(path: str) -> None:
 
 def test_a_killed_host_is_dead_while_it_is_still_a_zombie(path: str) -> None:
     """Nobody has to reap it first: a parent that never does must not keep its sessions from everybody."""
-    with contextlib.closing(Hosts(path)) as hosts, holder(path, 7) as process:
+    with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not hosts.is_alive(7)
@@ -72,7 +72,7 @@ def test_a_killed_host_is_dead_while_it_is_still_a_zombie(path: str) -> None:
 
 def test_a_stopped_host_lives(path: str) -> None:
     """One that does not run right now, as in a debugger or a frozen container, goes on some day and writes."""
-    with contextlib.closing(Hosts(path)) as hosts, holder(path, 7) as process:
+    with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         assert hosts.is_alive(7)
@@ -90,7 +90,7 @@ say(pid)
 """
     argv = [sys.executable, "-c", f"{_PROGRAM}\n{code}\nsay('holding')\nhear()", path, "7"]
     with (
-        contextlib.closing(Hosts(path)) as hosts,
+        contextlib.closing(HostLocks(path)) as hosts,
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None
@@ -129,7 +129,7 @@ os.waitpid(pid, 0)
 """
     argv = [sys.executable, "-c", f"{_PROGRAM}\n{code}\nsay('holding')\nhear()", path, "7"]
     with (
-        contextlib.closing(Hosts(path)) as hosts,
+        contextlib.closing(HostLocks(path)) as hosts,
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None
@@ -147,7 +147,7 @@ say(program.pid)
 """
     argv = [sys.executable, "-c", f"{_PROGRAM}\n{code}\nsay('holding')\nhear()", path, "7"]
     with (
-        contextlib.closing(Hosts(path)) as hosts,
+        contextlib.closing(HostLocks(path)) as hosts,
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None
@@ -168,7 +168,7 @@ def test_one_that_ends_by_exec_is_dead_though_its_pid_lives(path: str) -> None:
     code = "os.execv(sys.executable, [sys.executable, '-c', 'import os; os.write(1, b\"new\\\\n\"); os.read(0, 1)'])"
     argv = [sys.executable, "-c", f"{_PROGRAM}\nsay('holding')\nhear()\n{code}", path, "7"]
     with (
-        contextlib.closing(Hosts(path)) as hosts,
+        contextlib.closing(HostLocks(path)) as hosts,
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None
@@ -184,7 +184,7 @@ def test_one_that_ends_by_exec_is_dead_though_its_pid_lives(path: str) -> None:
 
 def test_the_own_pid_of_a_reader_plays_no_role(path: str) -> None:
     """A dead host had the pid that is ours now: all that a pid could tell would be wrong."""
-    with contextlib.closing(Hosts(path)) as hosts:
+    with contextlib.closing(HostLocks(path)) as hosts:
         assert not hosts.is_alive(os.getpid())
         with holder(path, os.getpid()) as process:
             assert hosts.is_alive(os.getpid())
@@ -200,7 +200,7 @@ def test_a_host_in_another_pid_namespace_is_seen(path: str) -> None:
     if probe.returncode != 0:
         pytest.skip(f"NOT TESTED: no pid namespace can be made here: {probe.stderr}")
     with (
-        contextlib.closing(Hosts(path)) as hosts,
+        contextlib.closing(HostLocks(path)) as hosts,
         holder(path, 7, "assert os.getpid() == 1", "unshare", *flags) as process,
     ):
         assert hosts.is_alive(7)
@@ -214,7 +214,7 @@ def test_two_logs_of_one_process_see_each_other_and_one_may_close(path: str, tmp
     """The second one through a symlink: it is the same store. Another process is asked, as the kernel shows nobody its
     own locks."""
     (tmp_path / "link").symlink_to(path)
-    first, second = Hosts(path), Hosts(str(tmp_path / "link"))
+    first, second = HostLocks(path), HostLocks(str(tmp_path / "link"))
     first.hold(1)
     second.hold(2)
     assert (first.is_alive(1), first.is_alive(2)) == (True, True)
@@ -225,7 +225,7 @@ def test_two_logs_of_one_process_see_each_other_and_one_may_close(path: str, tmp
     assert (second.is_alive(1), second.is_alive(2)) == (False, True)
     assert seen_from_outside(path, 1, 2) == [False, True]
     # A third that comes and goes, as a short look at a store does.
-    Hosts(path).close()
+    HostLocks(path).close()
     assert seen_from_outside(path, 1, 2) == [False, True]
     second.let_go(2)
     assert seen_from_outside(path, 1, 2) == [False, False]
@@ -237,13 +237,13 @@ def test_two_logs_of_one_process_see_each_other_and_one_may_close(path: str, tmp
 def test_many_threads_that_come_and_go_lose_nobodys_lock(path: str) -> None:
     def come_and_go(host_id: int) -> None:
         for _ in range(100):
-            with contextlib.closing(Hosts(path)) as hosts:
+            with contextlib.closing(HostLocks(path)) as hosts:
                 hosts.hold(host_id)
                 assert hosts.is_alive(host_id)
                 seen.append(hosts.is_alive(1))
 
     seen: list[bool] = []
-    with contextlib.closing(Hosts(path)) as lasting:
+    with contextlib.closing(HostLocks(path)) as lasting:
         lasting.hold(1)
         threads = [threading.Thread(target=come_and_go, args=(host_id,)) for host_id in range(2, 6)]
         for thread in threads:
@@ -256,7 +256,7 @@ def test_many_threads_that_come_and_go_lose_nobodys_lock(path: str) -> None:
 
 
 def test_an_id_is_held_once(path: str) -> None:
-    with contextlib.closing(Hosts(path)) as hosts, contextlib.closing(Hosts(path)) as others, holder(path, 7):
+    with contextlib.closing(HostLocks(path)) as hosts, contextlib.closing(HostLocks(path)) as others, holder(path, 7):
         hosts.hold(8)
         for host_id in (7, 8):
             with pytest.raises(StoreError, match=f"another host holds the id {host_id}"):
@@ -268,7 +268,7 @@ def test_an_id_is_held_once(path: str) -> None:
 
 def test_ids_may_be_large(path: str) -> None:
     """They are never used again, so they only grow; and the file stays empty."""
-    with contextlib.closing(Hosts(path)) as hosts, holder(path, 1 << 40):
+    with contextlib.closing(HostLocks(path)) as hosts, holder(path, 1 << 40):
         assert hosts.is_alive(1 << 40)
         assert not hosts.is_alive((1 << 40) + 1)
         assert os.stat(f"{path}-hosts").st_size == 0
@@ -277,10 +277,10 @@ def test_ids_may_be_large(path: str) -> None:
 
 def test_a_file_that_may_not_be_made_is_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file or directory"):
-        Hosts(str(tmp_path / "missing" / "store"))
+        HostLocks(str(tmp_path / "missing" / "store"))
     (tmp_path / "store-hosts").mkdir()
     with pytest.raises(StoreError, match="Is a directory"):
-        Hosts(str(tmp_path / "store"))
+        HostLocks(str(tmp_path / "store"))
 
 
 def test_identity_names_this_process() -> None:

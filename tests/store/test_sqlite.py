@@ -21,7 +21,7 @@ from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreError, Store
 from banksman.store.log import Chunk, Head, Log, Snapshot
 from banksman.store.sqlite import SqliteLog, open_file
 from banksman.store.sqlite.chunks import CHUNK_BYTES
-from banksman.store.sqlite.operations import LOST_CHUNKS_MAX, Work
+from banksman.store.sqlite.operations import LOST_CHUNKS_MAX, WriterContext
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.db"
 
 
-def work_of(log: SqliteLog) -> Work:
+def work_of(log: SqliteLog) -> WriterContext:
     return log._bridge._work  # pyright: ignore[reportPrivateUsage]
 
 
@@ -129,7 +129,7 @@ async def test_what_is_behind_a_transaction_that_failed_is_refused_though_it_cou
     await writer.commit(b"a")
     performed = threading.Event()
 
-    def make_room(work: Work) -> None:
+    def make_room(work: WriterContext) -> None:
         work.execute("PRAGMA max_page_count = 1000000").fetchall()
         performed.set()
 

@@ -23,12 +23,12 @@ from tests.thorough import thorough
 
 from banksman.errors import NotOwner, StoreError
 from banksman.store.sqlite import SqliteLog, maintenance, open_file, tail_wait, wal_check
-from banksman.store.sqlite.append import Append
+from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.chunks import CHUNK_BYTES
-from banksman.store.sqlite.host_locks import Hosts, Process, identity
-from banksman.store.sqlite.operations import Work
-from banksman.store.sqlite.recent_chunks import CHUNKS_MAX, ENTRY_BYTES, Recent
-from banksman.store.sqlite.writer import AGAIN_SECONDS
+from banksman.store.sqlite.host_locks import HostLocks, HostProcess, identity
+from banksman.store.sqlite.operations import WriterContext
+from banksman.store.sqlite.recent_chunks import CHUNKS_MAX, ENTRY_BYTES, RecentChunks
+from banksman.store.sqlite.writer_thread import AGAIN_SECONDS
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -135,7 +135,7 @@ DROP_ALL_LOCKS = "[open(path + end).close() for end in ('', '-wal', '-shm', '-ho
 
 # -- who lives -------------------------------------------------------------------------------------------------------
 async def test_a_live_host_whose_own_program_dropped_its_locks_keeps_what_it_has(path: Path) -> None:
-    with host(path) as there, contextlib.closing(Hosts(str(path))) as locks:
+    with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         log = SqliteLog(path)
         mine = await Writer.claim(log, "mine")
         ((number,),) = rows(path, "SELECT owner FROM sessions WHERE id = 's'")
@@ -164,7 +164,7 @@ async def test_a_live_host_whose_own_program_dropped_its_locks_keeps_what_it_has
 
 async def test_a_host_takes_its_lock_again_with_its_next_commit(path: Path) -> None:
     """For those that cannot see its pid: hosts in other containers."""
-    with host(path) as there, contextlib.closing(Hosts(str(path))) as locks:
+    with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         ((number,),) = rows(path, "SELECT owner FROM sessions WHERE id = 's'")
         assert there.do(DROP_LOCKS) == "done"
         assert not locks.is_alive(number)
@@ -197,9 +197,9 @@ async def test_a_host_that_closed_where_nothing_could_be_written_is_dead_though_
 
 
 def test_a_process_is_known_by_its_boot_and_its_start(path: Path) -> None:
-    with host(path) as there, contextlib.closing(Hosts(str(path))) as locks:
+    with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         ((number, *process),) = rows(path, "SELECT id, boot, pid, started FROM hosts")
-        process = Process(*process)
+        process = HostProcess(*process)
         assert process.pid == there.pid
         assert there.do(DROP_LOCKS) == "done"
         assert locks.is_alive(number, process)
@@ -391,13 +391,13 @@ async def test_an_upkeep_that_fails_by_a_bug_keeps_nobody_waiting(path: Path, mo
 
 
 async def test_a_close_that_fails_by_a_bug_is_still_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop_being_host(_: Work) -> None:
+    def stop_being_host(_: WriterContext) -> None:
         raise Odd
 
     log = SqliteLog(path)
     await (await Writer.claim(log)).commit(b"a")
     with monkeypatch.context() as patched:
-        patched.setattr(Work, "stop_being_host", stop_being_host)
+        patched.setattr(WriterContext, "stop_being_host", stop_being_host)
         async with asyncio.timeout(10):
             await log.close()
     # Not even its locks are left, or nobody in this process could have the session again.
@@ -411,18 +411,18 @@ async def test_a_store_that_cannot_be_made_to_forget_for_good_refuses_and_does_n
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first that the thread does is to say that what is deleted is overwritten."""
-    real = open_file.Opening.open
+    real = open_file.StoreOpening.open
 
     def deny(action: int, first: str | None, *_: str | None) -> int:
         is_it = action == sqlite3.SQLITE_PRAGMA and first == "secure_delete"
         return sqlite3.SQLITE_DENY if is_it else sqlite3.SQLITE_OK
 
-    def opened(self: open_file.Opening) -> sqlite3.Connection:
+    def opened(self: open_file.StoreOpening) -> sqlite3.Connection:
         connection = real(self)
         connection.set_authorizer(deny)
         return connection
 
-    monkeypatch.setattr(open_file.Opening, "open", opened)
+    monkeypatch.setattr(open_file.StoreOpening, "open", opened)
     log = SqliteLog(path)
     async with asyncio.timeout(10):
         with pytest.raises(StoreError, match="not authorized"):
@@ -619,11 +619,11 @@ async def test_a_release_that_is_made_up_for_takes_nothing_from_who_claimed_sinc
 # -- weeks of work ---------------------------------------------------------------------------------------------------
 def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
     bytes_max = 40 * (ENTRY_BYTES + CHUNK_BYTES + 64)
-    recent = Recent(bytes_max)
+    recent = RecentChunks(bytes_max)
     seqs: Counter[str] = Counter()
 
     def add(session: str) -> None:
-        recent.add(Append(print, session, 1, 0, print, seqs[session], AT, lines(b"x"), None))
+        recent.add(AppendOperation(print, session, 1, 0, print, seqs[session], AT, lines(b"x"), None))
         seqs[session] += 1
 
     for number in range(5000):
@@ -645,9 +645,9 @@ def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
 
 
 def test_of_one_session_only_its_last_chunks_are_in_memory() -> None:
-    recent = Recent()
+    recent = RecentChunks()
     for seq in range(3 * CHUNKS_MAX):
-        recent.add(Append(print, "s", 1, 0, print, seq, AT, lines(b"x"), None))
+        recent.add(AppendOperation(print, "s", 1, 0, print, seq, AT, lines(b"x"), None))
     assert len(recent._tails["s"]) == CHUNKS_MAX  # pyright: ignore[reportPrivateUsage]
     first = 2 * CHUNKS_MAX
     assert recent.read("s", first - 1, 1, None) is None

@@ -16,7 +16,7 @@ import pytest
 
 from banksman.errors import NotOwner, StoreError, StoreFull
 from banksman.store.sqlite import SqliteLog
-from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.operations import WriterContext
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -36,7 +36,7 @@ async def call(log: SqliteLog, function: Any, **how: Any) -> Any:
 async def set_pages_max(log: SqliteLog, pages: int | None) -> None:
     """SQLite's own bound on the file: there is no more room. None: as many as there are."""
 
-    def bound(work: Work) -> None:
+    def bound(work: WriterContext) -> None:
         count = work.row("PRAGMA page_count")[0] if pages is None else pages
         work.execute(f"PRAGMA max_page_count = {count}").fetchall()
 
@@ -118,7 +118,7 @@ async def test_what_is_behind_a_lease_that_failed_by_the_store_is_refused_until_
     await writer.commit(b"a")
     performed = threading.Event()
 
-    def make_room(work: Work) -> None:
+    def make_room(work: WriterContext) -> None:
         work.execute("PRAGMA max_page_count = 1000000").fetchall()
         performed.set()
 

@@ -21,7 +21,7 @@ import pytest
 from banksman.errors import StoreError, StoreFull, StoreReadOnly, UsageError
 from banksman.store.log import Chunk, Head, Snapshot
 from banksman.store.sqlite import SqliteLog, deleted_sessions, spool
-from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.operations import WriterContext
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -48,7 +48,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     remove_some, pieces = deleted_sessions.remove_some, 0
     go_on = threading.Event()
 
-    def remove_slowly(work: Work, session: str) -> bool:
+    def remove_slowly(work: WriterContext, session: str) -> bool:
         nonlocal pieces
         pieces += 1
         return remove_some(work, session) if pieces < 5 or go_on.is_set() else True

@@ -45,7 +45,7 @@ class Steps:
         monkeypatch.setattr(turn_table, "unpacked", counted)
         find = turn_table.find
 
-        def counting(connection: sqlite3.Connection, session: str, turn: str) -> turn_table.Found:
+        def counting(connection: sqlite3.Connection, session: str, turn: str) -> turn_table.FoundTurn:
             connection.set_progress_handler(self._step, 1)
             try:
                 return find(connection, session, turn)

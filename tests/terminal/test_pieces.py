@@ -22,14 +22,14 @@ from banksman.cli.output.text_width import cut, padded, rows, width, wrapped
 from banksman.cli.output.wording import prompt_of, tokens_of
 from banksman.cli.tui import keyboard, session_table
 from banksman.cli.tui.ctrl_c import Stops
-from banksman.cli.tui.event_loop import Loop, Typed
+from banksman.cli.tui.event_loop import ScreenLoop, Typed
 from banksman.cli.tui.event_view import Teller
-from banksman.cli.tui.keyboard import Decoder, Key, Pasted
-from banksman.cli.tui.line_editor import HISTORY_MAX, LINE_CHARACTERS_MAX, Editor
+from banksman.cli.tui.keyboard import Decoder, KeyPress, Pasted
+from banksman.cli.tui.line_editor import HISTORY_MAX, LINE_CHARACTERS_MAX, LineEditor
 from banksman.cli.tui.question_view import question_of
-from banksman.cli.tui.screen import Look, Status, duration_in_words, seconds_in_words
-from banksman.cli.tui.session_table import ORDER, Row
-from banksman.cli.tui.turn_view import TurnWatch, Wishes
+from banksman.cli.tui.screen import ScreenStatus, TextStyle, duration_in_words, seconds_in_words
+from banksman.cli.tui.session_table import ORDER, SessionRow
+from banksman.cli.tui.turn_view import TurnWatch, TurnWishes
 
 LETTERS = st.text(st.sampled_from("ab é日本🙂e\u0301한 "), max_size=60)
 COLUMNS = st.integers(1, 40)
@@ -71,7 +71,17 @@ def test_words_are_kept_whole_and_units_with_their_number() -> None:
 
 # -- keys ------------------------------------------------------------------------------------------------------------
 TYPED = b"a\xc3\xa9\x1b[A\x1bOB\x7f\x03\x1b[200~x\x1b[Ay\n\x1b[201~\x1b[1;5C\x1b[99~\r\xe6\x97\xa5\x15"
-KEYS = ["a", "é", Key("up"), Key("down"), Key("backspace"), Pasted("x\x1b[Ay\n"), Key("word-right"), Key("enter"), "日"]
+KEYS = [
+    "a",
+    "é",
+    KeyPress("up"),
+    KeyPress("down"),
+    KeyPress("backspace"),
+    Pasted("x\x1b[Ay\n"),
+    KeyPress("word-right"),
+    KeyPress("enter"),
+    "日",
+]
 
 
 @given(st.lists(st.integers(0, len(TYPED)), max_size=6))
@@ -82,7 +92,7 @@ def test_keys_are_the_same_wherever_the_bytes_are_split(places: list[int]) -> No
     for place in [*sorted(places), len(TYPED)]:
         found += decoder.feed(TYPED[before:place])
         before = place
-    expected = [*KEYS, Key("erase-line")]
+    expected = [*KEYS, KeyPress("erase-line")]
     assert found == expected
     assert [type(key) for key in found] == [type(key) for key in expected]
 
@@ -92,7 +102,7 @@ def test_any_bytes_are_some_keys(data: bytes, size: int) -> None:
     decoder = Decoder()
     for place in range(0, len(data), size):
         for key in decoder.feed(data[place : place + size]):
-            assert isinstance(key, Key | Pasted) or (len(key) == 1 and key >= " ")
+            assert isinstance(key, KeyPress | Pasted) or (len(key) == 1 and key >= " ")
     decoder.flush()
 
 
@@ -100,8 +110,8 @@ def test_an_escape_is_a_key_when_nothing_follows() -> None:
     decoder = Decoder()
     assert decoder.feed(b"\x1b") == []
     assert decoder.is_waiting
-    assert decoder.flush() == [Key("escape")]
-    assert decoder.feed(b"\x1b") + decoder.feed(b"[A") == [Key("up")]
+    assert decoder.flush() == [KeyPress("escape")]
+    assert decoder.feed(b"\x1b") + decoder.feed(b"[A") == [KeyPress("up")]
 
 
 def test_a_paste_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,13 +124,14 @@ def test_a_paste_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the line --------------------------------------------------------------------------------------------------------
 NAMES = ("left", "right", "home", "end", "backspace", "delete", "erase-line", "erase-right", "erase-word", "up", "down")
 STROKES = st.one_of(
-    st.sampled_from("ab 日é"), st.sampled_from([Key(name) for name in (*NAMES, "newline", "enter", "word-left", "tab")])
+    st.sampled_from("ab 日é"),
+    st.sampled_from([KeyPress(name) for name in (*NAMES, "newline", "enter", "word-left", "tab")]),
 )
 
 
 @given(st.lists(STROKES, max_size=80), COLUMNS)
 def test_whatever_is_typed_the_row_fits_and_the_cursor_is_in_it(strokes: list[str], columns: int) -> None:
-    editor = Editor()
+    editor = LineEditor()
     for stroke in strokes:
         editor.take(stroke)
         assert 0 <= editor.cursor <= len(editor.text)
@@ -129,36 +140,36 @@ def test_whatever_is_typed_the_row_fits_and_the_cursor_is_in_it(strokes: list[st
         assert cursor < max(columns, 2)
 
 
-def typed(editor: Editor, *strokes: str) -> Editor:
+def typed(editor: LineEditor, *strokes: str) -> LineEditor:
     for stroke in strokes:
-        for key in [stroke] if isinstance(stroke, Key | Pasted) else stroke:
+        for key in [stroke] if isinstance(stroke, KeyPress | Pasted) else stroke:
             editor.take(key)
     return editor
 
 
 def test_the_usual_keys_do_the_usual() -> None:
-    assert typed(Editor(), "abc", Key("left"), Key("backspace"), "X").text == "aXc"
-    assert typed(Editor(), "ab", Key("home"), Key("delete"), Key("end"), "!").text == "b!"
-    assert typed(Editor(), "one two  ", Key("erase-word")).text == "one "
-    assert typed(Editor(), "one two", Key("word-left"), Key("erase-right")).text == "one "
-    assert typed(Editor(), "one two", Key("word-left"), Key("erase-line")).text == "two"
+    assert typed(LineEditor(), "abc", KeyPress("left"), KeyPress("backspace"), "X").text == "aXc"
+    assert typed(LineEditor(), "ab", KeyPress("home"), KeyPress("delete"), KeyPress("end"), "!").text == "b!"
+    assert typed(LineEditor(), "one two  ", KeyPress("erase-word")).text == "one "
+    assert typed(LineEditor(), "one two", KeyPress("word-left"), KeyPress("erase-right")).text == "one "
+    assert typed(LineEditor(), "one two", KeyPress("word-left"), KeyPress("erase-line")).text == "two"
     # A letter with a mark on it is one letter.
-    assert typed(Editor(), "ae\u0301", Key("backspace")).text == "a"
-    assert typed(Editor(), Pasted("a\r\nb\rc")).text == "a\nb\nc"
+    assert typed(LineEditor(), "ae\u0301", KeyPress("backspace")).text == "a"
+    assert typed(LineEditor(), Pasted("a\r\nb\rc")).text == "a\nb\nc"
 
 
 def test_what_was_entered_can_be_had_again() -> None:
-    editor = typed(Editor(), "one", Key("enter"), "two", Key("enter"), "now")
-    assert typed(editor, Key("up")).text == "two"
-    assert typed(editor, Key("up"), Key("up"), Key("up")).text == "one"
-    assert typed(editor, Key("down"), Key("down"), Key("down")).text == "now"
+    editor = typed(LineEditor(), "one", KeyPress("enter"), "two", KeyPress("enter"), "now")
+    assert typed(editor, KeyPress("up")).text == "two"
+    assert typed(editor, KeyPress("up"), KeyPress("up"), KeyPress("up")).text == "one"
+    assert typed(editor, KeyPress("down"), KeyPress("down"), KeyPress("down")).text == "now"
     for number in range(HISTORY_MAX + 10):
-        typed(editor, Key("erase-line"), str(number), Key("enter"))
-    assert typed(editor, *[Key("up")] * (HISTORY_MAX + 50)).text == "10"
+        typed(editor, KeyPress("erase-line"), str(number), KeyPress("enter"))
+    assert typed(editor, *[KeyPress("up")] * (HISTORY_MAX + 50)).text == "10"
 
 
 def test_a_line_has_a_bound_and_is_given_back_only_to_an_empty_one() -> None:
-    editor = typed(Editor(), Pasted("x" * (LINE_CHARACTERS_MAX + 5)), "y")
+    editor = typed(LineEditor(), Pasted("x" * (LINE_CHARACTERS_MAX + 5)), "y")
     assert len(editor.text) == LINE_CHARACTERS_MAX
     editor.put_back("other")
     assert editor.text.startswith("xxx")
@@ -173,7 +184,7 @@ def test_a_question_has_letters_and_numbers() -> None:
     assert asked.line() == "Bash: ls — allow? [a]llow / [d]eny / [i]nterrupt"
     chosen = [asked.chosen(key) for key in ("a", "D", "1", "3")]
     assert [choice and choice.name for choice in chosen] == ["allow", "deny", "allow", "interrupt"]
-    assert [asked.chosen(key) for key in ("x", "0", "4", Key("enter"), Pasted("a b"), "²")] == [None] * 6
+    assert [asked.chosen(key) for key in ("x", "0", "4", KeyPress("enter"), Pasted("a b"), "²")] == [None] * 6
 
 
 def test_the_agents_own_options_are_offered() -> None:
@@ -204,10 +215,10 @@ def test_a_form_cannot_be_filled_in_by_a_key() -> None:
 
 
 # -- the table of sessions -------------------------------------------------------------------------------------------
-def row(state: str, **more: Any) -> Row:
+def row(state: str, **more: Any) -> SessionRow:
     usual: dict[str, Any] = {"name": state, "agent": "claude", "at": 90.0, "created": 1.0, "cost": 0.5}
     every: dict[str, Any] = {"id": f"s-{state}", "state": state, "queue": 1, "questions": 1, **usual, **more}
-    return Row(**every)
+    return SessionRow(**every)
 
 
 def test_who_needs_somebody_is_first() -> None:
@@ -248,7 +259,7 @@ class Noted:
     def end_text(self) -> None:
         self.out += "" if not self.out or self.out.endswith("\n") else "\n"
 
-    def line(self, text: str, look: Look = Look.DIM) -> None:
+    def line(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
         self.lines.append(text)
 
     def block(self, lines: Sequence[str]) -> None:
@@ -310,7 +321,7 @@ def test_a_tool_is_one_line() -> None:
 
 
 def test_what_is_going_on_fits_any_width() -> None:
-    status = Status("Ctrl-C interrupts")
+    status = ScreenStatus("Ctrl-C interrupts")
     status.busy("Bash: make test")
     assert "Ctrl-C interrupts" in status.row(80)
     for columns in range(80):
@@ -353,9 +364,9 @@ def test_a_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.Capt
         place = named(f"http://127.0.0.1:{gone.getsockname()[1]}")
     client = Client(lambda: place)
     pipe = Pipe()
-    with Loop() as loop:
+    with ScreenLoop() as loop:
         session = {"id": "s", "name": None, "agent": "claude"}
-        watch = TurnWatch(loop, Stops(loop, client), client, session, Wishes(form="text"))
+        watch = TurnWatch(loop, Stops(loop, client), client, session, TurnWishes(form="text"))
         watch._keyboard = pipe  # pyright: ignore[reportPrivateUsage]
         watch._questions = [question_of({"id": "q", "tool": "Bash"}, "t")]  # pyright: ignore[reportPrivateUsage]
         watch._put()  # pyright: ignore[reportPrivateUsage]
@@ -378,7 +389,7 @@ def test_a_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.Capt
 
 def test_who_types_is_heard_while_events_never_end() -> None:
     pipe = Pipe()
-    with Loop() as loop:
+    with ScreenLoop() as loop:
         loop.listen(pipe)
         loop.follow(lambda: itertools.repeat({}))
         os.write(pipe.typing, b"q")

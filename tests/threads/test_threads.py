@@ -40,7 +40,7 @@ from banksman import (
     threads,
 )
 from banksman.runtime import loop_thread as bridges
-from banksman.runtime.loop_thread import Bridge, Latch
+from banksman.runtime.loop_thread import Latch, LoopThread
 from banksman.testing import fake_agent
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def ended(session: threads.Session) -> dict[str, str]:
     return {event.turn: event.body["outcome"] for event in events if event.kind == "turn.ended" and event.turn}
 
 
-def bridge_of(face: threads.Host | threads.Session) -> Bridge:
+def bridge_of(face: threads.Host | threads.Session) -> LoopThread:
     return face._bridge  # pyright: ignore[reportPrivateUsage]
 
 

@@ -11,7 +11,7 @@ from banksman.cli.output.terminal import as_line, say_aside
 from banksman.errors import UsageError
 
 if TYPE_CHECKING:
-    from banksman.server.server_settings import Settings
+    from banksman.server.server_settings import ServerSettings
 
 
 def add_running(flags: Parser, *, room: str) -> None:
@@ -26,8 +26,13 @@ def add_running(flags: Parser, *, room: str) -> None:
 
 
 def settings_of(
-    flags: Parser, words: list[str], *, who: str, extra: str, check: Callable[[Settings], Settings] | None = None
-) -> Settings | None:
+    flags: Parser,
+    words: list[str],
+    *,
+    who: str,
+    extra: str,
+    check: Callable[[ServerSettings], ServerSettings] | None = None,
+) -> ServerSettings | None:
     """None: it cannot begin, and was told why. `check` may refuse (`UsageError`), or put in what is usual here."""
     arguments = vars(flags.parse_args(words))
     path: str | None = arguments.pop("config")

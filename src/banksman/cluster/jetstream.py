@@ -33,7 +33,7 @@ class Unheard(Unanswered):
     """Nobody heard it, and nothing was stored: there is no such stream, or it has no leader in this moment."""
 
 
-class Message(NamedTuple):
+class StreamMessage(NamedTuple):
     """`seq`: its number in the stream, 0: it is in none."""
 
     subject: str
@@ -52,19 +52,19 @@ class Write(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-class Pages:
+class PendingPages:
     """The answers to all that is read, at one inbox: each of them is several messages, and the last one says so."""
 
     def __init__(self, inbox: str) -> None:
         self.inbox = inbox
         self._numbers = itertools.count()
-        self._asked: dict[str, tuple[list[Message], asyncio.Future[tuple[list[Message], int]]]] = {}
+        self._asked: dict[str, tuple[list[StreamMessage], asyncio.Future[tuple[list[StreamMessage], int]]]] = {}
 
     @contextmanager
-    def asked(self) -> Generator[tuple[str, asyncio.Future[tuple[list[Message], int]]]]:
+    def asked(self) -> Generator[tuple[str, asyncio.Future[tuple[list[StreamMessage], int]]]]:
         """Where to send the answer, and what it will be."""
         number = str(next(self._numbers))
-        page: asyncio.Future[tuple[list[Message], int]] = asyncio.get_running_loop().create_future()
+        page: asyncio.Future[tuple[list[StreamMessage], int]] = asyncio.get_running_loop().create_future()
         self._asked[number] = [], page
         try:
             yield f"{self.inbox}.{number}", page
@@ -78,7 +78,7 @@ class Pages:
         found, page = asked
         match headers.get("Status"):
             case None:
-                found.append(Message(headers["Nats-Subject"], data, headers, int(headers[SEQUENCE])))
+                found.append(StreamMessage(headers["Nats-Subject"], data, headers, int(headers[SEQUENCE])))
             case "204":
                 page.set_result((found, int(headers.get("Nats-Num-Pending", 0))))
             case "404":
@@ -87,14 +87,14 @@ class Pages:
                 page.set_exception(Unanswered(f"it cannot be read now: {status}"))
 
 
-def stored(message: dict[str, Any]) -> Message:
+def stored(message: dict[str, Any]) -> StreamMessage:
     """As MSG.GET gives it: in base64, its headers as they were sent."""
     headers: dict[str, str] = {}
     for line in base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]:
         name, colon, value = line.partition(":")
         if colon:
             headers[name] = value.strip()
-    return Message(message["subject"], base64.b64decode(message.get("data", "")), headers, int(message["seq"]))
+    return StreamMessage(message["subject"], base64.b64decode(message.get("data", "")), headers, int(message["seq"]))
 
 
 def decoded(data: bytes) -> dict[str, Any]:

@@ -32,7 +32,18 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.object_store import ObjectStore
 
-from banksman.cluster.jetstream import ID, SEQUENCE, Message, Pages, Unheard, Write, decoded, refusal, seq_of, stored
+from banksman.cluster.jetstream import (
+    ID,
+    SEQUENCE,
+    PendingPages,
+    StreamMessage,
+    Unheard,
+    Write,
+    decoded,
+    refusal,
+    seq_of,
+    stored,
+)
 from banksman.cluster.store_address import Address
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable, UsageError
 
@@ -42,7 +53,7 @@ log = logging.getLogger("banksman")
 # answered asks again, so this is how soon that is noticed.
 ANSWER_SECONDS_MAX = 1.0
 # How long one server may take to let us in: at the start, when nothing is at stake, and later, when a lease runs out.
-FIRST_CONNECT_SECONDS_MAX = 5.0
+FIRST_CONNECT_SECONDS_MAX = 4.0
 CONNECT_SECONDS_MAX = 2.0
 # For one answer of several that a blob takes.
 BLOB_SECONDS_MAX = 10.0
@@ -67,7 +78,7 @@ class Bell:
             await self._subscription.unsubscribe()
 
 
-class Job:
+class QueuedMessage:
     """What was pulled from a queue: done, or to be offered again, to whomever."""
 
     def __init__(self, message: Msg) -> None:
@@ -120,7 +131,7 @@ class Nats:
         self._client = Client()
         # What the client has told aside while it connected: the last of it, but for a refusal, which counts for more.
         self._told: Exception | None = None
-        self._pages: Pages | None = None
+        self._pages: PendingPages | None = None
 
     @property
     def is_up(self) -> bool:
@@ -232,7 +243,7 @@ class Nats:
         return seq_of(decoded(await self._request(subject, data, timeout, headers)))
 
     # -- reading -----------------------------------------------------------------------------------------------------
-    async def last(self, stream: str, subject: str) -> Message | None:
+    async def last(self, stream: str, subject: str) -> StreamMessage | None:
         """The last message of a subject, as the stream's leader has it. `None`: there is none."""
         body = json.dumps({"last_by_subj": subject}).encode()
         answer = decoded(await self._request(f"$JS.API.STREAM.MSG.GET.{stream}", body))
@@ -245,12 +256,12 @@ class Nats:
 
     async def read(
         self, stream: str, first: int, subject: str, count: int, *, bytes_max: int = READ_BYTES_MAX
-    ) -> tuple[list[Message], int]:
+    ) -> tuple[list[StreamMessage], int]:
         """So many messages of a subject (or of a wildcard) from a sequence on, at most, and how many are left behind
         them. From any replica, which may lag. Fewer than are there, if they are large."""
         body = json.dumps({"seq": max(1, first), "batch": count, "max_bytes": bytes_max, "next_by_subj": subject})
         if self._pages is None:
-            self._pages = pages = Pages(self._client.new_inbox())
+            self._pages = pages = PendingPages(self._client.new_inbox())
 
             async def heard(message: Msg) -> None:
                 pages.heard(message.subject, message.data, message.headers or {})
@@ -264,12 +275,14 @@ class Nats:
             except TimeoutError as exc:
                 raise Unanswered(f"{stream} cannot be read now: nobody answers") from exc
 
-    async def ring(self, subject: str, on_message: Callable[[Message], None]) -> Bell:
+    async def ring(self, subject: str, on_message: Callable[[StreamMessage], None]) -> Bell:
         """Tell of every message on a subject (or a wildcard), as far as it is heard."""
 
         async def heard(message: Msg) -> None:
             headers: dict[str, str] = message.headers or {}
-            on_message(Message(message.subject, message.data, headers, int(headers.get(SEQUENCE, 0)), message.reply))
+            on_message(
+                StreamMessage(message.subject, message.data, headers, int(headers.get(SEQUENCE, 0)), message.reply)
+            )
 
         return Bell(await self._subscribe(subject, heard))
 
@@ -297,7 +310,7 @@ class Nats:
         """An answer of JetStream's own, its error included."""
         return decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
 
-    async def pulls(self, on_answer: Callable[[str, Job | None], None]) -> Pulls:
+    async def pulls(self, on_answer: Callable[[str, QueuedMessage | None], None]) -> Pulls:
         """For whoever pulls from queues. One subscription for all, which stays: a pull that is not wanted any more may
         have been answered already, and a job that nobody hears of would lie there until its time is over."""
         inbox = self._client.new_inbox()
@@ -307,7 +320,7 @@ class Nats:
                 on_answer(message.subject.rpartition(".")[2], None)
             else:
                 # It comes under its own subject, as it was stored.
-                on_answer(message.metadata.consumer, Job(message))
+                on_answer(message.metadata.consumer, QueuedMessage(message))
 
         return Pulls(self, inbox, await self._subscribe(f"{inbox}.*", heard))
 

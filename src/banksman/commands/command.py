@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from banksman.commands.options import check_seconds, check_size, endless_beyond
+from banksman.commands.output import Piece
 from banksman.commands.output_reader import OutputReader
 from banksman.commands.output_watch import Match, check_pattern, watch
 from banksman.commands.result import Finished
-from banksman.commands.running_command import Running
+from banksman.commands.running_command import RunningCommand
 from banksman.core.process_facts import Stream
 from banksman.errors import CommandError, Refused, UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of a command's output. `next` is where to read on; `missed` bytes before it are gone. `is_end`: the
-    stream has ended here, whether or not the command has."""
-
-    data: bytes
-    next: int
-    missed: int
-    is_end: bool
-
-    @property
-    def text(self) -> str:
-        return self.data.decode("utf-8", "replace")
-
-
-class Command(Running):
+class Command(RunningCommand):
     """A command that was started. Made by the host; all methods are for the loop it was started in."""
 
     @property

@@ -21,6 +21,21 @@ log = logging.getLogger("banksman")
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a command's output. `next` is where to read on; `missed` bytes before it are gone. `is_end`: the
+    stream has ended here, whether or not the command has."""
+
+    data: bytes
+    next: int
+    missed: int
+    is_end: bool
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """One stream of a finished command.
 

@@ -16,18 +16,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from banksman.commands import matcher
 from banksman.commands.options import Options
+from banksman.commands.output import Piece
+from banksman.commands.output_reader import OutputReader
 from banksman.commands.pattern_search import Found, Search, is_plain
-from banksman.commands.result import Ended
+from banksman.commands.result import Ended, Finished
 from banksman.core.process_facts import Stream
 from banksman.errors import BanksmanError, Closed, MachineError, UsageError
 from banksman.process.launch import Launch, prepare
-
-if TYPE_CHECKING:
-    from banksman.commands.command import Command, Piece
 
 # A pattern that takes longer for one piece is too slow for anything; so is a machine, for a start and a moment's work.
 SEARCH_SECONDS_MAX = 10.0
@@ -38,8 +37,6 @@ PIECE_BYTES = 65536
 PATTERN_CHARS_MAX = 4096
 # Matchers of a host that wait for the next watch; each is a Python of some 8 MB.
 IDLE_MATCHERS_MAX = 16
-
-StartAside = Callable[[Launch, Options], "Command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,27 @@ class Match:
         return self.data.decode("utf-8", "replace")
 
 
+class MatcherCommand(Protocol):
+    """The command that a matcher runs as: as much of `Command` as is needed here."""
+
+    @property
+    def stdout(self) -> OutputReader: ...
+    @property
+    def is_over(self) -> bool: ...
+    def hold_output(self) -> None: ...
+    def put_nowait(self, data: bytes) -> object: ...
+    def stop_nowait(self, *, at_once: bool) -> None: ...
+    async def wait(self) -> Finished: ...
+
+
+StartAside = Callable[[Launch, Options], MatcherCommand]
+
+
 class Searches(Protocol):
     async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None: ...
 
 
-class Source(Protocol):
+class WatchSource(Protocol):
     """What is watched: a command, as far as it is needed here."""
 
     async def read(self, *, after: int, stream: str, bytes_max: int) -> Piece: ...
@@ -89,7 +102,7 @@ def check_pattern(pattern: Any) -> None:
 
 
 async def watch(
-    source: Source,
+    source: WatchSource,
     pattern: str | bytes,
     *,
     after: int,
@@ -110,7 +123,9 @@ async def watch(
         matchers.put_back(source.id, matcher, is_needed=not source.is_over)
 
 
-async def _watch(source: Source, search: Searches, after: int, stream: Stream, deadline: float | None) -> Match | None:
+async def _watch(
+    source: WatchSource, search: Searches, after: int, stream: Stream, deadline: float | None
+) -> Match | None:
     missed, place = 0, after
     # Once the time is up, what was written until then is still searched.
     last: int | None = None
@@ -136,7 +151,7 @@ async def _watch(source: Source, search: Searches, after: int, stream: Stream, d
         await asyncio.sleep(0)
 
 
-async def _read(source: Source, place: int, stream: Stream, deadline: float | None) -> Piece:
+async def _read(source: WatchSource, place: int, stream: Stream, deadline: float | None) -> Piece:
     """The next piece; TimeoutError if there is none in time."""
     reading = source.read(after=place, stream=stream.value, bytes_max=PIECE_BYTES)
     if deadline is None or source.has_output(stream, place):

@@ -40,8 +40,8 @@ from banksman.core.process_facts import (
 )
 from banksman.errors import BanksmanError, CommandError
 from banksman.process.launch import Launch
-from banksman.process.lease_page import Lease
-from banksman.process.pipes import Writing
+from banksman.process.lease_page import LeasePage
+from banksman.process.pipes import PipeWrite
 from banksman.process.process import Process
 from banksman.process.tree_cleanup import OnPruned, Pruned
 from banksman.tasks import Waiters
@@ -73,7 +73,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StopRequested:
     """A caller wants it ended, for this reason."""
 
     cause: Ended
@@ -97,7 +97,7 @@ class PruningEnded:
     on_pruned: OnPruned
 
 
-Fact = ProcessFact | rungs.TimerFired | Stopped | ClockRanOut | PruningEnded
+Fact = ProcessFact | rungs.LadderTimerFired | StopRequested | ClockRanOut | PruningEnded
 
 
 class Reports(Protocol):
@@ -107,7 +107,7 @@ class Reports(Protocol):
     def take_report(self, command: Any) -> bool: ...
 
 
-class Running:
+class RunningCommand:
     """What is behind a `Command`. All methods are for the loop it was started in."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Running:
         on_fact: Callable[[ProcessFact], None] | None = None,
         matchers: Matchers | None = None,
         reports: Reports | None = None,
-        lease: Lease | None = None,
+        lease: LeasePage | None = None,
     ) -> None:
         """`on_fact` is told what the process does, before it is acted on, and nothing after the end. `matchers` search
         for `watch`. `reports`: where its end is to be reported. `lease`: how long it may live at most, also if nobody
@@ -180,7 +180,7 @@ class Running:
     def state(self) -> State:
         if self.is_over:
             return State.ENDED
-        if self._ladder.phase is not rungs.Phase.RUNNING:
+        if self._ladder.phase is not rungs.LadderPhase.RUNNING:
             return State.STOPPING
         return State.STARTING if self.pid is None else State.RUNNING
 
@@ -226,9 +226,9 @@ class Running:
         (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop that is
         under way.
         """
-        self.dispatch(Stopped(cause, time.monotonic(), at_once, kill_by))
+        self.dispatch(StopRequested(cause, time.monotonic(), at_once, kill_by))
 
-    def put_nowait(self, data: bytes) -> Writing:
+    def put_nowait(self, data: bytes) -> PipeWrite:
         """Queue a whole write; its `done` tells when the pipe has taken it."""
         assert self._process.stdin is not None
         return self._process.stdin.put(data)
@@ -298,7 +298,9 @@ class Running:
     def _take(self, fact: Fact) -> None:
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
-        if self._on_fact is not None and not isinstance(fact, rungs.TimerFired | Stopped | ClockRanOut | PruningEnded):
+        if self._on_fact is not None and not isinstance(
+            fact, rungs.LadderTimerFired | StopRequested | ClockRanOut | PruningEnded
+        ):
             self._on_fact(fact)
         match fact:
             case BytesRead():
@@ -327,9 +329,9 @@ class Running:
                 # What is still in the pipes is all there will be; nobody is pushed back by not reading it.
                 self.resume_reading()
                 self._climb(rungs.TreeGone(at))
-            case rungs.TimerFired():
+            case rungs.LadderTimerFired():
                 self._climb(fact)
-            case Stopped(cause=cause, at=at, at_once=at_once, kill_by=kill_by):
+            case StopRequested(cause=cause, at=at, at_once=at_once, kill_by=kill_by):
                 self._account.blame(cause)
                 self._climb(rungs.StopAsked(at, at_once, kill_by))
             case ClockRanOut(cause=cause):
@@ -385,7 +387,7 @@ class Running:
     # -- the end -----------------------------------------------------------------------------------------------------
     def _climb(self, fact: rungs.Fact) -> None:
         self._ladder, effects = rungs.step(self._ladder, fact)
-        self._flow.may_wait = self._ladder.phase is rungs.Phase.RUNNING
+        self._flow.may_wait = self._ladder.phase is rungs.LadderPhase.RUNNING
         for effect in effects:
             self._perform(effect, fact.at)
 
@@ -411,7 +413,7 @@ class Running:
                 self._process.hurry(term_at, kill_at)
             case rungs.CloseOutput():
                 self._process.close_output()
-            case rungs.StartTimer(at=at, phase=phase):
+            case rungs.StartLadderTimer(at=at, phase=phase):
                 self._start_ladder_timer(at, phase)
             case rungs.Settle(drained=drained):
                 self._settle(self._result(drained))
@@ -424,17 +426,17 @@ class Running:
         # A child that is blocked on a full pipe cannot react to anything, so a pause of the reading ends here.
         self.resume_reading()
 
-    def _start_ladder_timer(self, at: float, phase: rungs.Phase) -> None:
+    def _start_ladder_timer(self, at: float, phase: rungs.LadderPhase) -> None:
         if self._ladder_timer is not None:
             self._ladder_timer.cancel()
         delay = max(0.0, at - time.monotonic())
         self._ladder_timer = self._loop.call_later(delay, self._on_ladder_timer, phase)
 
-    def _on_ladder_timer(self, phase: rungs.Phase) -> None:
-        if phase is rungs.Phase.DRAIN:
+    def _on_ladder_timer(self, phase: rungs.LadderPhase) -> None:
+        if phase is rungs.LadderPhase.DRAIN:
             # One readiness callback reads a bounded amount, so the rest of a full pipe may still wait to be read.
             self.look_now()
-        self.dispatch(rungs.TimerFired(time.monotonic(), phase))
+        self.dispatch(rungs.LadderTimerFired(time.monotonic(), phase))
 
     def _result(self, drained: bool) -> Finished:
         return self._account.result(

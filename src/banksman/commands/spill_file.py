@@ -33,7 +33,7 @@ _OWNER = re.compile(r"(banksman-[a-z0-9_]{8})\.owner")
 _SPILL = re.compile(r"(banksman-[a-z0-9_]{8})-[0-9]+\.out")
 
 
-class Owner:
+class SpillOwner:
     """This process's claim on its spill files in one folder. Held by each of them, and gone with the last one."""
 
     def __init__(self, folder: str) -> None:
@@ -69,10 +69,10 @@ class Owner:
 
 
 # The one of each folder, as long as it has files. Two threads that come at the same time may make two, which is fine.
-_owners: weakref.WeakValueDictionary[tuple[int, str], Owner] = weakref.WeakValueDictionary()
+_owners: weakref.WeakValueDictionary[tuple[int, str], SpillOwner] = weakref.WeakValueDictionary()
 
 
-def _owner() -> Owner:
+def _owner() -> SpillOwner:
     import tempfile  # noqa: PLC0415
 
     folder = tempfile.gettempdir()
@@ -81,7 +81,7 @@ def _owner() -> Owner:
         with contextlib.suppress(OSError):  # A folder that cannot be listed may still be written to.
             for dead in find_dead(folder):
                 dead.remove()
-        owner = _owners[os.getpid(), folder] = Owner(folder)
+        owner = _owners[os.getpid(), folder] = SpillOwner(folder)
     return owner
 
 

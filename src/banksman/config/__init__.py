@@ -16,16 +16,16 @@ It starts in no time: without a file nothing is imported that reads one.
 from __future__ import annotations
 
 from banksman.config.file_path import chosen_path, default_path
-from banksman.config.keys import KEYS, Key, Kind
-from banksman.config.layers import Config, Setting, Stray, known, load, strays
+from banksman.config.keys import KEYS, ConfigKey, ValueKind
+from banksman.config.layers import LayeredConfig, Setting, Stray, known, load, strays
 
 __all__ = [
     "KEYS",
-    "Config",
-    "Key",
-    "Kind",
+    "ConfigKey",
+    "LayeredConfig",
     "Setting",
     "Stray",
+    "ValueKind",
     "chosen_path",
     "default_path",
     "known",

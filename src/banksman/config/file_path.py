@@ -9,7 +9,7 @@ from typing import NamedTuple
 CONFIG_VARIABLE = "BANKSMAN_CONFIG"
 
 
-class Place(NamedTuple):
+class ConfigFile(NamedTuple):
     """`origin`: who chose it. `is_named`: somebody did, so that a file that is not there is an error."""
 
     path: Path
@@ -24,11 +24,11 @@ def default_path() -> Path:
     return folder / "banksman" / "config.toml"
 
 
-def chosen_path(path: str | os.PathLike[str] | None = None) -> Place:
+def chosen_path(path: str | os.PathLike[str] | None = None) -> ConfigFile:
     """`path`: what `--config` says; None: it was not given."""
     if path is not None:
-        return Place(Path(path), "--config", is_named=True)
+        return ConfigFile(Path(path), "--config", is_named=True)
     named = os.environ.get(CONFIG_VARIABLE, "")
     if named:
-        return Place(Path(named), CONFIG_VARIABLE, is_named=True)
-    return Place(default_path(), "default", is_named=False)
+        return ConfigFile(Path(named), CONFIG_VARIABLE, is_named=True)
+    return ConfigFile(default_path(), "default", is_named=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """What a key takes; the value says it to whoever has given something else."""
 
     TEXT = "text"
@@ -23,14 +23,14 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class ConfigKey:
     """`name`: as the file has it, with its table before a dot. `default` None: nothing is set, and `usual` says what
     holds then. `choices`: no other text will do. `is_secret`: it is told that it is set, and never what to.
     `is_in_file`: False for what does not belong into a file. `example`: for the file, where the default shows nothing.
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     what: str
     default: Any = None
     usual: str = ""
@@ -69,36 +69,36 @@ TABLES = {
 }
 
 _TOP = (
-    Key(
+    ConfigKey(
         name="url",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="The server that verbs ask.",
         usual="the one that was started here; without one, a host inside of the verb",
         example="http://127.0.0.1:4380",
     ),
-    Key(
+    ConfigKey(
         name="store",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what='Where sessions are: "sqlite:PATH", "memory:" or "nats://HOST". A server\'s too, unless [serve] says.',
         usual="store.db in the state folder",
         example="sqlite:/var/lib/banksman/log.db",
     ),
-    Key(
+    ConfigKey(
         name="format",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="How verbs say what they found.",
         default="text",
         choices=("text", "json", "quiet"),
     ),
-    Key(
+    ConfigKey(
         name="agent",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="The agent where none is named. `banksman agents` lists them.",
         default="claude",
     ),
-    Key(
+    ConfigKey(
         name="token",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="What a server elsewhere lets us in for.",
         usual="the server's own, from the state folder",
         is_secret=True,
@@ -107,157 +107,157 @@ _TOP = (
 )
 
 _SERVE = (
-    Key(name="serve.bind", kind=Kind.TEXT, what="The address to listen on.", default="127.0.0.1"),
-    Key(name="serve.port", kind=Kind.WHOLE, what="The port; 0: any that is free.", default=4380),
-    Key(
+    ConfigKey(name="serve.bind", kind=ValueKind.TEXT, what="The address to listen on.", default="127.0.0.1"),
+    ConfigKey(name="serve.port", kind=ValueKind.WHOLE, what="The port; 0: any that is free.", default=4380),
+    ConfigKey(
         name="serve.allow_remote",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         what="Allow an address that other machines can reach. Put TLS in front of it.",
         default=False,
     ),
-    Key(
+    ConfigKey(
         name="serve.hosts",
-        kind=Kind.WORDS,
+        kind=ValueKind.WORDS,
         what="Names, besides the loopback's, under which a proxy shows this server.",
         default=[],
         example=["banksman.example.org"],
     ),
-    Key(
+    ConfigKey(
         name="serve.store",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="Where the server keeps sessions, if elsewhere than `store` says.",
         usual="as `store`",
         example="sqlite:/var/lib/banksman/log.db",
     ),
-    Key(
+    ConfigKey(
         name="serve.keep_bytes",
-        kind=Kind.WHOLE,
+        kind=ValueKind.WHOLE,
         what="How many bytes of a session's events are kept.",
         usual="all",
         example=1 << 30,
     ),
-    Key(
+    ConfigKey(
         name="serve.keep_seconds",
-        kind=Kind.WHOLE,
+        kind=ValueKind.WHOLE,
         what="For how long they are kept.",
         usual="for ever",
         example=30 * 24 * 3600,
     ),
-    Key(
+    ConfigKey(
         name="serve.token",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="The token itself, 8 characters or more. A file of its own is the better place.",
         usual="the one in token_file",
         example="…",
         is_secret=True,
     ),
-    Key(
+    ConfigKey(
         name="serve.token_file",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="Where the token is; made at the first start, for this user only.",
         usual="token in the state folder",
         example="/etc/banksman/token",
     ),
-    Key(
+    ConfigKey(
         name="serve.programs",
-        kind=Kind.PROGRAMS,
+        kind=ValueKind.PROGRAMS,
         what="What callers may start: a program by name or path, or the beginning of a command.",
         usual="anything",
         example=["claude", ["python3", "-m", "agent"]],
     ),
-    Key(
+    ConfigKey(
         name="serve.env",
-        kind=Kind.WORDS,
+        kind=ValueKind.WORDS,
         what="The variables that callers may set while `programs` is set.",
         default=[],
         example=["LANG"],
     ),
-    Key(
+    ConfigKey(
         name="serve.roots",
-        kind=Kind.WORDS,
+        kind=ValueKind.WORDS,
         what="The folders that callers may start something in.",
         usual="any",
         example=["/srv/work"],
     ),
-    Key(
+    ConfigKey(
         name="serve.user_helper",
-        kind=Kind.WORDS,
+        kind=ValueKind.WORDS,
         what="The words by which a command of another user is started.",
         usual="none",
         example=["sudo", "-n"],
     ),
-    Key(
+    ConfigKey(
         name="serve.processes_max",
-        kind=Kind.WHOLE,
+        kind=ValueKind.WHOLE,
         what="How many agents' processes there may be at once.",
         usual="as many as are needed",
         example=8,
     ),
-    Key(
+    ConfigKey(
         name="serve.secrets",
-        kind=Kind.WORDS,
+        kind=ValueKind.WORDS,
         what="What is never written to the store nor to the log lines.",
         default=[],
         example=["…"],
         is_secret=True,
     ),
-    Key(
+    ConfigKey(
         name="serve.name",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="What this host is called among those that share a store (nats://…).",
         usual="the name of the machine",
         example="build-1",
     ),
-    Key(
+    ConfigKey(
         name="serve.labels",
-        kind=Kind.WORDS,
+        kind=ValueKind.WORDS,
         what="What this host has that a session may need.",
         default=[],
         example=["gpu", "repo=x"],
     ),
-    Key(
+    ConfigKey(
         name="serve.room",
-        kind=Kind.WHOLE,
+        kind=ValueKind.WHOLE,
         what="How many sessions of a shared store this host takes.",
         usual="64 for `banksman host`; none for a server, which only asks the others",
         example=16,
     ),
-    Key(
+    ConfigKey(
         name="serve.mirror_transcripts",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         what="Keep agents' transcripts, secrets in them too, in a shared store, for who takes their sessions over.",
         default=True,
     ),
-    Key(name="serve.body_bytes_max", kind=Kind.WHOLE, what="The largest request.", default=32 << 20),
-    Key(name="serve.streams_max", kind=Kind.WHOLE, what="Event streams of one client.", default=1024),
-    Key(
+    ConfigKey(name="serve.body_bytes_max", kind=ValueKind.WHOLE, what="The largest request.", default=32 << 20),
+    ConfigKey(name="serve.streams_max", kind=ValueKind.WHOLE, what="Event streams of one client.", default=1024),
+    ConfigKey(
         name="serve.heartbeat_seconds",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         what="A stream says something at least this often.",
         default=15.0,
     ),
-    Key(
+    ConfigKey(
         name="serve.stall_seconds",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         what="A client that takes nothing for so long is cut off.",
         default=30.0,
     ),
-    Key(
+    ConfigKey(
         name="serve.drain_seconds",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         what="How long what runs may take to finish when the server is told to go.",
         default=60.0,
     ),
-    Key(
+    ConfigKey(
         name="serve.log_format",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="How log lines are written.",
         default="text",
         choices=("text", "json"),
     ),
-    Key(
+    ConfigKey(
         name="serve.log_level",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="What is worth a log line.",
         default="info",
         choices=("debug", "info", "warning", "error"),
@@ -265,19 +265,19 @@ _SERVE = (
 )
 
 _RUN = (
-    Key(
+    ConfigKey(
         name="run.priority",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="How urgent it is: interactive, normal, background, or a number.",
         default="normal",
     ),
-    Key(
+    ConfigKey(
         name="run.on_question",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         what="What becomes of a question of the agent's. ask: whoever is there is asked; fail: the turn is stopped.",
         default="ask",
         choices=("ask", "allow", "deny", "fail"),
     ),
 )
 
-KEYS: dict[str, Key] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}
+KEYS: dict[str, ConfigKey] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}

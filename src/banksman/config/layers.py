@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from banksman.config import toml_file
-from banksman.config.file_path import CONFIG_VARIABLE, Place, chosen_path
-from banksman.config.keys import KEYS, Key
+from banksman.config.file_path import CONFIG_VARIABLE, ConfigFile, chosen_path
+from banksman.config.keys import KEYS, ConfigKey
 from banksman.config.typed_value import checked, nearest, of_text
 from banksman.errors import UsageError
 
@@ -56,7 +56,7 @@ DEFAULT = "default"
 class Setting:
     """What holds for one key, and who said so."""
 
-    key: Key
+    key: ConfigKey
     value: Any
     origin: str
 
@@ -82,10 +82,10 @@ class Setting:
         return f"<Setting {self.key.name}={self.shown!r} from {self.origin}>"
 
 
-class Config:
+class LayeredConfig:
     """What holds, by the names of keys, in the order of the list. It does not change any more."""
 
-    def __init__(self, settings: dict[str, Setting], place: Place) -> None:
+    def __init__(self, settings: dict[str, Setting], place: ConfigFile) -> None:
         assert settings.keys() == KEYS.keys(), "every key holds something"
         self._settings = settings
         self.place = place
@@ -104,7 +104,7 @@ class Config:
         return {one.key.short: one.value for one in self if one.key.table == table}
 
 
-def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str] | None = None) -> Config:
+def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str] | None = None) -> LayeredConfig:
     """`flags` by the names of keys; None among them: not given. `path`: what `--config` says. Raises `UsageError`: a
     file that cannot be read, a key that is not known, a value that is not what its key takes."""
     place = chosen_path(path)
@@ -126,7 +126,7 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
     # A server keeps its sessions where this user keeps them, unless it was told otherwise.
     if settings["serve.store"].value is None:
         settings["serve.store"] = Setting(KEYS["serve.store"], settings["store"].value, settings["store"].origin)
-    return Config(settings, place)
+    return LayeredConfig(settings, place)
 
 
 def _without_secrets(url: str) -> str:
@@ -141,7 +141,7 @@ def _without_secrets(url: str) -> str:
     return f"{begin}{mark}{'…' if user else ''}{at}{host}{re.split('[?#]', after, maxsplit=1)[0]}"
 
 
-def known(name: str) -> Key:
+def known(name: str) -> ConfigKey:
     """The key of this name. `UsageError` with the nearest if there is none."""
     if name not in KEYS:
         from banksman.config.typed_value import nearest  # noqa: PLC0415

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from banksman.config.file_path import Place
+from banksman.config.file_path import ConfigFile
 from banksman.config.keys import KEYS, TABLES
 from banksman.config.typed_value import checked, nearest
 from banksman.errors import UsageError
@@ -21,7 +21,7 @@ _TABLE_LINE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
 _KEY_LINE = re.compile(r"""\s*["']?([^"'=\s]+)["']?\s*=""")
 
 
-def read(place: Place) -> dict[str, Any]:
+def read(place: ConfigFile) -> dict[str, Any]:
     """Values by the names of their keys. A file that nobody named may be missing. Raises `UsageError`."""
     text = _text(place)
     if text is None:
@@ -37,7 +37,7 @@ def read(place: Place) -> dict[str, Any]:
     return dict(_checked(data, text, place.path))
 
 
-def _text(place: Place) -> str | None:
+def _text(place: ConfigFile) -> str | None:
     path = place.path
     try:
         # Without waiting: of a pipe nobody knows when somebody writes to it, and every verb reads this.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from banksman.config.keys import KEYS, TABLES, Key
+from banksman.config.keys import KEYS, TABLES, ConfigKey
 from banksman.errors import UsageError
 
 WIDTH = 100
@@ -52,7 +52,7 @@ def _lines() -> Iterator[str]:
                 yield from _entry(key)
 
 
-def _entry(key: Key) -> Iterator[str]:
+def _entry(key: ConfigKey) -> Iterator[str]:
     choices = f" One of: {', '.join(key.choices)}." if key.choices else ""
     usual = f" Without it: {key.usual}." if key.usual else ""
     yield from textwrap.wrap(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, cast
 
-from banksman.config.keys import Key, Kind
+from banksman.config.keys import ConfigKey, ValueKind
 from banksman.errors import UsageError
 
 
@@ -25,39 +25,39 @@ def nearest(word: str, known: Iterable[str]) -> str:
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def checked(key: Key, value: Any, *, where: str) -> Any:
+def checked(key: ConfigKey, value: Any, *, where: str) -> Any:
     """As the key takes it. `where`: what the error begins with."""
     if not _fits(key.kind, value) or (key.choices and value not in key.choices):
         raise wrong(key, value, where=where)
-    return float(value) if key.kind is Kind.NUMBER else value
+    return float(value) if key.kind is ValueKind.NUMBER else value
 
 
-def of_text(key: Key, text: str, *, where: str) -> Any:
+def of_text(key: ConfigKey, text: str, *, where: str) -> Any:
     """Of a variable: a list is one of TOML's, or words with commas between them."""
     match key.kind:
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             value: Any = text
-        case Kind.FLAG:
+        case ValueKind.FLAG:
             word = text.strip().lower()
             if word not in (*_TRUE, *_FALSE):
                 raise wrong(key, text, where=where)
             value = word in _TRUE
-        case Kind.WHOLE | Kind.NUMBER:
+        case ValueKind.WHOLE | ValueKind.NUMBER:
             try:
-                value = int(text) if key.kind is Kind.WHOLE else float(text)
+                value = int(text) if key.kind is ValueKind.WHOLE else float(text)
             except ValueError:
                 raise wrong(key, text, where=where) from None
-        case Kind.WORDS | Kind.PROGRAMS:
+        case ValueKind.WORDS | ValueKind.PROGRAMS:
             value = _list(key, text, where)
     return checked(key, value, where=where)
 
 
-def wrong(key: Key, value: Any, *, where: str) -> UsageError:
+def wrong(key: ConfigKey, value: Any, *, where: str) -> UsageError:
     shown = "what it is" if key.is_secret else f"{value!r:.60}"
     return UsageError(f"{where}: {key.name} cannot be {shown}", hint=key.expected)
 
 
-def _list(key: Key, text: str, where: str) -> Any:
+def _list(key: ConfigKey, text: str, where: str) -> Any:
     if not text.lstrip().startswith("["):
         return [word.strip() for word in text.split(",") if word.strip()]
     import tomllib  # noqa: PLC0415
@@ -68,20 +68,20 @@ def _list(key: Key, text: str, where: str) -> Any:
         raise wrong(key, text, where=where) from None
 
 
-def _fits(kind: Kind, value: Any) -> bool:
+def _fits(kind: ValueKind, value: Any) -> bool:
     match kind:
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             return isinstance(value, str)
-        case Kind.FLAG:
+        case ValueKind.FLAG:
             return isinstance(value, bool)
-        case Kind.WHOLE:
+        case ValueKind.WHOLE:
             return _is_number(value) and isinstance(value, int)
-        case Kind.NUMBER:
+        case ValueKind.NUMBER:
             # Every wait has an end, so infinity is none of them.
             return _is_number(value) and math.isfinite(value)
-        case Kind.WORDS:
+        case ValueKind.WORDS:
             return _are_words(value)
-        case Kind.PROGRAMS:
+        case ValueKind.PROGRAMS:
             return isinstance(value, list) and all(
                 isinstance(item, str) or _are_words(item) for item in cast("list[Any]", value)
             )

@@ -39,7 +39,7 @@ KILL_REPORT_SECONDS_MAX = 7.0
 TAKE_OVER_SECONDS_MAX = 7.0
 
 
-class Phase(enum.Enum):
+class LadderPhase(enum.Enum):
     RUNNING = "running"
     EOF = "eof"
     TERM = "term"
@@ -99,14 +99,14 @@ class TreeGone:
 
 
 @dataclass(frozen=True, slots=True)
-class TimerFired:
-    """What was asked for by `StartTimer` is due."""
+class LadderTimerFired:
+    """What was asked for by `StartLadderTimer` is due."""
 
     at: float
-    phase: Phase
+    phase: LadderPhase
 
 
-Fact = StopAsked | LeaderExited | OutputClosed | TreeGone | TimerFired
+Fact = StopAsked | LeaderExited | OutputClosed | TreeGone | LadderTimerFired
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -153,11 +153,11 @@ class CloseOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class StartTimer:
+class StartLadderTimer:
     """Say so when it is due."""
 
     at: float
-    phase: Phase
+    phase: LadderPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Settle:
     drained: bool
 
 
-Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | Hurry | CloseOutput | StartTimer | Settle
+Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | Hurry | CloseOutput | StartLadderTimer | Settle
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Ladder:
     """Where the stopping of one command stands."""
 
     timings: Timings
-    phase: Phase = Phase.RUNNING
+    phase: LadderPhase = LadderPhase.RUNNING
     is_output_closed: bool = False
     # When the grace that began with the first TERM ends. TERM to the rest does not begin another.
     kill_at: float | None = None
@@ -191,7 +191,7 @@ class Ladder:
 
 def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
     """Total: every fact in every phase has an answer, and a stale one answers nothing."""
-    if ladder.phase is Phase.OVER:
+    if ladder.phase is LadderPhase.OVER:
         return ladder, []
     match fact:
         case StopAsked():
@@ -202,14 +202,14 @@ def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
             return _on_output_closed(replace(ladder, is_output_closed=True))
         case TreeGone():
             return _on_tree_gone(ladder, fact.at)
-        case TimerFired():
+        case LadderTimerFired():
             if fact.phase is not ladder.phase:
                 return ladder, []
             return _on_timer(ladder, fact.at)
 
 
 def _on_stop(ladder: Ladder, fact: StopAsked) -> tuple[Ladder, list[Effect]]:
-    if ladder.phase in (Phase.KILL, Phase.KEEPER, Phase.DRAIN):
+    if ladder.phase in (LadderPhase.KILL, LadderPhase.KEEPER, LadderPhase.DRAIN):
         return ladder, []
     if fact.at_once:
         return _kill(ladder, fact.at)
@@ -221,12 +221,15 @@ def _on_stop(ladder: Ladder, fact: StopAsked) -> tuple[Ladder, list[Effect]]:
 
 def _stop(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     match ladder.phase:
-        case Phase.RUNNING if ladder.timings.eof is not None:
+        case LadderPhase.RUNNING if ladder.timings.eof is not None:
             term_at = at + ladder.timings.eof
-            return replace(ladder, phase=Phase.EOF, term_at=term_at), [CloseStdin(), StartTimer(term_at, Phase.EOF)]
-        case Phase.RUNNING:
+            return replace(ladder, phase=LadderPhase.EOF, term_at=term_at), [
+                CloseStdin(),
+                StartLadderTimer(term_at, LadderPhase.EOF),
+            ]
+        case LadderPhase.RUNNING:
             return _term(ladder, at)
-        case Phase.LINGER:
+        case LadderPhase.LINGER:
             return _rest(ladder, at)
         case _:
             return ladder, []  # Being stopped already.
@@ -234,73 +237,73 @@ def _stop(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
 
 def _shorten(ladder: Ladder, effects: list[Effect], at: float, kill_by: float) -> tuple[Ladder, list[Effect]]:
     """What has been begun, before or just now, fits into the time that is left."""
-    if ladder.phase is Phase.EOF:
+    if ladder.phase is LadderPhase.EOF:
         assert ladder.term_at is not None
         wait, left = max(0.0, ladder.term_at - at), max(0.0, kill_by - at)
         needed = wait + ladder.timings.grace
         if needed > left:
             term_at = at + left * (wait / needed)
-            return replace(ladder, term_at=term_at), [*effects, StartTimer(term_at, Phase.EOF)]
-    elif ladder.phase in (Phase.TERM, Phase.REST):
+            return replace(ladder, term_at=term_at), [*effects, StartLadderTimer(term_at, LadderPhase.EOF)]
+    elif ladder.phase in (LadderPhase.TERM, LadderPhase.REST):
         assert ladder.kill_at is not None
         if kill_by < ladder.kill_at:
-            return replace(ladder, kill_at=kill_by), [*effects, StartTimer(kill_by, ladder.phase)]
+            return replace(ladder, kill_at=kill_by), [*effects, StartLadderTimer(kill_by, ladder.phase)]
     return ladder, effects
 
 
 def _on_exit(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     match ladder.phase:
-        case Phase.RUNNING:
-            lingering = replace(ladder, phase=Phase.LINGER)
-            return lingering, [StartTimer(at + ladder.timings.linger, Phase.LINGER)]
-        case Phase.EOF | Phase.TERM:
+        case LadderPhase.RUNNING:
+            lingering = replace(ladder, phase=LadderPhase.LINGER)
+            return lingering, [StartLadderTimer(at + ladder.timings.linger, LadderPhase.LINGER)]
+        case LadderPhase.EOF | LadderPhase.TERM:
             return _rest(ladder, at)
         case _:
             return ladder, []
 
 
 def _on_output_closed(ladder: Ladder) -> tuple[Ladder, list[Effect]]:
-    if ladder.phase is Phase.DRAIN:
-        return replace(ladder, phase=Phase.OVER), [Settle(drained=True)]
+    if ladder.phase is LadderPhase.DRAIN:
+        return replace(ladder, phase=LadderPhase.OVER), [Settle(drained=True)]
     return ladder, []
 
 
 def _on_tree_gone(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
-    if ladder.phase is Phase.DRAIN:
+    if ladder.phase is LadderPhase.DRAIN:
         return ladder, []
     if ladder.is_output_closed:
-        return replace(ladder, phase=Phase.OVER), [Settle(drained=True)]
-    return replace(ladder, phase=Phase.DRAIN), [StartTimer(at + ladder.timings.drain, Phase.DRAIN)]
+        return replace(ladder, phase=LadderPhase.OVER), [Settle(drained=True)]
+    return replace(ladder, phase=LadderPhase.DRAIN), [StartLadderTimer(at + ladder.timings.drain, LadderPhase.DRAIN)]
 
 
 def _on_timer(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     match ladder.phase:
-        case Phase.EOF:
+        case LadderPhase.EOF:
             return _term(ladder, at)
-        case Phase.LINGER:
+        case LadderPhase.LINGER:
             return _rest(ladder, at)
-        case Phase.TERM | Phase.REST:
+        case LadderPhase.TERM | LadderPhase.REST:
             return _kill(ladder, at)
-        case Phase.KILL:
-            timer = StartTimer(at + TAKE_OVER_SECONDS_MAX, Phase.KEEPER)
-            return replace(ladder, phase=Phase.KEEPER), [KillKeeper(), timer]
+        case LadderPhase.KILL:
+            timer = StartLadderTimer(at + TAKE_OVER_SECONDS_MAX, LadderPhase.KEEPER)
+            return replace(ladder, phase=LadderPhase.KEEPER), [KillKeeper(), timer]
         case _:
             # DRAIN: somebody outside the tree holds a pipe. KEEPER: neither keeper nor zygote reports any more.
-            return replace(ladder, phase=Phase.OVER), [CloseOutput(), Settle(drained=ladder.is_output_closed)]
+            return replace(ladder, phase=LadderPhase.OVER), [CloseOutput(), Settle(drained=ladder.is_output_closed)]
 
 
 def _term(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     kill_at = ladder.bound(at + ladder.timings.grace)
-    termed = replace(ladder, phase=Phase.TERM, kill_at=kill_at)
-    return termed, [TermGroup(max(0.0, kill_at - at)), StartTimer(kill_at, Phase.TERM)]
+    termed = replace(ladder, phase=LadderPhase.TERM, kill_at=kill_at)
+    return termed, [TermGroup(max(0.0, kill_at - at)), StartLadderTimer(kill_at, LadderPhase.TERM)]
 
 
 def _rest(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     kill_at = ladder.bound(at + ladder.timings.grace if ladder.kill_at is None else ladder.kill_at)
-    resting = replace(ladder, phase=Phase.REST, kill_at=kill_at)
-    return resting, [TermRest(max(0.0, kill_at - at)), StartTimer(kill_at, Phase.REST)]
+    resting = replace(ladder, phase=LadderPhase.REST, kill_at=kill_at)
+    return resting, [TermRest(max(0.0, kill_at - at)), StartLadderTimer(kill_at, LadderPhase.REST)]
 
 
 def _kill(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
-    killing = replace(ladder, phase=Phase.KILL)
-    return killing, [KillTree(), StartTimer(at + KILL_REPORT_SECONDS_MAX, Phase.KILL)]
+    killing = replace(ladder, phase=LadderPhase.KILL)
+    return killing, [KillTree(), StartLadderTimer(at + KILL_REPORT_SECONDS_MAX, LadderPhase.KILL)]

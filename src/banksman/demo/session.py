@@ -31,7 +31,7 @@ AGENT = [
 ]
 
 
-class Screen:
+class DemoScreen:
     """Prints what happens, with the time since the session began."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def has_terminal() -> bool:
 async def tour() -> None:
     """One agent, three asks, and a question."""
     print('4. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
-    screen = Screen()
+    screen = DemoScreen()
 
     def allow(question: Question) -> str:
         screen.say("question", f"may it run {question.input.get('command')!r}? The bot that we play says yes.")
@@ -107,25 +107,25 @@ async def tour() -> None:
             if event.kind.startswith(("turn.", "question.")):
                 print(f"     {event.cursor:>6}  {event.kind:18} {names.get(event.turn or '', 'tests')}")
         if has_terminal():
-            await Conversation(session, screen).run()
+            await DemoConversation(session, screen).run()
 
 
 async def talk(agent: str) -> None:
     """A session with an agent of the user's own."""
     if not has_terminal():
         raise banksman.UsageError("there is nobody to talk to it", hint="run it in a terminal")
-    screen = Screen()
+    screen = DemoScreen()
     async with Host("memory:") as host:
-        conversation = Conversation(None, screen)
+        conversation = DemoConversation(None, screen)
         session = await host.open(agent, on_question=conversation.decide)
         conversation.session = session
         await conversation.run()
 
 
-class Conversation:
+class DemoConversation:
     """Whoever sits at the terminal, and the session."""
 
-    def __init__(self, session: Session | None, screen: Screen) -> None:
+    def __init__(self, session: Session | None, screen: DemoScreen) -> None:
         self.session = session
         self._screen = screen
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()

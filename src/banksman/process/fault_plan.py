@@ -26,7 +26,7 @@ CALLS = (
 _plain: dict[str, Callable[..., Any]] = {name: getattr(syscalls, name) for name in CALLS}
 
 
-class Plan:
+class FaultPlan:
     """What a test wants to happen: one call of one role fails, or every call is recorded.
 
     The text form travels on the zygote's command line, and by fork to its keepers: `role:call:nth:errno:record`.

@@ -43,7 +43,7 @@ KILL_SHARE = 1 / 3
 _PAGE_BYTES = 16
 
 
-class Lease:
+class LeasePage:
     """Of one generation of claims. It is renewed until it is lost, and never again after that: what is claimed then has
     another one. For one loop."""
 

@@ -27,7 +27,7 @@ WIDE_READ_BYTES = 1 << 18
 READ_BYTES_MAX = 1 << 20
 
 
-class Reader:
+class PipeReader:
     """Reads one pipe and passes on what it reads.
 
     `on_end` is called once, at its end and not on our own close; with False if reading failed and more may be there.
@@ -117,7 +117,7 @@ class Reader:
 _wide: set[int] = set()
 
 
-class Writing:
+class PipeWrite:
     """One write: whole, in its turn, or not at all."""
 
     def __init__(self, data: bytes, done: asyncio.Future[None]) -> None:
@@ -132,7 +132,7 @@ class Writing:
             self.done.exception()
 
 
-class Writer:
+class PipeWriter:
     """Writes to a child's stdin, one whole write after another.
 
     Nothing is written after a write that was cut: once a write has begun it is finished, or the pipe is closed.
@@ -141,7 +141,7 @@ class Writer:
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self._fd = fd
         self._loop = loop
-        self._queue: deque[Writing] = deque()
+        self._queue: deque[PipeWrite] = deque()
         self._is_waiting = False
         self._is_ending = False
         syscalls.set_blocking(fd, False)
@@ -154,11 +154,11 @@ class Writer:
         """The fd, or -1 if it is closed."""
         return self._fd
 
-    def put(self, data: bytes) -> Writing:
+    def put(self, data: bytes) -> PipeWrite:
         """Queue a write. Its `done` is set when the pipe has taken the last byte."""
-        return self._put(Writing(data, self._loop.create_future()))
+        return self._put(PipeWrite(data, self._loop.create_future()))
 
-    def _put(self, writing: Writing) -> Writing:
+    def _put(self, writing: PipeWrite) -> PipeWrite:
         if not self.is_open:
             writing.fail(CommandError("stdin is closed", hint="nothing more can be written to this command"))
             return writing
@@ -167,7 +167,7 @@ class Writer:
             self._write_now()
         return writing
 
-    def withdraw(self, writing: Writing) -> bool:
+    def withdraw(self, writing: PipeWrite) -> bool:
         """Take a write back. False if a byte of it was taken already: then it must be finished."""
         if writing.is_begun or writing not in self._queue:
             return False
@@ -229,7 +229,7 @@ class Writer:
         if self._is_ending:
             self.close()
 
-    def _begin(self, writing: Writing) -> None:
+    def _begin(self, writing: PipeWrite) -> None:
         """The turn of this one has come, and not a byte of it is taken yet. For those whose bytes depend on that."""
 
     def _write(self, data: memoryview) -> int:

@@ -30,10 +30,10 @@ from banksman.core.process_facts import Exited, ProcessesSwept, ProcessFact, Sta
 from banksman.errors import no_room
 from banksman.process import syscalls
 from banksman.process.launch import PIPES, Launch, Target
-from banksman.process.lease_page import Lease
+from banksman.process.lease_page import LeasePage
 from banksman.process.portable_cleanup import PortablePruning, Row
 from banksman.process.process import start_error
-from banksman.process.stdio import TAKE_TERMINAL, Size, Stdin, Streams
+from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
 from banksman.process.tree_cleanup import OnPruned, Pruned
 
 # How often `ps` is asked whether the tree is gone, and how long after KILL until those who are left are named.
@@ -54,7 +54,7 @@ class PortableProcess:
         deadline: float | None,
         on_fact: Callable[[ProcessFact], None],
         terminal: Size | None = None,
-        lease: Lease | None = None,
+        lease: LeasePage | None = None,
         outputs: tuple[Target, Target] = PIPES,
     ) -> None:
         del linger, deadline, lease  # For a keeper that goes on alone; there is none.
@@ -67,7 +67,7 @@ class PortableProcess:
         self._known: dict[int, Row] = {}
         self._look_timer: asyncio.TimerHandle | None = None
         try:
-            self._streams = Streams(stdin, on_fact, terminal, outputs)
+            self._streams = ChildStreams(stdin, on_fact, terminal, outputs)
         except OSError as exc:
             raise no_room("fds", exc) from exc
         self.stdin = self._streams.stdin

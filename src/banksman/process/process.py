@@ -35,11 +35,11 @@ from banksman.errors import BanksmanError, MachineError, NotOwner, ProgramNotExe
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.launch import PIPES, Launch, Target
-from banksman.process.lease_page import Lease
-from banksman.process.pipes import Writer
-from banksman.process.stdio import TAKE_TERMINAL, Size, Stdin, Streams
+from banksman.process.lease_page import LeasePage
+from banksman.process.pipes import PipeWriter
+from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
 from banksman.process.tree_cleanup import Births, OnPruned, Prunings
-from banksman.process.zygote_client import Zygote, socketpair, spawner
+from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
 START_SECONDS_MAX = 30.0
@@ -49,7 +49,7 @@ RETRY_SECONDS = 0.005
 class Process:
     """One child, from the request to the report that its tree is gone."""
 
-    _zygote: Zygote | None = None
+    _zygote: ZygoteHandle | None = None
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Process:
         deadline: float | None,
         on_fact: Callable[[ProcessFact], None],
         terminal: Size | None = None,
-        lease: Lease | None = None,
+        lease: LeasePage | None = None,
         outputs: tuple[Target, Target] = PIPES,
     ) -> None:
         """Ask for the child; `Started` or `StartFailed` follows. Raises, with nothing left open, if it cannot even ask.
@@ -72,14 +72,14 @@ class Process:
         """
         self.pid: int | None = None
         self.grace = grace
-        self.stdin: Writer | None = None
+        self.stdin: PipeWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._on_fact = on_fact
         self._keeper: int | None = None
         self._has_exited = False
         self._is_over = False
         self._control: _socket.socket | None = None
-        self._streams: Streams | None = None
+        self._streams: ChildStreams | None = None
         # What goes to the keeper, in the order it expects: closed here as soon as it is sent.
         self._theirs: list[int] = []
         self._order: bytes | None = None
@@ -93,7 +93,7 @@ class Process:
             # No fork of the program may fall between the making of an fd and its being known, nor between its being
             # forgotten and its being closed.
             with spawner.fork_lock:
-                streams = self._streams = Streams(stdin, on_fact, terminal, outputs)
+                streams = self._streams = ChildStreams(stdin, on_fact, terminal, outputs)
                 self.stdin = streams.stdin
                 order = {"grace": grace, "linger": linger, "deadline": deadline}
                 order |= {"terminal": None if terminal is None else TAKE_TERMINAL, "has_lease": lease is not None}
@@ -111,7 +111,7 @@ class Process:
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
     # -- the start ---------------------------------------------------------------------------------------------------
-    def _open(self, launch: Launch, streams: Streams, order: dict[str, Any], lease: Lease | None) -> None:
+    def _open(self, launch: Launch, streams: ChildStreams, order: dict[str, Any], lease: LeasePage | None) -> None:
         order |= {
             "path": launch.path,
             "argv": launch.argv,

@@ -24,7 +24,7 @@ from banksman.core.process_facts import BytesRead, Stream, StreamEnded
 from banksman.errors import UsageError
 from banksman.process import syscalls
 from banksman.process.launch import PIPES, Target
-from banksman.process.pipes import Reader, Writer, Writing
+from banksman.process.pipes import PipeReader, PipeWrite, PipeWriter
 
 # The number by which a session takes a terminal as its own. Sent to the keeper, which does not load this module.
 TAKE_TERMINAL = termios.TIOCSCTTY
@@ -61,7 +61,7 @@ def resize(fd: int, size: Size) -> None:
     syscalls.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
-class Keyboard(Writer):
+class PtyInput(PipeWriter):
     """What is typed, one whole write after another. It has no end but that of the terminal."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
@@ -73,7 +73,7 @@ class Keyboard(Writer):
         it means, and an end for the program that has the terminal now is none for the shell below it."""
         self._put(_End(b"", self._loop.create_future()))
 
-    def _begin(self, writing: Writing) -> None:
+    def _begin(self, writing: PipeWrite) -> None:
         if isinstance(writing, _End):
             writing.rest = memoryview(self._end_of_input())
 
@@ -96,7 +96,7 @@ class Keyboard(Writer):
         return taken
 
 
-class _End(Writing):
+class _End(PipeWrite):
     """An end of the input that is to be typed. Which bytes that is depends on what was typed before it."""
 
 
@@ -109,7 +109,7 @@ class _End(Writing):
 Stdin = Literal["null", "pipe", "inherit"]
 
 
-class Streams:
+class ChildStreams:
     """`theirs` are the child's ends, each with the number it has in the child; to be closed once the child has them."""
 
     def __init__(
@@ -122,9 +122,9 @@ class Streams:
         """`terminal`: of this size, in place of the pipes. It is under the child's number 0, and for all three.
         `outputs`: where stdout and stderr go."""
         self.theirs: list[tuple[int, int]] = []
-        self.stdin: Writer | None = None
+        self.stdin: PipeWriter | None = None
         self._on_fact = on_fact
-        self._readers: dict[Stream, Reader] = {}
+        self._readers: dict[Stream, PipeReader] = {}
         loop = asyncio.get_running_loop()
         try:
             if terminal is not None:
@@ -135,7 +135,7 @@ class Streams:
             if stdin == "pipe":
                 read_end, ours = _pipe()
                 self.theirs.append((read_end, 0))
-                self.stdin = Writer(loop, ours)
+                self.stdin = PipeWriter(loop, ours)
             elif stdin == "inherit":
                 self.theirs.append((_own_stdin(), 0))
         except BaseException:
@@ -155,13 +155,13 @@ class Streams:
 
     def _read(self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int) -> None:
         told = partial(self._on_bytes, stream), partial(self._on_end, stream)
-        self._readers[stream] = Reader(loop, fd, *told)
+        self._readers[stream] = PipeReader(loop, fd, *told)
 
     def _open_terminal(self, loop: asyncio.AbstractEventLoop, size: Size) -> None:
         ours, theirs = open_terminal(size)
         self.theirs.append((theirs, 0))
         self._read(loop, Stream.STDOUT, ours)
-        self.stdin = Keyboard(loop, syscalls.dup(ours))
+        self.stdin = PtyInput(loop, syscalls.dup(ours))
 
     def resize(self, size: Size) -> None:
         """Of a terminal that is still there; else nothing happens."""
@@ -182,7 +182,7 @@ class Streams:
         for reader in self._those(stream):
             reader.pause()
 
-    def _those(self, stream: Stream | None) -> list[Reader]:
+    def _those(self, stream: Stream | None) -> list[PipeReader]:
         return [reader for of, reader in self._readers.items() if stream in (None, of)]
 
     def read_now(self) -> None:

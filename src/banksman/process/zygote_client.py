@@ -42,7 +42,7 @@ class Child(Protocol):
     def forget(self) -> None: ...
 
 
-class Zygote:
+class ZygoteHandle:
     """One zygote process: its socket, its pidfd, and how many commands it still guards."""
 
     def __init__(self, requests: _socket.socket, pid: int, pidfd: int, fingerprint: object) -> None:
@@ -133,16 +133,16 @@ class Spawner:
         # Held while fds are made or closed, and by a fork of the program, which thus finds all of them known and open.
         # Taken before any other.
         self.fork_lock = threading.RLock()
-        self._zygote: Zygote | None = None
-        self._retired: list[Zygote] = []
+        self._zygote: ZygoteHandle | None = None
+        self._retired: list[ZygoteHandle] = []
         # Zygotes of processes that were collected without being closed. A collection can come at any moment, also while
         # this very thread holds the lock, so it only leaves a note here (appending is atomic).
-        self._dropped: deque[Zygote] = deque()
+        self._dropped: deque[ZygoteHandle] = deque()
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
         self._is_over = False
         self.plan_text = ""
 
-    def spawn(self, order: bytes | None, fds: list[int], grace: float, fingerprint: object) -> Zygote:
+    def spawn(self, order: bytes | None, fds: list[int], grace: float, fingerprint: object) -> ZygoteHandle:
         """Hand an order to a zygote that is alive and up to date. BlockingIOError: try again when it is writable."""
         with self.fork_lock, self._lock:
             self._reap_retired()
@@ -163,7 +163,7 @@ class Spawner:
         with self._lock:
             self._children.add(child)
 
-    def current(self, fingerprint: object) -> Zygote:
+    def current(self, fingerprint: object) -> ZygoteHandle:
         with self.fork_lock, self._lock:
             return self._current(fingerprint)
 
@@ -172,13 +172,13 @@ class Spawner:
         with self._lock:
             return frozenset(zygote.pid for zygote in (*self._retired, *([self._zygote] if self._zygote else [])))
 
-    def release(self, child: Child, zygote: Zygote | None) -> None:
+    def release(self, child: Child, zygote: ZygoteHandle | None) -> None:
         with self._lock:
             self._children.discard(child)
             if zygote is not None:
                 zygote.release()
 
-    def drop(self, zygote: Zygote) -> None:
+    def drop(self, zygote: ZygoteHandle) -> None:
         """For a finaliser: like `release`, later."""
         self._dropped.append(zygote)
 
@@ -187,7 +187,7 @@ class Spawner:
         self._is_over = True
         self.shutdown()
 
-    def replace(self, zygote: Zygote) -> None:
+    def replace(self, zygote: ZygoteHandle) -> None:
         """This one does not answer: end it, and let the next spawn start another."""
         with self._lock:
             zygote.kill()
@@ -239,7 +239,7 @@ class Spawner:
         self._zygote, self._retired = None, []
 
     # Those below are called with the lock held.
-    def _current(self, fingerprint: object) -> Zygote:
+    def _current(self, fingerprint: object) -> ZygoteHandle:
         if self._is_over:
             raise Refused("the program is ending; it starts nothing more")
         if self._zygote is not None and self._zygote.fingerprint != fingerprint:
@@ -248,7 +248,7 @@ class Spawner:
             self._zygote = _start(fingerprint, self.plan_text)
         return self._zygote
 
-    def _retire(self, zygote: Zygote) -> None:
+    def _retire(self, zygote: ZygoteHandle) -> None:
         zygote.retire()
         self._zygote = None
         self._retired.append(zygote)
@@ -259,7 +259,7 @@ class Spawner:
         self._retired = [zygote for zygote in self._retired if not zygote.wait_gone(0)]
 
 
-def _start(fingerprint: object, plan_text: str) -> Zygote:
+def _start(fingerprint: object, plan_text: str) -> ZygoteHandle:
     entry = os.path.join(os.path.dirname(__file__), "keeper", "__main__.py")
     if not sys.executable or getattr(sys, "frozen", False) or not os.path.isfile(entry):
         # In a program that is frozen into one file this would start that program again.
@@ -299,7 +299,7 @@ def _start(fingerprint: object, plan_text: str) -> Zygote:
         raise no_room("zygote", exc) from exc
     finally:
         theirs.close()
-    return Zygote(ours, pid, pidfd, fingerprint)
+    return ZygoteHandle(ours, pid, pidfd, fingerprint)
 
 
 def socketpair() -> tuple[_socket.socket, _socket.socket]:

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from banksman.commands.output_reader import OutputReader as AsyncOutputReader
 from banksman.commands.output_reader import check_size
 from banksman.errors import Closed
-from banksman.runtime.loop_thread import Bridge, Manner, Phase
+from banksman.runtime.loop_thread import CallPolicy, LoopThread, ThreadPhase
 
 A = TypeVar("A")
 F = TypeVar("F")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Face(Generic[A]):
     """A blocking object and the async one behind it. Two faces of one object are equal."""
 
-    def __init__(self, bridge: Bridge, inner: A) -> None:
+    def __init__(self, bridge: LoopThread, inner: A) -> None:
         self._bridge = bridge
         self._inner = inner
 
@@ -45,16 +45,16 @@ class Face(Generic[A]):
 
 
 def blocking(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]], manner: Manner = Manner.ACTS
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]], manner: CallPolicy = CallPolicy.ACTS
 ) -> Callable[Concatenate[Face[A], P], R]:
     """The same method, waited for."""
     return blocking_as(_as_it_is, method, manner)
 
 
 def blocking_as(
-    face: Callable[[Bridge, R], F],
+    face: Callable[[LoopThread, R], F],
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
-    manner: Manner = Manner.ACTS,
+    manner: CallPolicy = CallPolicy.ACTS,
     undo: Callable[[R], None] | None = None,
 ) -> Callable[Concatenate[Face[A], P], F]:
     """The same method, waited for, its result behind a face. `undo`: for a result that nobody took any more."""
@@ -71,7 +71,7 @@ def blocking_as(
 
 
 def looking(
-    method: Callable[Concatenate[A, P], R], manner: Manner = Manner.READS
+    method: Callable[Concatenate[A, P], R], manner: CallPolicy = CallPolicy.READS
 ) -> Callable[Concatenate[Face[A], P], R]:
     """The same method, of those that never wait."""
     name = method.__name__
@@ -84,7 +84,7 @@ def looking(
     return call
 
 
-def _as_it_is(_bridge: Bridge, result: R) -> R:
+def _as_it_is(_bridge: LoopThread, result: R) -> R:
     return result
 
 
@@ -141,19 +141,19 @@ class Reader(Iterator[T]):
     when it is collected. Ctrl-C loses no item. `Closed` is raised if the host was closed before the end was reached.
     """
 
-    def __init__(self, bridge: Bridge, items: AsyncGenerator[T]) -> None:
+    def __init__(self, bridge: LoopThread, items: AsyncGenerator[T]) -> None:
         self._bridge = bridge
         self._feed = Feed(items)
 
     def __next__(self) -> T:
-        item = self._bridge.call(self._feed.next, Manner.FOLLOWS, undo=self._feed.take_back)
+        item = self._bridge.call(self._feed.next, CallPolicy.FOLLOWS, undo=self._feed.take_back)
         if item is Feed.END:
             raise StopIteration
         return item
 
     def close(self) -> None:
         with suppress(Closed):
-            self._bridge.call(self._feed.close, Manner.FOLLOWS)
+            self._bridge.call(self._feed.close, CallPolicy.FOLLOWS)
 
     def __enter__(self) -> Self:
         return self
@@ -165,19 +165,19 @@ class Reader(Iterator[T]):
 
     def __del__(self) -> None:
         # Not waited for: a finaliser may run anywhere, in the loop's thread too.
-        if self._bridge.is_mine and self._bridge.phase is Phase.RUNNING:
+        if self._bridge.is_mine and self._bridge.phase is ThreadPhase.RUNNING:
             self._bridge.post(functools.partial(_close_later, self._bridge, self._feed))
 
 
-def _close_later(bridge: Bridge, feed: Feed[Any]) -> None:
-    if bridge.phase is not Phase.ENDED:
+def _close_later(bridge: LoopThread, feed: Feed[Any]) -> None:
+    if bridge.phase is not ThreadPhase.ENDED:
         bridge.own(feed.close())
 
 
 class Holding(AbstractContextManager[None]):
     """What `Session.hold` gives. What the thread that entered it asks inside it belongs to the hold."""
 
-    def __init__(self, bridge: Bridge, hold: AbstractAsyncContextManager[None]) -> None:
+    def __init__(self, bridge: LoopThread, hold: AbstractAsyncContextManager[None]) -> None:
         self._bridge = bridge
         self._hold = hold
         self._context = bridge.context()
@@ -191,7 +191,7 @@ class Holding(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(Closed):  # Then it was given up with the session.
-            self._bridge.call(self._leave, Manner.FOLLOWS, context=self._context)
+            self._bridge.call(self._leave, CallPolicy.FOLLOWS, context=self._context)
 
     async def _leave(self) -> None:
         # Not with the error of the block: that belongs to another thread, and is none of the hold's concern.
@@ -255,7 +255,7 @@ class OutputReader(Face[AsyncOutputReader]):
                     parts.append(fetched.popleft())
             return b"".join((*parts, rest))
 
-        return self._bridge.call(fetch, Manner.READS, timeout=timeout, undo=self._inner.put_back)
+        return self._bridge.call(fetch, CallPolicy.READS, timeout=timeout, undo=self._inner.put_back)
 
     def readline(self, *, timeout: float | None = None) -> bytes:
         """One line with its newline; the last one may have none; b"" at the end. Past `timeout` seconds: TimeoutError.
@@ -275,7 +275,7 @@ class OutputReader(Face[AsyncOutputReader]):
             try:
                 return self._inner.fetched.popleft()
             except IndexError:
-                if not self._bridge.call(fetch, Manner.READS, timeout=timeout):
+                if not self._bridge.call(fetch, CallPolicy.READS, timeout=timeout):
                     return b""
 
     def __iter__(self) -> Self:

@@ -36,7 +36,7 @@ from banksman.process.launch import Argv
 from banksman.runtime.base_host import Host as AsyncHost
 from banksman.runtime.blocking import Face, Holding, OutputReader, Reader, blocking, blocking_as, looking
 from banksman.runtime.execute import execute as async_execute
-from banksman.runtime.loop_thread import Bridge, Manner, Phase, close_all, is_in_a_loop_thread
+from banksman.runtime.loop_thread import CallPolicy, LoopThread, ThreadPhase, close_all, is_in_a_loop_thread
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.session import Prompt
 from banksman.sessions.session import Session as AsyncSession
@@ -64,13 +64,13 @@ class Turn(Face[AsyncTurn]):
 
     def outcome(self, *, timeout: float | None = None) -> Outcome:
         """How it ended; never raises for an ending. Past `timeout` seconds: TimeoutError, and the turn goes on."""
-        return self._bridge.call(self._inner.outcome, Manner.READS, timeout=timeout)
+        return self._bridge.call(self._inner.outcome, CallPolicy.READS, timeout=timeout)
 
     def __iter__(self) -> Reader[dict[str, Any]]:
         return Reader(self._bridge, self._inner.__aiter__())
 
     interrupt = blocking(AsyncTurn.interrupt)
-    said = blocking(AsyncTurn.said, Manner.READS)
+    said = blocking(AsyncTurn.said, CallPolicy.READS)
 
 
 class Session(Face[AsyncSession]):
@@ -163,7 +163,7 @@ class Session(Face[AsyncSession]):
     def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
         """Put a queued ask before another of its class, or to the head of its class. Else nothing happens."""
         work = functools.partial(self._inner.move, _behind(turn), before=_behind(before))
-        self._bridge.look(work, Manner.ACTS)
+        self._bridge.look(work, CallPolicy.ACTS)
 
     def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
         """The same, for who must know that it was done: `Refused` or `UsageError` if it cannot be."""
@@ -171,7 +171,7 @@ class Session(Face[AsyncSession]):
 
     def withdraw(self, turn: Turn | str) -> None:
         """Take a queued ask back; one that runs is interrupted."""
-        self._bridge.look(functools.partial(self._inner.withdraw, _behind(turn)), Manner.ACTS)
+        self._bridge.look(functools.partial(self._inner.withdraw, _behind(turn)), CallPolicy.ACTS)
 
     def hold(self, priority: int | str = NORMAL) -> AbstractContextManager[None]:
         """Several asks of this thread in a row, with nobody of this class or below between them. May be re-entered."""
@@ -182,7 +182,7 @@ class Session(Face[AsyncSession]):
         return Reader(self._bridge, self._inner.follow(after))
 
     questions = looking(AsyncSession.questions)
-    open_questions = blocking(AsyncSession.open_questions, Manner.READS)
+    open_questions = blocking(AsyncSession.open_questions, CallPolicy.READS)
     answer = blocking(AsyncSession.answer)
     set_model = blocking(AsyncSession.set_model)
     set_permission_mode = blocking(AsyncSession.set_permission_mode)
@@ -190,19 +190,19 @@ class Session(Face[AsyncSession]):
     def turn(self, id: str) -> Turn:
         """A turn by its id, whoever asked for it and wherever it is."""
         work = functools.partial(self._inner.turn, id)
-        return Turn(self._bridge, self._bridge.call(work, Manner.READS))
+        return Turn(self._bridge, self._bridge.call(work, CallPolicy.READS))
 
     status = looking(AsyncSession.status)
-    look = blocking(AsyncSession.look, Manner.READS)
-    head = blocking(AsyncSession.head, Manner.READS)
-    page = blocking(AsyncSession.page, Manner.READS)
-    last_frames = blocking(AsyncSession.last_frames, Manner.READS)
-    page_before = blocking(AsyncSession.page_before, Manner.READS)
+    look = blocking(AsyncSession.look, CallPolicy.READS)
+    head = blocking(AsyncSession.head, CallPolicy.READS)
+    page = blocking(AsyncSession.page, CallPolicy.READS)
+    last_frames = blocking(AsyncSession.last_frames, CallPolicy.READS)
+    page_before = blocking(AsyncSession.page_before, CallPolicy.READS)
     rename = blocking(AsyncSession.rename)
     close = blocking(AsyncSession.close)
-    close_nowait = looking(AsyncSession.close_nowait, Manner.ACTS)
+    close_nowait = looking(AsyncSession.close_nowait, CallPolicy.ACTS)
     leave = blocking(AsyncSession.leave)
-    wait_closed = blocking(AsyncSession.wait_closed, Manner.READS)
+    wait_closed = blocking(AsyncSession.wait_closed, CallPolicy.READS)
 
 
 class Command(Face[AsyncCommand]):
@@ -238,7 +238,7 @@ class Command(Face[AsyncCommand]):
 
         This reports the end: `Host.take_ended` does not return the command any more.
         """
-        return self._bridge.call(self._wait, Manner.READS, timeout=timeout, undo=self._return_report)[1]
+        return self._bridge.call(self._wait, CallPolicy.READS, timeout=timeout, undo=self._return_report)[1]
 
     def stop(self, *, at_once: bool = False) -> Finished:
         """End it by the ladder, or `at_once` by KILL; returns when it is over. This reports the end, as `wait` does."""
@@ -270,10 +270,10 @@ class Command(Face[AsyncCommand]):
         return OutputReader(self._bridge, self._inner.stderr)
 
     result = looking(AsyncCommand.result)
-    stop_nowait = looking(AsyncCommand.stop_nowait, Manner.ACTS)
+    stop_nowait = looking(AsyncCommand.stop_nowait, CallPolicy.ACTS)
     signal = blocking(AsyncCommand.signal)
-    read = blocking(AsyncCommand.read, Manner.READS)
-    watch = blocking(AsyncCommand.watch, Manner.READS)
+    read = blocking(AsyncCommand.read, CallPolicy.READS)
+    watch = blocking(AsyncCommand.watch, CallPolicy.READS)
     write = blocking(AsyncCommand.write)
     close_stdin = blocking(AsyncCommand.close_stdin)
     resize = blocking(AsyncCommand.resize)
@@ -292,7 +292,7 @@ class Host(Face[AsyncHost]):
     """
 
     def __init__(self, inner: AsyncHost) -> None:
-        super().__init__(Bridge("banksman-host", inner.close), inner)
+        super().__init__(LoopThread("banksman-host", inner.close), inner)
         # Reports whose taker had gone before it had them.
         self._returned: deque[AsyncCommand] = deque()
 
@@ -302,7 +302,7 @@ class Host(Face[AsyncHost]):
     @property
     def is_usable(self) -> bool:
         """Whether it belongs to this process, and is not closed or being closed."""
-        return self._bridge.is_mine and self._bridge.phase is Phase.RUNNING
+        return self._bridge.is_mine and self._bridge.phase is ThreadPhase.RUNNING
 
     def __enter__(self) -> Self:
         self._bridge.check_caller()
@@ -328,12 +328,12 @@ class Host(Face[AsyncHost]):
 
     def drain(self, *, timeout: float | None = None) -> None:
         """Take nothing new, finish what runs, then close. Past `timeout` seconds what still runs is stopped."""
-        self._bridge.call(functools.partial(self._inner.drain, timeout=timeout), Manner.FOLLOWS)
+        self._bridge.call(functools.partial(self._inner.drain, timeout=timeout), CallPolicy.FOLLOWS)
         self.close()
 
     def finish(self, *, timeout: float | None = None) -> None:
         """Take nothing new and finish what runs; what was said can still be read."""
-        self._bridge.call(functools.partial(self._inner.finish, timeout=timeout), Manner.FOLLOWS)
+        self._bridge.call(functools.partial(self._inner.finish, timeout=timeout), CallPolicy.FOLLOWS)
 
     # -- sessions ----------------------------------------------------------------------------------------------------
     def session(self, id_or_name: str) -> Session:
@@ -360,7 +360,7 @@ class Host(Face[AsyncHost]):
         id = session if isinstance(session, str) else session.id
         self._bridge.call(functools.partial(self._inner.delete, id))
 
-    read_many = blocking(AsyncHost.read_many, Manner.READS)
+    read_many = blocking(AsyncHost.read_many, CallPolicy.READS)
     take_up = blocking(AsyncHost.take_up)
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Host(Face[AsyncHost]):
         async def work() -> list[AsyncCommand]:
             return [*self._take_returned(), *self._inner.take_ended()]
 
-        return self._commands(self._bridge.call(work, Manner.READS, undo=self._returned.extend))
+        return self._commands(self._bridge.call(work, CallPolicy.READS, undo=self._returned.extend))
 
     def wait_ended(self, *, timeout: float | None = None) -> list[Command]:
         """Like `take_ended`, but waits until there is one. Past `timeout` seconds: TimeoutError."""
@@ -405,7 +405,7 @@ class Host(Face[AsyncHost]):
         async def work() -> list[AsyncCommand]:
             return self._take_returned() or await self._inner.wait_ended()
 
-        return self._commands(self._bridge.call(work, Manner.WAITS, timeout=timeout, undo=self._returned.extend))
+        return self._commands(self._bridge.call(work, CallPolicy.WAITS, timeout=timeout, undo=self._returned.extend))
 
     def _take_returned(self) -> list[AsyncCommand]:
         returned = list(self._returned)
@@ -436,7 +436,7 @@ def _blocking_function(function: Callable[P, Coroutine[Any, Any, R]]) -> Callabl
             hint = "an async callback can await banksman.execute"
             raise UsageError("a blocking call in a host's loop would stop all that this host does", hint=hint)
         # A loop for this one call: it is cheap beside a process, nothing of it is left, and a fork can have its own.
-        bridge = Bridge("banksman-execute")
+        bridge = LoopThread("banksman-execute")
         try:
             return bridge.call(functools.partial(function, *args, **kwargs))
         finally:

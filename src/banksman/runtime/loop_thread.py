@@ -48,7 +48,7 @@ SETTLE_SECONDS_MAX = 1.0
 EXIT_SECONDS_MAX = 30.0
 
 
-class Phase(enum.Enum):
+class ThreadPhase(enum.Enum):
     """What is taken from the inbox: everything; what does not act; nothing; and ENDED, everything, by anybody."""
 
     RUNNING = "running"
@@ -57,7 +57,7 @@ class Phase(enum.Enum):
     ENDED = "closed"
 
 
-class Manner(enum.Enum):
+class CallPolicy(enum.Enum):
     """What becomes of a call that meets the end of its host."""
 
     # Refused as soon as closing has begun.
@@ -93,14 +93,14 @@ class Latch:
         return self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
 
 
-class Call(Generic[R]):
+class ThreadCall(Generic[R]):
     """One call on its way through the loop. It is decided there and nowhere else; the caller's thread only waits."""
 
     def __init__(
         self,
-        bridge: Bridge,
+        bridge: LoopThread,
         work: Work[R],
-        manner: Manner,
+        manner: CallPolicy,
         *,
         context: contextvars.Context,
         undo: Callable[[R], None] | None,
@@ -171,7 +171,7 @@ class Call(Generic[R]):
     def _abandon(self) -> None:
         """The caller has gone: stop, and take back what was done for nobody."""
         self._is_abandoned = True
-        if self._answered.is_set or self._task is None or self._bridge.phase is Phase.ENDED:
+        if self._answered.is_set or self._task is None or self._bridge.phase is ThreadPhase.ENDED:
             self._drop()
         else:
             self._cancel_soon()
@@ -179,7 +179,7 @@ class Call(Generic[R]):
     def _cancel_soon(self) -> None:
         # Not in this pass but in the next: what was posted is begun in any case. So a timeout of 0 gets what is there
         # already, and a release that nobody waits for is a release.
-        if self._task is not None and not self._answered.is_set and self._bridge.phase is not Phase.ENDED:
+        if self._task is not None and not self._answered.is_set and self._bridge.phase is not ThreadPhase.ENDED:
             self._task.get_loop().call_soon(self._task.cancel)
 
     def _on_done(self, task: asyncio.Task[R]) -> None:
@@ -199,7 +199,7 @@ class Call(Generic[R]):
 
     def _drop(self) -> None:
         # After the end there is nothing to take back, and no loop to do it in.
-        if self._value is not None and self._undo is not None and self._bridge.phase is not Phase.ENDED:
+        if self._value is not None and self._undo is not None and self._bridge.phase is not ThreadPhase.ENDED:
             try:
                 self._undo(self._value[0])
             except Exception:
@@ -207,18 +207,18 @@ class Call(Generic[R]):
         self._dropped.set()
 
 
-class Bridge:
+class LoopThread:
     """`at_end` is what closes whatever the loop is for; it runs in it, after the last call that acts was begun."""
 
     def __init__(self, name: str, at_end: Work[None] | None = None) -> None:
         # Written by the loop's thread only.
-        self.phase = Phase.RUNNING
+        self.phase = ThreadPhase.RUNNING
         self._at_end = at_end
         self._pid = os.getpid()
         self._inbox: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Future[None] | None = None
-        self._calls: dict[asyncio.Task[Any], Call[Any]] = {}
+        self._calls: dict[asyncio.Task[Any], ThreadCall[Any]] = {}
         self._owned: set[asyncio.Task[Any]] = set()
         self._closers: list[Latch] = []
         self._failure: Exception | None = None
@@ -239,7 +239,7 @@ class Bridge:
     def call(
         self,
         work: Work[R],
-        manner: Manner = Manner.ACTS,
+        manner: CallPolicy = CallPolicy.ACTS,
         *,
         timeout: float | None = None,
         context: contextvars.Context | None = None,
@@ -253,16 +253,16 @@ class Bridge:
         self.check_caller()
         if timeout is not None:
             check_seconds("timeout", timeout)
-        if self.phase is not Phase.ENDED:
-            call = Call(self, work, manner, context=context or self.context(), undo=undo)
+        if self.phase is not ThreadPhase.ENDED:
+            call = ThreadCall(self, work, manner, context=context or self.context(), undo=undo)
             call.post(endless_beyond(timeout))
             if not call.was_left:
                 return call.result()
-        if manner is not Manner.READS:
+        if manner is not CallPolicy.READS:
             raise self.closed()
         return self._read_without_loop(work)
 
-    def look(self, function: Callable[[], R], manner: Manner = Manner.READS) -> R:
+    def look(self, function: Callable[[], R], manner: CallPolicy = CallPolicy.READS) -> R:
         """The same for what never waits; so it may be called by callbacks, in the loop's own thread, too."""
         if self.is_inside and self.is_mine:
             return function()
@@ -281,7 +281,7 @@ class Bridge:
                 loop.call_soon_threadsafe(self._take)
             except RuntimeError:
                 pass  # It is closed. Then ENDED is set, or about to be, and the inbox is emptied after that.
-        if self.phase is Phase.ENDED:
+        if self.phase is ThreadPhase.ENDED:
             self._take()
 
     def close(self) -> None:
@@ -344,9 +344,9 @@ class Bridge:
         raise self.closed()
 
     # -- in the loop's thread ----------------------------------------------------------------------------------------
-    def begin(self, call: Call[R], work: Work[R], context: contextvars.Context) -> asyncio.Task[R] | None:
-        acts = call.manner in (Manner.ACTS, Manner.WAITS)
-        if self.phase is Phase.ENDED or (acts and self.phase is not Phase.RUNNING):
+    def begin(self, call: ThreadCall[R], work: Work[R], context: contextvars.Context) -> asyncio.Task[R] | None:
+        acts = call.manner in (CallPolicy.ACTS, CallPolicy.WAITS)
+        if self.phase is ThreadPhase.ENDED or (acts and self.phase is not ThreadPhase.RUNNING):
             call.leave()
             return None
         assert self._loop is not None
@@ -363,7 +363,7 @@ class Bridge:
         task.add_done_callback(self._owned.discard)
 
     def _take(self) -> None:
-        while self.phase is not Phase.SETTLING:
+        while self.phase is not ThreadPhase.SETTLING:
             try:
                 act = self._inbox.popleft()
             except IndexError:
@@ -371,12 +371,12 @@ class Bridge:
             act()
 
     def _stop(self, gone: Latch) -> None:
-        if self.phase is Phase.ENDED:
+        if self.phase is ThreadPhase.ENDED:
             gone.set()
             return
         self._closers.append(gone)
-        if self.phase is Phase.RUNNING:
-            self.phase = Phase.CLOSING
+        if self.phase is ThreadPhase.RUNNING:
+            self.phase = ThreadPhase.CLOSING
             assert self._stopping is not None
             self._stopping.set_result(None)
 
@@ -389,7 +389,7 @@ class Bridge:
             self._failure = MachineError(f"the host's loop failed: {exc!r}", hint="see the cause")
             self._failure.__cause__ = exc
         finally:
-            self.phase = Phase.ENDED
+            self.phase = ThreadPhase.ENDED
             self._take()
             for call in list(self._calls.values()):
                 call.end()
@@ -409,9 +409,9 @@ class Bridge:
             self._failure = exc
         # What waited for the host has been woken by its end, and needs a few passes to say so. Nothing more is begun,
         # so this comes to an end; what is left then is cancelled with the loop.
-        self.phase = Phase.SETTLING
+        self.phase = ThreadPhase.SETTLING
         for task, call in self._calls.items():
-            if call.manner is Manner.WAITS:
+            if call.manner is CallPolicy.WAITS:
                 task.cancel()
         if self._calls:
             await asyncio.wait(list(self._calls), timeout=SETTLE_SECONDS_MAX)
@@ -423,7 +423,7 @@ async def _perform(work: Work[R]) -> R:
 
 
 # Every bridge whose thread runs. Adding and removing are atomic, and a copy is taken to go through them.
-_open: set[Bridge] = set()
+_open: set[LoopThread] = set()
 
 
 def is_in_a_loop_thread() -> bool:

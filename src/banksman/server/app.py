@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from banksman.cluster.http.forwarded_request import Application
 from banksman.server import web
 from banksman.server.api import admin_routes, command_routes, event_routes, host_routes, session_routes, turn_routes
-from banksman.server.api.route import Answer, Call, Endpoint, Route
+from banksman.server.api.route import Endpoint, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.http.auth import Door
 from banksman.server.http.connection import HEADERS_FOR_BROWSERS
@@ -43,8 +43,8 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
 
         return msgspec.json.encode(openapi.describe(ROUTES))
 
-    async def describe(_: Call) -> Answer:
-        return Answer(described())
+    async def describe(_: RouteCall) -> HttpAnswer:
+        return HttpAnswer(described())
 
     own = Route(method="GET", path="/openapi.json", handle=describe, summary="This.")
     by_path: dict[str, list[Route]] = {}

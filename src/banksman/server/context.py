@@ -15,9 +15,9 @@ from banksman.errors import NotFound
 from banksman.server.api.request_replay import Once
 from banksman.server.http.auth import Door
 from banksman.server.http.start_policy import Policy
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 from banksman.server.session_lookup import session_of
-from banksman.server.streams.follower import Streams
+from banksman.server.streams.follower import EventStreams
 from banksman.sessions.session import Session
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Context:
     `url`: of the page; empty: there is no port."""
 
     host: Host
-    settings: Settings
+    settings: ServerSettings
     policy: Policy
-    streams: Streams
+    streams: EventStreams
     drain: Callable[[float | None], None]
     store: str
     url: str = ""

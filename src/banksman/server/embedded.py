@@ -26,11 +26,11 @@ from banksman.folders import sockets_folder
 from banksman.server import app
 from banksman.server import listener as servers
 from banksman.server.context import Context
-from banksman.server.graceful_end import Ending
+from banksman.server.graceful_end import GracefulEnd
 from banksman.server.http.start_policy import Policy
-from banksman.server.server_settings import Settings
-from banksman.server.streams.follower import Streams
-from banksman.server.streams.shared_pages import Pages
+from banksman.server.server_settings import ServerSettings
+from banksman.server.streams.follower import EventStreams
+from banksman.server.streams.shared_pages import SharedPages
 from banksman.server.streams.stream_counters import Counts
 
 log = logging.getLogger("banksman.serve")
@@ -45,7 +45,7 @@ _SETTING = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
 
 @asynccontextmanager
 async def serving(
-    settings: Settings,
+    settings: ServerSettings,
     listeners: Sequence[socket.socket],
     *,
     token: str,
@@ -70,7 +70,7 @@ async def serving(
         application = app.make(context, token=token, port=port)
         # Who has a port is there for others to come in by it.
         async with membership.of(context, is_front=port != 0):
-            server = servers.Server(application, listeners, settings, context.streams)
+            server = servers.HttpServer(application, listeners, settings, context.streams)
             server.start()
             try:
                 yield context
@@ -79,18 +79,18 @@ async def serving(
                 await server.close()
 
 
-def context_of(host: Host, settings: Settings, drain: Drain, policy: Policy | None = None) -> Context:
-    streams = Streams(
+def context_of(host: Host, settings: ServerSettings, drain: Drain, policy: Policy | None = None) -> Context:
+    streams = EventStreams(
         closing=asyncio.get_running_loop().create_future(),
         counts=Counts(),
-        pages=Pages(),
+        pages=SharedPages(),
         heartbeat_seconds=settings.heartbeat_seconds,
         streams_max=settings.streams_max,
     )
     return Context(host, settings, policy or Policy(settings), streams, drain=drain, store=settings.store_shown)
 
 
-def store_of(settings: Settings) -> str | None:
+def store_of(settings: ServerSettings) -> str | None:
     """With what is kept of it, unless the store says that itself. One in memory keeps all, and takes no settings."""
     # Without a path it is the file in the state folder.
     store = settings.store or "sqlite:"
@@ -111,7 +111,7 @@ def store_of(settings: Settings) -> str | None:
 class Inside:
     """A host inside of a program that is something else: in a thread, on a socket. One thread starts and stops it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         # Whoever ends with its verb takes no session that others count on: it only asks those that have room.
         self._settings = settings.with_room(0) if settings.is_clustered else settings
         self._thread = threading.Thread(target=self._run, name="banksman-inside", daemon=True)
@@ -119,7 +119,7 @@ class Inside:
         self._over = threading.Event()
         # Both are there when it is ready.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: Ending | None = None
+        self._ending: GracefulEnd | None = None
 
     def start_nowait(self) -> Future[Path]:
         """The socket, when it can be asked; or the error that keeps it from that."""
@@ -159,7 +159,7 @@ class Inside:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        ending = self._ending = Ending(0.0)
+        ending = self._ending = GracefulEnd(0.0)
         with _socket() as (listener, path):
             async with serving(
                 self._settings,

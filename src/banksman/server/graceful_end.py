@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from banksman.cluster.host import Member
 
 
-class Ending:
+class GracefulEnd:
     """The first word counts; the second says: now. Belongs to the loop it is made in."""
 
     def __init__(self, drain_seconds: float) -> None:

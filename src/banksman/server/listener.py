@@ -19,14 +19,14 @@ from uvicorn.server import ServerState
 from banksman.errors import MachineError, UsageError
 from banksman.server.http.accept_loop import BACKLOG, Acceptor
 from banksman.server.http.connection import Connection, config_for
-from banksman.server.server_settings import Settings
-from banksman.server.streams.follower import Streams
+from banksman.server.server_settings import ServerSettings
+from banksman.server.streams.follower import EventStreams
 
 # From the word that it ends to the last byte of those who take it.
 CLOSE_SECONDS_MAX = 2.0
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: ServerSettings) -> socket.socket:
     """The socket, before anything else is begun: an address that is taken is an error that costs nothing."""
     family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -57,10 +57,12 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server:
+class HttpServer:
     """Serves an application on these sockets, until it is closed; and closes them."""
 
-    def __init__(self, app: ASGIApp, listeners: Sequence[socket.socket], settings: Settings, streams: Streams) -> None:
+    def __init__(
+        self, app: ASGIApp, listeners: Sequence[socket.socket], settings: ServerSettings, streams: EventStreams
+    ) -> None:
         self._config = config_for(app)
         self._state = ServerState()
         self._settings = settings

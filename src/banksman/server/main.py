@@ -26,10 +26,10 @@ from banksman.folders import sockets_folder, state_folder
 from banksman.server import embedded
 from banksman.server import listener as servers
 from banksman.server.context import Context
-from banksman.server.graceful_end import Ending
+from banksman.server.graceful_end import GracefulEnd
 from banksman.server.http import token_file as tokens
 from banksman.server.ops import child_reaper, discovery_file, logs, stack_dump, systemd_notify
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 
 log = logging.getLogger("banksman.serve")
 
@@ -37,7 +37,7 @@ log = logging.getLogger("banksman.serve")
 Then = Callable[[Host, str], Coroutine[Any, Any, None]]
 
 
-def run(settings: Settings, then: Then | None = None) -> int:
+def run(settings: ServerSettings, then: Then | None = None) -> int:
     """Serve until told to end: the exit code. Prints the address when it can be used. `then` is given the host and the
     address at that moment, and is cancelled at the end."""
     return _ended(_run(settings, then))
@@ -54,7 +54,7 @@ def _ended(serving: Coroutine[Any, Any, int]) -> int:
         return 130
 
 
-async def _run(settings: Settings, then: Then | None) -> int:
+async def _run(settings: ServerSettings, then: Then | None) -> int:
     loop = asyncio.get_running_loop()
     notifier = systemd_notify.take()
     with closing(servers.bind(settings)) as listener:
@@ -70,12 +70,12 @@ async def _run(settings: Settings, then: Then | None) -> int:
     return 0
 
 
-def run_host(settings: Settings) -> int:
+def run_host(settings: ServerSettings) -> int:
     """The same without a port: a host takes sessions of a store that others share, and is asked over their bus."""
     return _ended(_run_host(settings))
 
 
-async def _run_host(settings: Settings) -> int:
+async def _run_host(settings: ServerSettings) -> int:
     loop = asyncio.get_running_loop()
     notifier = systemd_notify.take()
     # Nobody comes in by it: there is no port.
@@ -84,7 +84,7 @@ async def _run_host(settings: Settings) -> int:
     raise_fd_limit()
     stack_dump.install(loop)
     child_reaper.install(loop)
-    ending = Ending(settings.drain_seconds)
+    ending = GracefulEnd(settings.drain_seconds)
     try:
         with _hearing_signals(ending), _own_socket() as (own, path):
             listeners = [] if own is None else [own]
@@ -100,11 +100,11 @@ async def _run_host(settings: Settings) -> int:
 
 
 async def _serve(
-    settings: Settings, listener: socket.socket, token: str, notifier: systemd_notify.Notifier, then: Then | None
+    settings: ServerSettings, listener: socket.socket, token: str, notifier: systemd_notify.Notifier, then: Then | None
 ) -> None:
     url = servers.url_of(listener)
     port = servers.port_of(listener)
-    ending = Ending(settings.drain_seconds)
+    ending = GracefulEnd(settings.drain_seconds)
     with _hearing_signals(ending), _own_socket() as (own, path):
         listeners = [listener] if own is None else [listener, own]
         async with embedded.serving(
@@ -119,7 +119,11 @@ async def _serve(
 
 
 async def _until_ended(
-    context: Context, ending: Ending, notifier: systemd_notify.Notifier, status: str, *work: Coroutine[Any, Any, None]
+    context: Context,
+    ending: GracefulEnd,
+    notifier: systemd_notify.Notifier,
+    status: str,
+    *work: Coroutine[Any, Any, None],
 ) -> None:
     """Until somebody says so; then what runs may finish, or goes on elsewhere."""
     notifier.ready(status)
@@ -149,7 +153,7 @@ def _own_socket() -> Generator[tuple[socket.socket | None, Path | None]]:
         own.close()
 
 
-def _token_path(settings: Settings) -> Path:
+def _token_path(settings: ServerSettings) -> Path:
     return tokens.default_path() if settings.token_file is None else Path(settings.token_file)
 
 
@@ -236,7 +240,7 @@ async def _beating(notifier: systemd_notify.Notifier) -> AsyncGenerator[None]:
 
 
 @contextmanager
-def _hearing_signals(ending: Ending) -> Generator[None]:
+def _hearing_signals(ending: GracefulEnd) -> Generator[None]:
     """The first one ends the server, the second one hurries. One that comes when all is over changes nothing."""
 
     def on_signal(number: int) -> None:

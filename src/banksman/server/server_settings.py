@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f
 Program = str | list[str]
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`programs`: what HTTP callers may start; None: anything. A word is a program, by name or path; a list is the
     beginning of a command. `env`: the variables that they may set while `programs` is set. `roots`: folders that they
     may start something in; None: any. `hosts`: names, besides the loopback's, under which a proxy shows this server.
@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             hint = "store = nats://…, or leave room, labels and name out"
             raise UsageError("room, labels and name are for a host that shares its store with others", hint=hint)
 
-    def with_room(self, room: int) -> Settings:
+    def with_room(self, room: int) -> ServerSettings:
         return msgspec.structs.replace(self, room=room)
 
     @property
@@ -140,16 +140,16 @@ def is_loopback(bind: str) -> bool:
         return False  # A name may be anything by tomorrow.
 
 
-def load(path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def load(path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None) -> ServerSettings:
     """`path`: the TOML file; None: the user's own, if there is one. `flags` come first; None among them: not given."""
     given = {f"serve.{name}": value for name, value in (flags or {}).items()}
     return of(config.load(flags=given, path=path))
 
 
-def of(found: config.Config) -> Settings:
+def of(found: config.LayeredConfig) -> ServerSettings:
     """`UsageError` if a server cannot do with it."""
     try:
-        return msgspec.convert(found.table("serve"), Settings)
+        return msgspec.convert(found.table("serve"), ServerSettings)
     except msgspec.ValidationError as exc:
         # What __post_init__ says is our own; the rest says where and what.
         raise (

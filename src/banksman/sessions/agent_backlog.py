@@ -20,7 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from banksman.core.session.state import Process, Stdin
+from banksman.core.session.state import ProcessState, Stdin
 
 # More than an agent can have written before it ended: a pipe holds at most 1 MiB (`widen_stdout`), and as much again is
 # in reserve.
@@ -39,14 +39,14 @@ class EndingOutput:
         now on the pipe cannot push back."""
         self._has_exited = True
 
-    def admits(self, size: int, process: Process) -> bool:
+    def admits(self, size: int, process: ProcessState) -> bool:
         """Whether the lines of the next `size` bytes that were read are logged."""
         if self._has_exited or process.stdin is Stdin.BROKEN:
             self._left -= size
         return self._left >= 0
 
 
-def drops_floods(process: Process) -> bool:
+def drops_floods(process: ProcessState) -> bool:
     """Whether the rest of a flood is dropped: only after the driver itself chose to stop the process."""
     return process.was_told_to_stop and not process.exited_by_itself and process.stdin is not Stdin.BROKEN
 

@@ -35,9 +35,9 @@ from banksman.core.stop_ladder import Timings
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import AgentError, BanksmanError
 from banksman.process.launch import Launch
-from banksman.process.lease_page import Lease
+from banksman.process.lease_page import LeasePage
 from banksman.process.orphans import trace
-from banksman.process.pipes import Writing
+from banksman.process.pipes import PipeWrite
 from banksman.process.tree_cleanup import Pruned
 
 # An agent's stderr is not its answer: its two ends are kept, to say why it failed.
@@ -50,7 +50,7 @@ class Failed(Struct, frozen=True):
     error: BanksmanError
 
 
-class Output(Struct, frozen=True):
+class StdoutRead(Struct, frozen=True):
     """Bytes of its stdout."""
 
     data: bytes
@@ -60,7 +60,7 @@ class OutputEnded(Struct, frozen=True):
     """Nothing more will come from its stdout."""
 
 
-class Written(Struct, frozen=True):
+class StdinWritten(Struct, frozen=True):
     """The pipe has taken the frame whole."""
 
 
@@ -110,7 +110,9 @@ class LeaseRanOut(Struct, frozen=True):
     error: BanksmanError
 
 
-AgentEvent = Started | Failed | Output | OutputEnded | Written | WriteBroke | Exited | ToolsSwept | LeaseRanOut | Gone
+AgentEvent = (
+    Started | Failed | StdoutRead | OutputEnded | StdinWritten | WriteBroke | Exited | ToolsSwept | LeaseRanOut | Gone
+)
 OnEvent = Callable[[AgentEvent], None]
 
 
@@ -155,7 +157,7 @@ Spawn = Callable[[StartProcess, OnEvent], AgentProcess]
 class RealAgent:
     """An `AgentProcess` that is one."""
 
-    def __init__(self, launch: Launch, timings: Timings, on_event: OnEvent, lease: Lease | None = None) -> None:
+    def __init__(self, launch: Launch, timings: Timings, on_event: OnEvent, lease: LeasePage | None = None) -> None:
         self._on_event = on_event
         options = Options(
             stdin="pipe",
@@ -183,10 +185,10 @@ class RealAgent:
         else:
             writing.done.add_done_callback(lambda _: self._on_done(writing))
 
-    def _on_done(self, writing: Writing) -> None:
+    def _on_done(self, writing: PipeWrite) -> None:
         error = writing.done.exception()
         if error is None:
-            self._on_event(Written())
+            self._on_event(StdinWritten())
         elif not self._command.is_over:
             assert isinstance(error, BanksmanError)
             self._on_event(WriteBroke(AgentError("the agent does not take its stdin any more", hint=str(error))))
@@ -215,7 +217,7 @@ class RealAgent:
     def _on_fact(self, fact: ProcessFact) -> None:
         match fact:
             case BytesRead(stream=Stream.STDOUT, data=data):
-                self._on_event(Output(data))
+                self._on_event(StdoutRead(data))
             case StreamEnded(stream=Stream.STDOUT):
                 self._on_event(OutputEnded())
             case Started():

@@ -70,18 +70,18 @@ from banksman.sessions.agent_process import (
     Failed,
     Gone,
     LeaseRanOut,
-    Output,
     OutputEnded,
     Spawn,
+    StdinWritten,
+    StdoutRead,
     ToolsSwept,
     WriteBroke,
-    Written,
 )
 from banksman.sessions.counters import Counters, TurnTimes
 from banksman.sessions.flight_recorder import Recorder
 from banksman.sessions.log_writer import Tenure
-from banksman.sessions.outcome_listener import Listener, tell
-from banksman.sessions.oversize_frames import Oversize
+from banksman.sessions.outcome_listener import OutcomeListener, tell
+from banksman.sessions.oversize_frames import OversizeFrames
 from banksman.sessions.pool import Pool
 from banksman.store.log import Log
 
@@ -92,7 +92,7 @@ log = logging.getLogger("banksman")
 MUTE_SECONDS_MAX = 1.0
 
 
-class Place(enum.Enum):
+class PoolSlot(enum.Enum):
     """In the pool: it has none, it waits for one, or it has one, with a process in it or not yet."""
 
     NONE, WANTED, GIVEN = range(3)
@@ -110,7 +110,7 @@ class Driver:
         epoch: int,
         store: Log,
         spawn: Spawn,
-        listener: Listener,
+        listener: OutcomeListener,
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
@@ -137,14 +137,14 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._ending_output = EndingOutput()
-        self._oversize = Oversize()
+        self._oversize = OversizeFrames()
         self._redactor = redactor
         self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
         self._backlog = Backlog(self._loop, self._on_caught_up)
         # The start of a process that waits for its place in the pool, or for the log.
         self._postponed: StartProcess | None = None
-        self._place = Place.NONE
+        self._place = PoolSlot.NONE
         self._mute: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -205,7 +205,7 @@ class Driver:
                 self._cancel_timer(subject)
             case StartProcess():
                 self._postponed = effect
-                self._place = Place.WANTED
+                self._place = PoolSlot.WANTED
                 self._pool.want(self)
             case BeReady():
                 self._pool.has_started(self)
@@ -295,7 +295,7 @@ class Driver:
 
     @property
     def waits_for_place(self) -> bool:
-        return self._place is Place.WANTED
+        return self._place is PoolSlot.WANTED
 
     def evict(self) -> None:
         self.tell(EvictAsked(self.now()))
@@ -303,7 +303,7 @@ class Driver:
     def start_now(self) -> None:
         """The pool has a place. Before a process is started we must know that the session is still ours, and so is the
         conversation that it is to go on with."""
-        self._place = Place.GIVEN
+        self._place = PoolSlot.GIVEN
         effect = self._postponed
         assert effect is not None
         # A log that was broken may have let go of it, or never have had it.
@@ -334,8 +334,8 @@ class Driver:
     def _forget_start(self) -> None:
         """It waits for its place in the pool, or for the log."""
         self._postponed = None
-        if self._place is Place.WANTED:
-            self._place = Place.NONE
+        if self._place is PoolSlot.WANTED:
+            self._place = PoolSlot.NONE
             self._pool.withdraw(self)
         else:
             self._leave_pool()
@@ -356,12 +356,12 @@ class Driver:
             self.tell(ProcessFailed(self.now(), number, exc))
 
     def _leave_pool(self) -> None:
-        if self._place is Place.GIVEN:
-            self._place = Place.NONE
+        if self._place is PoolSlot.GIVEN:
+            self._place = PoolSlot.NONE
             self._pool.has_left(self)
 
     def _on_event(self, number: int, event: AgentEvent) -> None:
-        if isinstance(event, Output):
+        if isinstance(event, StdoutRead):
             self.last_in = self.now()
             self.counters.bytes_in += len(event.data)
             lines = self._framing.feed(event.data)
@@ -372,7 +372,7 @@ class Driver:
             return
         if isinstance(event, Exited):
             self._ending_output.note_exit()
-        if self._backlog and not isinstance(event, Written):
+        if self._backlog and not isinstance(event, StdinWritten):
             self._backlog.take(partial(self._hear_event, number, event))
         else:
             self._hear_event(number, event)
@@ -389,9 +389,9 @@ class Driver:
     def _hear_event(self, number: int, event: AgentEvent) -> None:
         at = self.now()
         match event:
-            case Output():
+            case StdoutRead():
                 raise AssertionError("it is taken in slices")
-            case Written():
+            case StdinWritten():
                 self.tell(FrameWritten(at, number))
             case Started(pid=pid, born=born):
                 self.pid = pid

@@ -13,7 +13,7 @@ from banksman.sessions.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class InstalledAgent:
     """`profile` None: its file is wrong, and `error` says how. `path`: where its program is, None: not found. `source`:
     the user's file that it is from; None: it comes with the package. `overrides`: one of ours has that name too."""
 
@@ -43,7 +43,7 @@ class Known:
         return {"name": self.name, "found": self.path is not None, "path": self.path, **known, **where}
 
 
-def look(only: str | None = None) -> list[Known]:
+def look(only: str | None = None) -> list[InstalledAgent]:
     """All of them, by name, or one. A file that is wrong is told in its place, and hides no other."""
     users, ours = profiles.users(), profiles.ours()
     if only is None:
@@ -52,11 +52,11 @@ def look(only: str | None = None) -> list[Known]:
         wanted = [only]
     else:
         wanted = [profiles.load(only).name]  # Or the error that names those that are known.
-    found: list[Known] = []
+    found: list[InstalledAgent] = []
     for name in wanted:
         profile, error = _load(name)
         found.append(
-            Known(
+            InstalledAgent(
                 name=name,
                 profile=profile,
                 error=error,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from banksman.core.session.facts import Begun
 from banksman.core.session.history import Past
-from banksman.core.session.idempotency import KEYS_MAX, UNUSED, Key
+from banksman.core.session.idempotency import KEYS_MAX, UNUSED, IdempotencyKey
 from banksman.core.session.outcome import Kind
-from banksman.core.session.turn import Phase
 from banksman.core.session.turn import Turn as Waiting
+from banksman.core.session.turn import TurnPhase
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import NotOwner
@@ -38,17 +38,17 @@ Asked = tuple[Turn, asyncio.Future[None]]
 TURNS_MAX = 64
 
 
-class Keys:
+class KeyedTurns:
     """Of one session; `stored`: those that the log has from before."""
 
-    def __init__(self, stored: Iterable[Key]) -> None:
+    def __init__(self, stored: Iterable[IdempotencyKey]) -> None:
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._stored = {key.key: key for key in stored}
 
     def get(self, key: str | None) -> Asked | None:
         return None if key is None else self._asked.get(key)
 
-    def take_stored(self, key: str | None) -> Key | None:
+    def take_stored(self, key: str | None) -> IdempotencyKey | None:
         """Where the log has it, if it has it and nobody has come with it since."""
         return None if key is None else self._stored.pop(key, None)
 
@@ -66,7 +66,7 @@ class Keys:
         for _ in range(len(self._asked) - TURNS_MAX):
             key, (turn, _) = next(iter(self._asked.items()))
             if (stored := turn.stored_as(key)) is None:
-                if turn.state != Phase.ENDED:
+                if turn.state != TurnPhase.ENDED:
                     return
                 self._asked.move_to_end(key)
                 continue
@@ -115,7 +115,7 @@ class Life:
         )
         self.questions = promises.questions = Questions(self.driver, on_question)
         self.callbacks = promises.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
-        self.keys = Keys(past.keys)
+        self.keys = KeyedTurns(past.keys)
         # How many callers wait for a turn (id) to be accepted.
         self.callers: dict[str, int] = {}
         # It was taken from us: what is left of it here is only its end.

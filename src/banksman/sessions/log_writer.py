@@ -31,7 +31,7 @@ UNCOMMITTED_BYTES_MAX = 8 << 20
 SNAPSHOT_EVENTS = 1000
 
 
-class Hears(Protocol):
+class LogListener(Protocol):
     """Who is told what became of appends: the driver."""
 
     def on_committed(self, seq: int) -> None: ...
@@ -45,7 +45,7 @@ class Tenure:
     """Of a session that was claimed, under this epoch, with this past; its conversation, if it has one, is leased."""
 
     def __init__(
-        self, store: Log, session: str, past: Past, *, epoch: int, hears: Hears, redactor: Redactor | None = None
+        self, store: Log, session: str, past: Past, *, epoch: int, hears: LogListener, redactor: Redactor | None = None
     ) -> None:
         self._store = store
         self._session = session

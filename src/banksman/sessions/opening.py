@@ -22,7 +22,7 @@ from banksman.core.session.event import storable
 from banksman.errors import ProgramNotFound, UsageError
 from banksman.process import environment
 from banksman.process.launch import Launch, prepare
-from banksman.process.lease_page import Lease
+from banksman.process.lease_page import LeasePage
 from banksman.sessions import host_requirements, profiles, session_options, transcript_path
 from banksman.sessions.agent_process import OnEvent, RealAgent
 from banksman.sessions.hooks import Hooks
@@ -175,7 +175,7 @@ class Opening:
         if self._mcp_config is not None:
             self._mcp_config.close()
 
-    def spawn(self, effect: StartProcess, on_event: OnEvent, lease: Lease | None = None) -> RealAgent:
+    def spawn(self, effect: StartProcess, on_event: OnEvent, lease: LeasePage | None = None) -> RealAgent:
         return RealAgent(self._prepare(effect), self._timings, on_event, lease)
 
     def transcript(self, conversation: str) -> Path | None:
@@ -183,7 +183,7 @@ class Opening:
         patterns = self.profile.transcripts
         return transcript_path.place(patterns, cwd=self._cwd, conversation=conversation, env=self._environment())
 
-    def workspace(self, lease: Lease | None = None) -> Workspace | None:
+    def workspace(self, lease: LeasePage | None = None) -> Workspace | None:
         """What one process of it may ask us for; None: nothing, its dialect has no words for that."""
         if not self._serves:
             return None

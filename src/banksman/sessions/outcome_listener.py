@@ -44,7 +44,7 @@ Told = (
 )
 
 
-class Listener:
+class OutcomeListener:
     """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
 
     def accept(self, turn: str) -> None: ...
@@ -66,7 +66,7 @@ class Listener:
     def finish(self) -> None: ...
 
 
-def tell(listener: Listener, effect: Told) -> None:
+def tell(listener: OutcomeListener, effect: Told) -> None:
     match effect:
         case Accept(turn=turn):
             listener.accept(turn)

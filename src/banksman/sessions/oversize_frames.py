@@ -18,7 +18,7 @@ SPILLED_BYTES_MAX = 256 << 20
 HEAD_SHOWN = 1024
 
 
-class Oversize:
+class OversizeFrames:
     """The spilled frames of one session. Their files go with it."""
 
     def __init__(self) -> None:

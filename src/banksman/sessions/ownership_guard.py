@@ -18,7 +18,7 @@ import time
 
 from banksman.errors import BanksmanError, NotOwner
 from banksman.process import lease_page as leases
-from banksman.process.lease_page import Lease
+from banksman.process.lease_page import LeasePage
 from banksman.sessions.life import Life
 
 log = logging.getLogger("banksman")
@@ -32,7 +32,7 @@ class Fence:
 
     def __init__(self) -> None:
         # What processes are started under; None: they may live for as long as we do.
-        self.lease: Lease | None = None
+        self.lease: LeasePage | None = None
         self._lives: dict[str, Life] = {}
         # How often all was lost, and by which error the last time.
         self._losses = 0
@@ -50,7 +50,7 @@ class Fence:
             self.lease.hold(fence_at, dead_by)
             return
         try:
-            self.lease = Lease(fence_at, dead_by)
+            self.lease = LeasePage(fence_at, dead_by)
         except BanksmanError as exc:
             # No fds. The host's own ladder still holds, and the next heartbeat tries again.
             log.error("! keepers cannot be told how long they may keep what they have: %s", exc)

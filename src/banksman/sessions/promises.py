@@ -21,12 +21,12 @@ from banksman.core.session.facts import HoldAsked, HoldReleased
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.errors import BanksmanError, Refused
 from banksman.sessions.callbacks import Callbacks
-from banksman.sessions.outcome_listener import Listener
+from banksman.sessions.outcome_listener import OutcomeListener
 from banksman.sessions.questions import Questions
 from banksman.sessions.turn import Turn, Watch
 
 
-class Promises(Listener):
+class Promises(OutcomeListener):
     """Of one session. `finished` is done when nothing more will happen in it."""
 
     def __init__(self) -> None:

@@ -30,8 +30,8 @@ from banksman.core.session.event import Event, storable
 from banksman.core.session.facts import QuestionAnswered
 from banksman.core.session.history import OpenQuestion
 from banksman.core.session.permissions import Decision
-from banksman.core.session.state import OVER, Kept, Mode, Store, not_open
-from banksman.core.session.state import Question as Waiting
+from banksman.core.session.state import OVER, KeptQuestion, Mode, Store, not_open
+from banksman.core.session.state import AgentRequest as Waiting
 from banksman.errors import BanksmanError, Closed, NotFound, UsageError
 from banksman.sessions.driver import Driver
 from banksman.sessions.hooks import reason
@@ -160,7 +160,7 @@ class Questions:
         if question is not None:
             self._driver.tell(self._decided(question, answer, by))
 
-    def _decided(self, question: Waiting | Kept, answer: Answer, by: str) -> QuestionAnswered:
+    def _decided(self, question: Waiting | KeptQuestion, answer: Answer, by: str) -> QuestionAnswered:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
         state = self._driver.state
         dialect = state.config.dialect

@@ -22,7 +22,7 @@ from banksman.core.session.history import Past
 from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Moving, NameTaken, NotFound, NotOwner, Refused, UsageError
-from banksman.process.lease_page import Lease
+from banksman.process.lease_page import LeasePage
 from banksman.sessions import profiles, recovery
 from banksman.sessions.agent_process import AgentProcess, OnEvent
 from banksman.sessions.cluster_hooks import Herald
@@ -55,7 +55,7 @@ class Startup:
     """
 
     def __init__(
-        self, session: Session, opening: Opening, lease: Lease | None = None, permit: Permit | None = None
+        self, session: Session, opening: Opening, lease: LeasePage | None = None, permit: Permit | None = None
     ) -> None:
         """`lease`: of the claim that it is opened under, whatever is claimed after it. `permit`: of the host."""
         self.session = session

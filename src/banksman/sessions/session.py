@@ -40,7 +40,7 @@ from banksman.core.session.facts import (
 from banksman.core.session.outcome import By, Receipt
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import KEEPING, Mode, Store
-from banksman.core.session.turn import Phase
+from banksman.core.session.turn import TurnPhase
 from banksman.core.stop_ladder import Timings
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import Moved, NotFound, Refused, UsageError
@@ -247,7 +247,7 @@ class Session(Readable):
         if found is None:
             return Watch(is_over=True)
         # What was started has been sent, as far as a log can tell.
-        return Watch(is_over=False, phase=Phase.QUEUED if found.phase is Phase.QUEUED else Phase.RUNNING)
+        return Watch(is_over=False, phase=TurnPhase.QUEUED if found.phase is TurnPhase.QUEUED else TurnPhase.RUNNING)
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
         """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.

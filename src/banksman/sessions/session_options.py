@@ -33,7 +33,7 @@ from banksman.core.session.ask_queue import Priority
 from banksman.core.session.event import storable
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
-from banksman.core.session.turn import Ask, Phase, Turn
+from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.core.session.watchdogs import Name
 from banksman.core.stop_ladder import Timings
 from banksman.core.wire.framing import FRAME_BYTES_MAX
@@ -268,7 +268,7 @@ def moved(state: Session, turn: str, before: str | None) -> tuple[str, str | Non
     found: list[Turn] = []
     for id in (turn,) if before is None else (turn, before):
         waiting = find_turn(state, id)
-        if waiting is None or waiting.phase is not Phase.QUEUED:
+        if waiting is None or waiting.phase is not TurnPhase.QUEUED:
             raise Refused("the turn does not wait any more", hint="see the queue", turn=id)
         found.append(waiting)
     first, other = found[0], found[-1]

@@ -14,7 +14,7 @@ from banksman.core.session.ask_queue import Hold
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import Past
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.sessions.driver import Driver
 from banksman.store.log import Known, Owner
 
@@ -164,7 +164,7 @@ def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
     if driver.stopping_since is not None:
         return now - driver.stopping_since > stop_seconds_max
     turn = driver.state.own or driver.state.turn
-    if turn is None or turn.phase is not Phase.RUNNING or turn.tools:
+    if turn is None or turn.phase is not TurnPhase.RUNNING or turn.tools:
         return False
     return now - max(driver.last_in or 0.0, turn.began_at) > QUIET_SECONDS_MAX
 

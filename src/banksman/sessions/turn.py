@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
-from banksman.core.session.idempotency import UNUSED, Key
+from banksman.core.session.idempotency import UNUSED, IdempotencyKey
 from banksman.core.session.outcome import Kind, Outcome, Receipt, outcome_of
-from banksman.core.session.turn import Phase
+from banksman.core.session.turn import TurnPhase
 from banksman.errors import Moved, StoreError
 from banksman.store.log import TurnPlace
 
@@ -43,7 +43,7 @@ class Watch(NamedTuple):
 
     is_over: bool
     kind: Kind | None = None
-    phase: str = Phase.ENDED
+    phase: str = TurnPhase.ENDED
 
 
 class Turn:
@@ -68,7 +68,7 @@ class Turn:
     def state(self) -> str:
         """queued, starting, running, interrupting or ended."""
         if self._has_ended:
-            return Phase.ENDED
+            return TurnPhase.ENDED
         if self._watch is not None and not self._watch.is_over:
             return self._watch.phase
         return self.session.state_of(self.id)
@@ -79,13 +79,13 @@ class Turn:
         outcome = self._outcome.result() if self._outcome.done() else None
         return isinstance(outcome, Outcome) and outcome.kind in UNUSED
 
-    def stored_as(self, key: str) -> Key | None:
+    def stored_as(self, key: str) -> IdempotencyKey | None:
         """Its place in the log under its idempotency key. None: it is not over, or the log does not have its end."""
         outcome = self._outcome.result() if self._outcome.done() else None
         if isinstance(outcome, Outcome):
-            return Key(key, self.id, self._after, outcome.kind) if outcome.durable else None
+            return IdempotencyKey(key, self.id, self._after, outcome.kind) if outcome.durable else None
         if self._watch is not None and self._watch.is_over and self._watch.kind is not None:
-            return Key(key, self.id, self._after, self._watch.kind)
+            return IdempotencyKey(key, self.id, self._after, self._watch.kind)
         return None
 
     @property

@@ -33,7 +33,7 @@ Place = tuple[int, int]
 BEGINNING: Place = (0, 0)
 
 
-class Kept(NamedTuple):
+class StoredChunk(NamedTuple):
     """A chunk, as it is kept."""
 
     number: int
@@ -49,7 +49,7 @@ class Kept(NamedTuple):
 
 
 # Stands where a chunk was, until the list is shortened.
-_DROPPED = Kept(0, 0, 0, 0.0, (), 0)
+_DROPPED = StoredChunk(0, 0, 0, 0.0, (), 0)
 _first = attrgetter("first")
 _number = attrgetter("number")
 _data = itemgetter(2)
@@ -91,7 +91,7 @@ class MemorySession:
         self.tail = 0
         # Of what is committed.
         self.turns = TurnIndex()
-        self.chunks: list[Kept] = []
+        self.chunks: list[StoredChunk] = []
         self.dropped = 0
         # Where the last chunk that is gone had ended.
         self.last_dropped = BEGINNING
@@ -134,7 +134,7 @@ class MemorySession:
         """The entries will be the events after `tail`."""
         kept = tuple(entries)  # The caller may go on using its list.
         weight = sum(map(len, map(_data, kept))) + ENTRY_BYTES * len(kept) + CHUNK_BYTES
-        self.chunks.append(Kept(number, self.tail + 1, self.epoch, at, kept, weight))
+        self.chunks.append(StoredChunk(number, self.tail + 1, self.epoch, at, kept, weight))
         self.tail += len(kept)
         self.weight += weight
 
@@ -211,7 +211,7 @@ class MemorySession:
             index += 1
         return events
 
-    def chunks_from(self, number: int) -> Iterator[tuple[int, MemorySession, Kept]]:
+    def chunks_from(self, number: int) -> Iterator[tuple[int, MemorySession, StoredChunk]]:
         """The committed chunks from that number on, in their order, each with its number before it."""
         index = bisect_right(self.chunks, number - 1, lo=self.dropped, key=_number)
         while index < len(self.chunks) and self.chunks[index].first <= self.seq:
@@ -219,7 +219,7 @@ class MemorySession:
             index += 1
 
 
-def _events_of(session: str, chunk: Kept, skipped: int, limit: int, project: Project | None) -> list[Event]:
+def _events_of(session: str, chunk: StoredChunk, skipped: int, limit: int, project: Project | None) -> list[Event]:
     """At most `limit` of the chunk's events, from the one behind the `skipped` first."""
     wanted = chunk.entries[skipped : skipped + limit]
     return [

@@ -19,12 +19,12 @@ from banksman.sessions.agent_process import (
     Failed,
     Gone,
     OnEvent,
-    Output,
     OutputEnded,
     Stderr,
+    StdinWritten,
+    StdoutRead,
     ToolsSwept,
     WriteBroke,
-    Written,
 )
 from banksman.testing.sim_loop import SimLoop, current
 from banksman.testing.world_agent import Agent, Exit, Pause, Play
@@ -247,7 +247,7 @@ class WorldProcess:
     def _tell_taken(self) -> None:
         if self._is_writing:
             self._is_writing = False
-            self._tell(Written())
+            self._tell(StdinWritten())
 
     def _break(self) -> None:
         if self._is_writing:
@@ -282,7 +282,7 @@ class WorldProcess:
             act = Exit(self.manner.code)
         match act:
             case bytes():
-                self._tell(Output(act))
+                self._tell(StdoutRead(act))
                 self._go_on()
             case Pause(seconds=seconds):
                 self._is_acting = True
@@ -308,7 +308,7 @@ class WorldProcess:
         act = self.agent.act() if self._last_words else None
         if isinstance(act, bytes):
             self._last_words -= 1
-            self._tell(Output(act))
+            self._tell(StdoutRead(act))
             self._soon("stdout", self._speak_last)
             return
         self._tell(OutputEnded())

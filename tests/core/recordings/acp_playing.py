@@ -28,12 +28,12 @@ from banksman.core.dialects.acp.conversation import AcpSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.dialects.meaning import (
     Meaning,
+    NeedsConversation,
     Noise,
     Replied,
     Requested,
     RequestWithdrawn,
     Thought,
-    Told,
     ToolBegan,
     ToolEnded,
     TurnOver,
@@ -205,7 +205,7 @@ class Played:
     def _understood(self, line: bytes) -> Iterator[Meaning]:
         meaning = self.dialect.read(line)
         self.recited += self.speech.recites
-        if not isinstance(meaning, Told):
+        if not isinstance(meaning, NeedsConversation):
             if meaning is not None:
                 yield meaning
             return

@@ -23,7 +23,7 @@ from tests.core.recordings import reading
 
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Setup, Speech, Spoken
-from banksman.core.dialects.meaning import Meaning, Requested, Told
+from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.session.permissions import Decision
 
 NAMES = sorted(path.stem for path in reading.FOLDER.glob("codex-*.jsonl"))
@@ -90,7 +90,7 @@ class Play:
 
     def hear(self, line: bytes) -> None:
         meaning = CODEX.read(line)
-        if isinstance(meaning, Told):
+        if isinstance(meaning, NeedsConversation):
             self.say(self.speech.hear(meaning))
         elif meaning is not None:
             self.meanings.append(meaning)

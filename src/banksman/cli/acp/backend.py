@@ -18,7 +18,7 @@ from typing import Any
 from banksman import config
 from banksman.cli.acp.own_server import START_SECONDS_MAX, OwnServer
 from banksman.cli.client.client import Client, ClientError, Lost, NoServer, segment
-from banksman.cli.client.discovery import Place, announced, named
+from banksman.cli.client.discovery import ServerPlace, announced, named
 from banksman.cli.client.event_stream import seq_of
 from banksman.cli.output.terminal import say_aside
 from banksman.errors import BanksmanError
@@ -55,7 +55,7 @@ class Backend:
         # Whoever holds it looks for a server, or waits for our own; the others want the same, and wait for that. No
         # other lock is taken before it.
         self._looking = threading.Lock()
-        self._known: Place | None = None
+        self._known: ServerPlace | None = None
         # Put there whole, by whichever thread comes first.
         self._dialects: dict[str, str] = {}
         self.client: Client = _Seeking(self._place, on_gone=self._doubt)
@@ -86,12 +86,12 @@ class Backend:
             self._dialects = {each["name"]: each["dialect"] for each in agents}
         return self._dialects.get(agent)
 
-    def _doubt(self, place: Place) -> None:
+    def _doubt(self, place: ServerPlace) -> None:
         with self._looking:
             if self._known == place:
                 self._known = None
 
-    def _place(self) -> Place:
+    def _place(self) -> ServerPlace:
         if self._url is not None:
             return named(self._url)
         with self._looking:
@@ -99,7 +99,7 @@ class Backend:
                 self._known = self._look()
             return self._known
 
-    def _look(self) -> Place:
+    def _look(self) -> ServerPlace:
         own = self._own.place
         if own is not None and _answers(own):
             return own
@@ -111,7 +111,7 @@ class Backend:
             return found if found is not None and _answers(found) else self._own.start()
 
 
-def _answers(place: Place) -> bool:
+def _answers(place: ServerPlace) -> bool:
     """Whether a server of ours is there, lets us in, and stays."""
     try:
         told = Client(lambda: place).get("/v1/server")

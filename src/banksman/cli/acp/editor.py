@@ -17,7 +17,7 @@ from banksman.cli.acp.editor_pipes import LINE_BYTES_MAX, Outbox
 from banksman.cli.acp.editor_session import Talk
 from banksman.cli.acp.methods import Method, Methods, Usual, text_of
 from banksman.cli.acp.open_questions import Answer
-from banksman.cli.acp.outcomes import Refusal, bug, refusal_of
+from banksman.cli.acp.outcomes import EditorRefusal, bug, refusal_of
 from banksman.cli.acp.session_updates import Update
 from banksman.cli.output.terminal import say_aside
 from banksman.core.wire.jsonrpc import (
@@ -25,11 +25,11 @@ from banksman.core.wire.jsonrpc import (
     JSONRPC,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
-    Call,
     Garbage,
     Id,
     Notice,
-    Reply,
+    RpcCall,
+    RpcReply,
     decode,
     withdrawn,
 )
@@ -41,7 +41,7 @@ REQUESTS_MAX = 256
 ASKED_MAX = 1024
 
 
-class Editor:
+class EditorConnection:
     """`hear` is for the one thread that reads; everything else may be called by any."""
 
     def __init__(self, backend: Backend, outbox: Outbox, usual: Usual) -> None:
@@ -67,17 +67,17 @@ class Editor:
             return
         (message,) = decode(line)
         match message:
-            case Call():
+            case RpcCall():
                 self._begin(message)
             case Notice():
                 self._note(message)
-            case Reply():
+            case RpcReply():
                 self._settle(message)
             case Garbage(reason):
                 code = PARSE_ERROR if reason.startswith("no JSON") else INVALID_REQUEST
                 self._send(JSONRPC.error(None, code, f"this is no message: {reason}"))
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: RpcCall) -> None:
         with self._lock:
             is_known, is_full = call.id in self._open, len(self._open) >= REQUESTS_MAX
             if not is_known and not is_full:
@@ -86,26 +86,26 @@ class Editor:
             reason = "a request with this id is open" if is_known else f"{REQUESTS_MAX} requests are open"
             self._send(JSONRPC.error(call.id, INVALID_REQUEST, reason))
         elif call.is_cut:
-            self.refuse(call.id, Refusal(INVALID_REQUEST, "the request could not be read to its end"))
+            self.refuse(call.id, EditorRefusal(INVALID_REQUEST, "the request could not be read to its end"))
         elif call.method == "session/prompt":
             self._begin_prompt(call)
         elif call.method in self._methods.named:
             self._spawn(self._perform, self._methods.named[call.method], call)
         else:
-            self.refuse(call.id, Refusal(METHOD_NOT_FOUND, f"there is no method {call.method!r:.100}"))
+            self.refuse(call.id, EditorRefusal(METHOD_NOT_FOUND, f"there is no method {call.method!r:.100}"))
 
-    def _begin_prompt(self, call: Call) -> None:
+    def _begin_prompt(self, call: RpcCall) -> None:
         try:
             talk, prompt, content = self._methods.begin_prompt(call)
-        except Refusal as exc:
+        except EditorRefusal as exc:
             self.refuse(call.id, exc)
         else:
             self._spawn(talk.ask, prompt, content)
 
-    def _perform(self, method: Method, call: Call) -> None:
+    def _perform(self, method: Method, call: RpcCall) -> None:
         try:
             result = method(call)
-        except Refusal as exc:
+        except EditorRefusal as exc:
             self.refuse(call.id, exc)
         except BanksmanError as exc:
             self.refuse(call.id, refusal_of(exc))
@@ -126,7 +126,7 @@ class Editor:
         elif notice.method == "session/cancel":
             try:
                 self._stop(self._methods.talks.find(text_of(notice, "sessionId")))
-            except Refusal as exc:
+            except EditorRefusal as exc:
                 say_aside(f"banksman: session/cancel: {exc.message}")
 
     def _stop(self, talk: Talk, request: Id | None = None) -> None:
@@ -134,7 +134,7 @@ class Editor:
         if turns:
             self._spawn(talk.interrupt, turns)
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: RpcReply) -> None:
         with self._lock:
             answer = self._asked.pop(reply.id, None) if isinstance(reply.id, int) else None
         if answer is not None:
@@ -172,7 +172,7 @@ class Editor:
         self._close(id)
         self._send(JSONRPC.reply(id, result))
 
-    def refuse(self, id: Id, refusal: Refusal) -> None:
+    def refuse(self, id: Id, refusal: EditorRefusal) -> None:
         self._close(id)
         self._send(JSONRPC.error(id, refusal.code, refusal.message, refusal.data or None))
 

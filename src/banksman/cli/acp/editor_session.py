@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 from banksman.cli.acp import session_settings
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
-from banksman.cli.acp.open_questions import Asker, Questions
-from banksman.cli.acp.outcomes import Refusal, bug, ending, refusal_of
-from banksman.cli.acp.session_updates import Joined, Telling, Update, projector_of
+from banksman.cli.acp.open_questions import Asker, EditorQuestions
+from banksman.cli.acp.outcomes import EditorRefusal, bug, ending, refusal_of
+from banksman.cli.acp.session_updates import Joined, Update, UpdateProjection, projector_of
 from banksman.cli.client.client import ClientError, NoServer, segment
-from banksman.cli.client.event_stream import Event, Follower, seq_of
+from banksman.cli.client.event_stream import Event, EventFollower, seq_of
 from banksman.cli.output.terminal import say_aside
 from banksman.core.wire.jsonrpc import Id
 from banksman.errors import BanksmanError
@@ -34,15 +34,15 @@ from banksman.errors import BanksmanError
 LOOK_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
 
 
-class Listener(Asker, Protocol):
+class SessionListener(Asker, Protocol):
     """The editor, as a talk speaks to it."""
 
     def tell(self, session: str, update: Update) -> None: ...
     def answer(self, id: Id, result: dict[str, Any]) -> None: ...
-    def refuse(self, id: Id, refusal: Refusal) -> None: ...
+    def refuse(self, id: Id, refusal: EditorRefusal) -> None: ...
 
 
-class Prompt:
+class EditorPrompt:
     """A prompt of the editor's, from its request to the answer. `before`: when the one before it was asked, or failed:
     they are asked in the order in which they came, though each has a thread."""
 
@@ -61,7 +61,13 @@ class Talk:
     until where it is told again before that request is answered."""
 
     def __init__(
-        self, editor: Listener, backend: Backend, session: dict[str, Any], head: str | None, *, load: Id | None = None
+        self,
+        editor: SessionListener,
+        backend: Backend,
+        session: dict[str, Any],
+        head: str | None,
+        *,
+        load: Id | None = None,
     ) -> None:
         self.id: str = session["id"]
         # When it was last used, for whoever has to choose.
@@ -72,22 +78,22 @@ class Talk:
         self._load = load
         self._head = _seq(head)
         # Only the following thread uses these, and one is there at most.
-        self._telling = Telling(projector_of(backend.dialect_of(session["agent"])))
+        self._telling = UpdateProjection(projector_of(backend.dialect_of(session["agent"])))
         self._joined = Joined()
         # What can be set in it. A value, which others may read.
         self.settings = session_settings.known(backend.dialect_of(session["agent"]))
         if load is None:
             for event in backend.own_events(self.id, head):
                 self.settings = session_settings.after(self.settings, event)
-        self._questions = Questions(editor, backend, self.id, self._telling.title_of)
+        self._questions = EditorQuestions(editor, backend, self.id, self._telling.title_of)
         after = head if load is None else None
-        self._follower = Follower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
+        self._follower = EventFollower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
         self._seq = _seq(after)
         # For all that is below. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._is_following = False
         self._is_resting = False
-        self._prompts: dict[str, Prompt] = {}
+        self._prompts: dict[str, EditorPrompt] = {}
         self._last_asked: threading.Event | None = None
 
     @property
@@ -103,16 +109,16 @@ class Talk:
             return self._is_following
 
     # -- what the editor does ----------------------------------------------------------------------------------------
-    def begin(self, request: Id) -> Prompt:
+    def begin(self, request: Id) -> EditorPrompt:
         """A prompt, from this moment on: also one that is stopped before the server has it is stopped."""
         self.used = time.monotonic()
         with self._lock:
-            prompt = Prompt(request, self._last_asked)
+            prompt = EditorPrompt(request, self._last_asked)
             self._last_asked = prompt.is_asked
             self._prompts[prompt.key] = prompt
         return prompt
 
-    def ask(self, prompt: Prompt, content: list[Any]) -> None:
+    def ask(self, prompt: EditorPrompt, content: list[Any]) -> None:
         """Ask for the turn, and see to it that it is answered. Waits until then."""
         if prompt.before is not None:
             prompt.before.wait()
@@ -158,7 +164,7 @@ class Talk:
             return any(prompt.request == request for prompt in self._prompts.values())
 
     # -- how prompts end ---------------------------------------------------------------------------------------------
-    def _watch(self, prompt: Prompt) -> None:
+    def _watch(self, prompt: EditorPrompt) -> None:
         """Until it is answered. Nearly always the log says when; but a log that could not be written does not."""
         path = f"{self._path}/turns/{segment(prompt.turn or '')}"
         outcome: dict[str, Any] | None = None
@@ -171,20 +177,20 @@ class Talk:
             elif self._seq >= head:
                 self._end(prompt, {**outcome, "outcome": outcome["kind"]})
 
-    def _end(self, prompt: Prompt, outcome: dict[str, Any]) -> None:
+    def _end(self, prompt: EditorPrompt, outcome: dict[str, Any]) -> None:
         try:
             result = ending(prompt.turn or "", outcome)
-        except Refusal as exc:
+        except EditorRefusal as exc:
             self._fail(prompt, exc)
         else:
             if self._take(prompt):
                 self._editor.answer(prompt.request, result)
 
-    def _fail(self, prompt: Prompt, refusal: Refusal) -> None:
+    def _fail(self, prompt: EditorPrompt, refusal: EditorRefusal) -> None:
         if self._take(prompt):
             self._editor.refuse(prompt.request, refusal)
 
-    def _take(self, prompt: Prompt) -> bool:
+    def _take(self, prompt: EditorPrompt) -> bool:
         """Whether it is for us to answer it: each is answered once."""
         with self._lock:
             is_ours = self._prompts.pop(prompt.key, None) is not None

@@ -15,10 +15,10 @@ from types import FrameType
 
 from banksman.cli import INTERRUPTED, OK, USAGE
 from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor import Editor
+from banksman.cli.acp.editor import EditorConnection
 from banksman.cli.acp.editor_pipes import Outbox, lines, take_stdio
 from banksman.cli.acp.methods import Usual
-from banksman.cli.acp.own_server import OwnServer, Wish, Wishes
+from banksman.cli.acp.own_server import OwnServer, ServerWishes, Wish
 from banksman.cli.arguments import Parser, split_command
 from banksman.cli.output.terminal import as_line, say_aside
 from banksman.errors import UsageError
@@ -73,7 +73,7 @@ class _Stage:
     """The main thread's part."""
 
     def __init__(self, url: str | None, usual: Usual) -> None:
-        self._wishes = Wishes()
+        self._wishes = ServerWishes()
         self._own = OwnServer(self._wishes, self._hear_in_loop)
         self._backend = Backend(url, self._own)
         self._usual = usual
@@ -83,7 +83,7 @@ class _Stage:
     def run(self, stdin: int, stdout: int) -> int:
         self._hear_signals()
         outbox = Outbox(stdout, on_gone=self._leave)
-        editor = Editor(self._backend, outbox, self._usual)
+        editor = EditorConnection(self._backend, outbox, self._usual)
         threading.Thread(target=self._read, args=(stdin, editor), name="banksman-acp in", daemon=True).start()
         while self._wishes.get() is Wish.SERVE:
             if not self._own.run():
@@ -94,7 +94,7 @@ class _Stage:
         outbox.flush(FLUSH_SECONDS)
         return OK if self._code is None else self._code
 
-    def _read(self, stdin: int, editor: Editor) -> None:
+    def _read(self, stdin: int, editor: EditorConnection) -> None:
         for line in lines(stdin):
             editor.hear(line)
         self._leave()

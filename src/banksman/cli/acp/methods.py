@@ -12,12 +12,12 @@ from typing import Any, cast
 from banksman import __version__
 from banksman.cli.acp import session_settings
 from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor_session import Listener, Prompt, Talk
+from banksman.cli.acp.editor_session import EditorPrompt, SessionListener, Talk
 from banksman.cli.acp.editor_sessions import Talks
 from banksman.cli.acp.outcomes import bad_params
-from banksman.cli.client.client import Client, Problem, segment
+from banksman.cli.client.client import Client, ServerProblem, segment
 from banksman.cli.client.event_stream import seq_of
-from banksman.core.wire.jsonrpc import Call, Notice
+from banksman.core.wire.jsonrpc import Notice, RpcCall
 
 # Each costs two small requests.
 PAGE_SESSIONS_MAX = 50
@@ -44,7 +44,7 @@ def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
         page = client.get(path, {"limit": 1})
         head = seq_of(page["head"] or "") or 1
         last = client.get(path, {"after": head - 1, "limit": 1})["events"]
-    except Problem:
+    except ServerProblem:
         return None
     cwd = page["events"][0]["body"].get("cwd") if page["events"] else None
     if not isinstance(cwd, str):
@@ -62,7 +62,7 @@ PROTOCOL_VERSION = 1
 # What an editor may say about a new session beyond the protocol, in its `_meta.banksman`.
 _WISHES = ("agent", "name", "model", "permission_mode", "system_prompt", "options", "rules")
 
-Method = Callable[[Call], dict[str, Any] | None]
+Method = Callable[[RpcCall], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Usual:
 class Methods:
     """Those of one editor, with the sessions that it has open. They wait for the server, but for `begin_prompt`."""
 
-    def __init__(self, editor: Listener, backend: Backend, usual: Usual) -> None:
+    def __init__(self, editor: SessionListener, backend: Backend, usual: Usual) -> None:
         self._editor = editor
         self._backend = backend
         self._usual = usual
@@ -95,7 +95,7 @@ class Methods:
             "session/delete": self._delete,
         }
 
-    def begin_prompt(self, call: Call) -> tuple[Talk, Prompt, list[Any]]:
+    def begin_prompt(self, call: RpcCall) -> tuple[Talk, EditorPrompt, list[Any]]:
         """A `session/prompt`, from this moment on. Does not wait."""
         talk = self.talks.find(text_of(call, "sessionId"))
         content = call.named.get("prompt")
@@ -107,7 +107,7 @@ class Methods:
         return talk, prompt, blocks
 
     # -- the connection ----------------------------------------------------------------------------------------------
-    def _initialize(self, _: Call) -> dict[str, Any]:
+    def _initialize(self, _: RpcCall) -> dict[str, Any]:
         agents: list[dict[str, Any]] = self._backend.client.get("/v1/agents")["agents"]
         agent = next((agent for agent in agents if agent["name"] == self._usual.agent), None)
         if agent is None:
@@ -128,12 +128,12 @@ class Methods:
             "authMethods": [],
         }
 
-    def _authenticate(self, _: Call) -> dict[str, Any]:
+    def _authenticate(self, _: RpcCall) -> dict[str, Any]:
         """The agent has its own login, and the server its own token: there is nothing to do here."""
         return {}
 
     # -- sessions ----------------------------------------------------------------------------------------------------
-    def _new(self, call: Call) -> None:
+    def _new(self, call: RpcCall) -> None:
         body: dict[str, Any] = {"agent": self._usual.agent, "cwd": _folder(call)}
         servers: Any = [] if call.named.get("mcpServers") is None else call.named["mcpServers"]
         if not isinstance(servers, list):
@@ -147,35 +147,35 @@ class Methods:
         session = self._backend.client.post("/v1/sessions", body, key=uuid.uuid4().hex)
         self._take(call, session, {"sessionId": session["id"]})
 
-    def _resume(self, call: Call) -> None:
+    def _resume(self, call: RpcCall) -> None:
         self._take(call, self._session(call), {})
 
-    def _take(self, call: Call, session: dict[str, Any], result: dict[str, Any]) -> None:
+    def _take(self, call: RpcCall, session: dict[str, Any], result: dict[str, Any]) -> None:
         talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]))
         self.talks.add(talk)
         # Before anything of it is told: the editor does not know it yet.
         self._editor.answer(call.id, result | session_settings.told(talk.settings))
         self.talks.follow(talk)
 
-    def _load(self, call: Call) -> None:
+    def _load(self, call: RpcCall) -> None:
         """Answered by the one who tells the session again, when it has come to its end."""
         session = self._session(call)
         talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id)
         self.talks.add(talk)
         self.talks.follow(talk)
 
-    def _list(self, call: Call) -> dict[str, Any]:
+    def _list(self, call: RpcCall) -> dict[str, Any]:
         return list_sessions(self._backend.client, cursor=call.named.get("cursor"), cwd=call.named.get("cwd"))
 
-    def _set_mode(self, call: Call) -> dict[str, Any]:
+    def _set_mode(self, call: RpcCall) -> dict[str, Any]:
         self._change(call, "permission_mode", text_of(call, "modeId"))
         return {}
 
-    def _set_model(self, call: Call) -> dict[str, Any]:
+    def _set_model(self, call: RpcCall) -> dict[str, Any]:
         self._change(call, "model", text_of(call, "modelId"))
         return {}
 
-    def _set_config_option(self, call: Call) -> dict[str, Any]:
+    def _set_config_option(self, call: RpcCall) -> dict[str, Any]:
         id = text_of(call, "configId")
         if id not in session_settings.NAMES:
             raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(session_settings.NAMES)}")
@@ -184,12 +184,12 @@ class Methods:
         # The log says it too, in a moment: the answer does not wait for that.
         return {"configOptions": session_settings.config_options(session_settings.chosen(talk.settings, name, value))}
 
-    def _change(self, call: Call, name: str, value: str) -> Talk:
+    def _change(self, call: RpcCall, name: str, value: str) -> Talk:
         talk = self.talks.find(text_of(call, "sessionId"))
         self._backend.client.request("PATCH", f"/v1/sessions/{segment(talk.id)}", body={name: value})
         return talk
 
-    def _close(self, call: Call) -> dict[str, Any]:
+    def _close(self, call: RpcCall) -> dict[str, Any]:
         """What this editor has going there is stopped. The agent's process is let go too, unless somebody else is at
         work in the session: it is not this editor's alone."""
         talk = self.talks.find(text_of(call, "sessionId"))
@@ -201,24 +201,24 @@ class Methods:
             self._backend.client.request("DELETE", path)
         return {}
 
-    def _delete(self, call: Call) -> dict[str, Any]:
+    def _delete(self, call: RpcCall) -> dict[str, Any]:
         session = self._session(call)
         self.talks.remove(session["id"])
         self._backend.client.request("DELETE", f"/v1/sessions/{segment(session['id'])}", query={"forget": 1})
         return {}
 
-    def _session(self, call: Call) -> dict[str, Any]:
+    def _session(self, call: RpcCall) -> dict[str, Any]:
         return self._backend.client.get(f"/v1/sessions/{segment(text_of(call, 'sessionId'))}")
 
 
-def text_of(message: Call | Notice, name: str) -> str:
+def text_of(message: RpcCall | Notice, name: str) -> str:
     value = message.named.get(name)
     if not isinstance(value, str) or not value:
         raise bad_params(f"{name} is missing, or no text")
     return value
 
 
-def _folder(call: Call) -> str:
+def _folder(call: RpcCall) -> str:
     cwd = text_of(call, "cwd")
     if not os.path.isabs(cwd):
         raise bad_params(f"cwd is not absolute: {cwd!r:.200}")

@@ -16,10 +16,10 @@ from banksman.cli.acp import permission_request
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
 from banksman.cli.client.client import ClientError, NoServer, segment
 from banksman.cli.output.terminal import as_line, say_aside
-from banksman.core.wire.jsonrpc import Reply
+from banksman.core.wire.jsonrpc import RpcReply
 from banksman.errors import BanksmanError
 
-Answer = Callable[[Reply], None]
+Answer = Callable[[RpcReply], None]
 
 
 class Asker(Protocol):
@@ -29,7 +29,7 @@ class Asker(Protocol):
     def withdraw(self, id: int) -> None: ...
 
 
-class Questions:
+class EditorQuestions:
     """`title_of`: what a tool call is called that the editor knows already. `on_asked` and `on_answered` are for the
     thread that follows the session, and never wait for the server."""
 
@@ -112,7 +112,7 @@ class Questions:
                 return []
             time.sleep(AWAY_SECONDS)
 
-    def _on_reply(self, asked: dict[str, Any], reply: Reply) -> None:
+    def _on_reply(self, asked: dict[str, Any], reply: RpcReply) -> None:
         """The editor's answer. It is the question's only if it is the first."""
         failure = reply.error
         body = (

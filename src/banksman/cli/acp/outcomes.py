@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from banksman.cli.client.client import Problem
+from banksman.cli.client.client import ServerProblem
 from banksman.core.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from banksman.errors import BanksmanError, UsageError
 
@@ -16,7 +16,7 @@ _REASONS = ("end_turn", "max_tokens", "max_turn_requests", "refusal")
 _CALLERS = (400, 404, 413, 415, 422)
 
 
-class Refusal(Exception):
+class EditorRefusal(Exception):
     """An error that a request is answered with."""
 
     def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
@@ -26,25 +26,26 @@ class Refusal(Exception):
         self.data = data or {}
 
 
-def bad_params(message: str, hint: str = "") -> Refusal:
-    return Refusal(INVALID_PARAMS, message, {"hint": hint} if hint else {})
+def bad_params(message: str, hint: str = "") -> EditorRefusal:
+    return EditorRefusal(INVALID_PARAMS, message, {"hint": hint} if hint else {})
 
 
-def bug(error: Exception) -> Refusal:
-    return Refusal(INTERNAL_ERROR, f"a bug in banksman: {error!r:.200}")
+def bug(error: Exception) -> EditorRefusal:
+    return EditorRefusal(INTERNAL_ERROR, f"a bug in banksman: {error!r:.200}")
 
 
-def refusal_of(error: BanksmanError) -> Refusal:
+def refusal_of(error: BanksmanError) -> EditorRefusal:
     message = str(error.args[0]) if error.args else type(error).__name__
     data: dict[str, Any] = {"hint": error.hint} if error.hint else {}
-    if isinstance(error, Problem):
+    if isinstance(error, ServerProblem):
         data |= {"title": error.title, "status": error.status, "ids": error.ids}
-        return Refusal(INVALID_PARAMS if error.status in _CALLERS else INTERNAL_ERROR, message, data)
-    return Refusal(INVALID_PARAMS if isinstance(error, UsageError) else INTERNAL_ERROR, message, data)
+        return EditorRefusal(INVALID_PARAMS if error.status in _CALLERS else INTERNAL_ERROR, message, data)
+    return EditorRefusal(INVALID_PARAMS if isinstance(error, UsageError) else INTERNAL_ERROR, message, data)
 
 
 def ending(turn: str, outcome: dict[str, Any]) -> dict[str, Any]:
-    """The result of a prompt whose turn ended so: the body of a `turn.ended`. Raises `Refusal` if it did not end as
+    """The result of a prompt whose turn ended so: the body of a `turn.ended`. Raises `EditorRefusal` if it did not end
+    as
     the protocol knows it."""
     kind = str(outcome.get("outcome"))
     about = {"turn": turn, "outcome": kind}
@@ -54,7 +55,7 @@ def ending(turn: str, outcome: dict[str, Any]) -> dict[str, Any]:
         reason = outcome.get("stop_reason")
         return {"stopReason": reason if reason in _REASONS else "end_turn", "_meta": {"banksman": about}}
     clock = outcome.get("clock")
-    raise Refusal(
+    raise EditorRefusal(
         INTERNAL_ERROR,
         str(outcome.get("error") or _WORDS.get(kind, f"the turn ended as {kind!r}")),
         {**about, **({"clock": clock} if clock else {}), **({"hint": _HINTS[kind]} if kind in _HINTS else {})},

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from banksman.cli.client.client import Client, ClientError, NoServer
-from banksman.cli.client.discovery import Place, named
+from banksman.cli.client.discovery import ServerPlace, named
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 
@@ -36,7 +36,7 @@ class Wish(enum.Enum):
     LEAVE = ord("l")
 
 
-class Wishes:
+class ServerWishes:
     """The wishes, in order, in a pipe.
 
     A signal that arrives just before the main thread begins to wait in `queue.get` does not wake it: its handler would
@@ -74,22 +74,22 @@ class _Phase(enum.Enum):
 class OwnServer:
     """`install` is called in the server's loop once it serves: the signals that it has taken are to be ours."""
 
-    def __init__(self, wishes: Wishes, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    def __init__(self, wishes: ServerWishes, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
         self._wishes = wishes
         self._install = install
-        # For the three below. Nothing is called while it is held but `Wishes.put`, which never waits.
+        # For the three below. Nothing is called while it is held but `ServerWishes.put`, which never waits.
         self._changed = threading.Condition()
         self._phase = _Phase.ABSENT
-        self._place: Place | None = None
+        self._place: ServerPlace | None = None
         self._failure = ""
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> ServerPlace | None:
         with self._changed:
             return self._place
 
     # -- from any thread but the main one ----------------------------------------------------------------------------
-    def start(self) -> Place:
+    def start(self) -> ServerPlace:
         """Where it is, when it can be asked. Raises `NoServer`."""
         with self._changed:
             if self._phase is _Phase.ABSENT:

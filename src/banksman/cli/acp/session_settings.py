@@ -25,7 +25,7 @@ UPDATES = ("config_option_update", "current_mode_update")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SettingChoice:
     """`values`: each with the name that a person sees. `current` None: nobody has said which it is."""
 
     current: str | None
@@ -33,11 +33,11 @@ class Choice:
 
 
 # By our word for it.
-Offers = Mapping[str, Choice]
+Offers = Mapping[str, SettingChoice]
 
 
-def _among(current: str, *values: str) -> Choice:
-    return Choice(current, tuple((value, value) for value in values))
+def _among(current: str, *values: str) -> SettingChoice:
+    return SettingChoice(current, tuple((value, value) for value in values))
 
 
 _KNOWN: dict[str, Offers] = {
@@ -93,21 +93,21 @@ def _heard(found: Offers, frame: str) -> Offers:
     if isinstance(models, list):
         known_model = found.get("model")
         current = known_model.current if known_model is not None else None
-        found = {**found, "model": Choice(current, _values(models, "value", "displayName"))}
+        found = {**found, "model": SettingChoice(current, _values(models, "value", "displayName"))}
     elif isinstance(models, dict):
         said_models = _mapping(models)
         values = _values(said_models.get("availableModels"), "modelId")
-        found = {**found, "model": Choice(_text(said_models.get("currentModelId")), values)}
+        found = {**found, "model": SettingChoice(_text(said_models.get("currentModelId")), values)}
     if modes:
         values = _values(modes.get("availableModes"), "id")
-        found = {**found, "permission_mode": Choice(_text(modes.get("currentModeId")), values)}
+        found = {**found, "permission_mode": SettingChoice(_text(modes.get("currentModeId")), values)}
     # Options are the newer way, and where an agent has both, they are meant to be used.
     for option in _mappings(offered.get("configOptions")):
         name = NAMES.get(str(option.get("category")))
         if name is not None:
             groups = [_mappings(each.get("options")) or [each] for each in _mappings(option.get("options"))]
             values = _values([each for group in groups for each in group], "value")
-            found = {**found, name: Choice(_text(option.get("currentValue")), values)}
+            found = {**found, name: SettingChoice(_text(option.get("currentValue")), values)}
     return found
 
 
@@ -146,7 +146,7 @@ def config_options(found: Offers) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(found: Offers, id: str) -> Choice | None:
+def _shown(found: Offers, id: str) -> SettingChoice | None:
     """The choice, if the protocol can express it: with a value that is chosen, which is one of those offered."""
     choice = found.get(NAMES[id])
     if choice is None or choice.current is None:

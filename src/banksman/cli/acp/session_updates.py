@@ -31,23 +31,23 @@ JOINED_CHARACTERS_MAX = 64 << 10
 _CHUNKS = ("user_message_chunk", "agent_message_chunk", "agent_thought_chunk")
 
 
-class Projector(Protocol):
+class EditorProjector(Protocol):
     def project(self, line: bytes) -> list[Update]: ...
 
 
-def projector_of(dialect: str | None) -> Callable[[], Projector] | None:
+def projector_of(dialect: str | None) -> Callable[[], EditorProjector] | None:
     """How frames of this dialect are told as they come; None: it is not known here."""
     make = DIALECTS.get(dialect or "")
     # What an agent does besides its dialect is repaired in the server, and is not seen here.
     return None if make is None else make(Quirks()).projector
 
 
-class Telling:
-    def __init__(self, projector: Callable[[], Projector] | None) -> None:
+class UpdateProjection:
+    def __init__(self, projector: Callable[[], EditorProjector] | None) -> None:
         self._projector = projector
         # Of the turn that speaks: there is one at a time.
         self._turn: str | None = None
-        self._speaking: Projector | None = None
+        self._speaking: EditorProjector | None = None
         # The tools at work, by call, and what they are called.
         self._tools: dict[str, Any] = {}
         # By turn, in the order in which they were asked.

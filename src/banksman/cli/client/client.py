@@ -17,9 +17,9 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from banksman import sockets
-from banksman.cli.client.discovery import Place
+from banksman.cli.client.discovery import ServerPlace
 from banksman.cli.client.replies import checked, decode
-from banksman.cli.client.session_owners import Owners, Request, owner_of
+from banksman.cli.client.session_owners import OwnerRequest, Owners, owner_of
 from banksman.cli.output.progress import Telling
 from banksman.cli.output.wording import hint_of
 from banksman.errors import BanksmanError
@@ -48,11 +48,11 @@ class Lost(NoServer):
     """The connection was lost after it had been made: what was asked for may have been done."""
 
 
-class Silent(Lost):
+class ServerSilent(Lost):
     """It is there, and says nothing. It had its time, so it is not asked again."""
 
 
-class Problem(ClientError):
+class ServerProblem(ClientError):
     """The server's refusal, in its own words."""
 
     def __init__(self, title: str, detail: str, *, hint: str = "", status: int, ids: Mapping[str, Any] | None = None):
@@ -64,14 +64,16 @@ class Problem(ClientError):
         self.ids = dict(ids or {})
 
 
-class NotLetIn(Problem):
+class NotLetIn(ServerProblem):
     """There is no token, or not the right one."""
 
 
 class Client:
     """Asks the server that `find` names at that moment: one that was started anew may have moved."""
 
-    def __init__(self, find: Callable[[], Place], *, on_gone: Callable[[Place], None] | None = None) -> None:
+    def __init__(
+        self, find: Callable[[], ServerPlace], *, on_gone: Callable[[ServerPlace], None] | None = None
+    ) -> None:
         """`on_gone` is told of each place where nobody answered, before `find` is asked again."""
         self._find = find
         self._on_gone = on_gone
@@ -79,7 +81,7 @@ class Client:
         self._owners = Owners()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ServerPlace:
         return self._find()
 
     def get(self, path: str, query: Query | None = None) -> Any:
@@ -100,11 +102,11 @@ class Client:
         """The decoded answer; None if it has no body. `key` makes what is not a GET safe to repeat.
 
         What is refused because another process of this machine has the session is asked of that one."""
-        request = Request(method, path, query, body, key)
+        request = OwnerRequest(method, path, query, body, key)
         pauses = iter(RETRY_SECONDS)
-        refusal: Problem | None = None
+        refusal: ServerProblem | None = None
         # Of a request that names no session in its path (to open one by its name): for this once.
-        once: Place | None = None
+        once: ServerPlace | None = None
         while True:
             owner = once or self._owners.place(request.session)
             try:
@@ -115,7 +117,7 @@ class Client:
                 if owner is None:
                     raise
                 failure: ClientError = exc
-            except Problem as exc:
+            except ServerProblem as exc:
                 found = None if owner is not None else owner_of(exc.title, exc.ids, self._find())
                 if found is not None:
                     refusal = exc
@@ -132,7 +134,7 @@ class Client:
                 raise failure if refusal is None else _unreachable(refusal) from failure
             self._pause(pause)
 
-    def _repeated(self, request: Request, once: Place | None) -> Any:
+    def _repeated(self, request: OwnerRequest, once: ServerPlace | None) -> Any:
         headers = {"Accept": "application/json"}
         if request.key is not None:
             headers["Idempotency-Key"] = request.key
@@ -161,12 +163,12 @@ class Client:
                 self._note_gone(place)
                 # One that was never there is told at once; one that went away may be on its way back.
                 was_there = was_there or isinstance(exc, Lost)
-                pause = next(pauses, None) if was_there and not isinstance(exc, Silent) else None
+                pause = next(pauses, None) if was_there and not isinstance(exc, ServerSilent) else None
                 if pause is None:
                     raise
             self._pause(pause)
 
-    def _place_for(self, session: str | None) -> Place:
+    def _place_for(self, session: str | None) -> ServerPlace:
         """Who is asked about it. What its owner had accepted from us, and has died with, is asked for again first."""
         orphan = self._owners.take_orphan(session)
         if orphan is not None:
@@ -174,7 +176,7 @@ class Client:
                 self.request(orphan.method, orphan.path, body=orphan.body, key=orphan.key)
             except NoServer:
                 self._owners.put_back(orphan)
-            except Problem:
+            except ServerProblem:
                 pass  # It is refused now. What is asked next hears of what became of it.
         return self._owners.place(session) or self._find()
 
@@ -183,7 +185,7 @@ class Client:
         self, path: str, *, query: Query | None, headers: Mapping[str, str], silence_seconds_max: float
     ) -> Generator[http.client.HTTPResponse]:
         """A 2xx whose body is still to be read. To read it may raise `Lost`, after so long without a byte too."""
-        place = self._place_for(Request("GET", path).session)
+        place = self._place_for(OwnerRequest("GET", path).session)
         try:
             with _exchange(
                 place, "GET", path, query=query, headers=headers, answer_seconds_max=silence_seconds_max
@@ -193,13 +195,13 @@ class Client:
             self._note_gone(place)
             raise
 
-    def _note_gone(self, place: Place) -> None:
+    def _note_gone(self, place: ServerPlace) -> None:
         self._owners.note_gone(place)
         if self._on_gone is not None:
             self._on_gone(place)
 
 
-def _patience(request: Request) -> float:
+def _patience(request: OwnerRequest) -> float:
     """How long the answer may take."""
     if request.method != "GET":
         return ANSWER_SECONDS_MAX
@@ -211,22 +213,22 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _is_going(error: Problem) -> bool:
+def _is_going(error: ServerProblem) -> bool:
     """Said by whoever has had the session: it has let go of it, or is about to."""
     return error.status == 503 or error.title == "NotOwner"
 
 
-def _unreachable(refusal: Problem) -> Problem:
+def _unreachable(refusal: ServerProblem) -> ServerProblem:
     """The refusal, and what to do where the one that has the session does not hear us."""
     hint = f"end that process (kill {refusal.ids.get('pid')}), and the next verb goes on with the session"
-    return Problem(
+    return ServerProblem(
         refusal.title, f"{refusal.detail}, and does not answer", hint=hint, status=refusal.status, ids=refusal.ids
     )
 
 
 @contextlib.contextmanager
 def _exchange(
-    place: Place,
+    place: ServerPlace,
     method: str,
     path: str,
     *,
@@ -235,7 +237,7 @@ def _exchange(
     body: Mapping[str, Any] | None = None,
     answer_seconds_max: float = ANSWER_SECONDS_MAX,
 ) -> Generator[http.client.HTTPResponse]:
-    """A 2xx whose body is still to be read. Raises `Problem` for anything else, `NoServer` or `Lost`."""
+    """A 2xx whose body is still to be read. Raises `ServerProblem` for anything else, `NoServer` or `Lost`."""
     connection = _connect(place)
     try:
         with _losses(place):
@@ -264,14 +266,14 @@ class _BySocket(http.client.HTTPConnection):
         self.sock = sockets.connect(self._path, CONNECT_SECONDS_MAX)
 
 
-def _connection_to(place: Place) -> http.client.HTTPConnection:
+def _connection_to(place: ServerPlace) -> http.client.HTTPConnection:
     if place.socket is not None:
         return _BySocket(place.socket)
     kind = http.client.HTTPSConnection if place.is_secure else http.client.HTTPConnection
     return kind(place.host, place.port, timeout=CONNECT_SECONDS_MAX)
 
 
-def _connect(place: Place) -> http.client.HTTPConnection:
+def _connect(place: ServerPlace) -> http.client.HTTPConnection:
     connection = _connection_to(place)
     try:
         connection.connect()
@@ -311,12 +313,12 @@ def _ask(
 
 
 @contextlib.contextmanager
-def _losses(place: Place) -> Generator[None]:
+def _losses(place: ServerPlace) -> Generator[None]:
     """What goes wrong on a connection that was made."""
     try:
         yield
     except TimeoutError as exc:
-        raise Silent(f"{place.url} is silent", hint="it may be stopped, or busy: its log says more") from exc
+        raise ServerSilent(f"{place.url} is silent", hint="it may be stopped, or busy: its log says more") from exc
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
         raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
     except http.client.HTTPException as exc:
@@ -328,12 +330,12 @@ def _losses(place: Place) -> Generator[None]:
         raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
 
 
-def _target(place: Place, path: str, query: Query | None) -> str:
+def _target(place: ServerPlace, path: str, query: Query | None) -> str:
     said = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{place.prefix}{path}{'?' if said else ''}{urlencode(said)}"
 
 
-def _read(response: http.client.HTTPResponse, place: Place) -> bytes:
+def _read(response: http.client.HTTPResponse, place: ServerPlace) -> bytes:
     content = response.read(ANSWER_BYTES_MAX + 1)
     if len(content) > ANSWER_BYTES_MAX:
         raise NoServer(f"{place.url} answers with more than {ANSWER_BYTES_MAX} bytes")
@@ -344,7 +346,7 @@ def _read(response: http.client.HTTPResponse, place: Place) -> bytes:
     return content
 
 
-def _decoded(content: bytes, place: Place) -> Any:
+def _decoded(content: bytes, place: ServerPlace) -> Any:
     if not content:
         return None
     try:
@@ -353,7 +355,7 @@ def _decoded(content: bytes, place: Place) -> Any:
         raise NoServer(f"what answers at {place.url} is not Banksman", hint="see --url and BANKSMAN_URL") from exc
 
 
-def _problem(response: http.client.HTTPResponse, place: Place) -> Problem:
+def _problem(response: http.client.HTTPResponse, place: ServerPlace) -> ServerProblem:
     """A refusal, also one of a proxy or of another program altogether, which says nothing that we understand."""
     said: dict[str, Any] = {}
     with contextlib.suppress(ClientError), _losses(place):
@@ -364,7 +366,7 @@ def _problem(response: http.client.HTTPResponse, place: Place) -> Problem:
     detail = str(said.get("detail") or f"{place.url} answers {response.status} {title}")
     hint = hint_of(str(said.get("hint") or ""))
     ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
-    kind = Problem
+    kind = ServerProblem
     if response.status == 401:
         kind = NotLetIn
         none = "set BANKSMAN_TOKEN: the token in the state folder is for the server that this user has announced there"

@@ -37,7 +37,7 @@ _LOOK_SECONDS_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPlace:
     """A server's address, taken apart. `prefix`: what is before `/v1`, for one behind a proxy. `socket`: the path of
     the socket by which it is asked; None: by host and port."""
 
@@ -54,14 +54,14 @@ class Place:
         return self.socket is not None or self.host in _LOCAL
 
 
-def find(url: str | None = None) -> Place | None:
+def find(url: str | None = None) -> ServerPlace | None:
     """The server to talk to, as it is known at this moment; whether it is there is another matter. None: there is none.
     Raises `UsageError` if what was given cannot be one."""
     given: str | None = config.load(flags={"url": url or None}).value("url")
     return announced() if given is None else named(given)
 
 
-def named(url: str) -> Place:
+def named(url: str) -> ServerPlace:
     """The server that somebody has named. `UsageError`: this can be none."""
     address, token = _without_token(url)
     if address.startswith(UNIX):
@@ -71,7 +71,7 @@ def named(url: str) -> Place:
     return _with_token(place if own is None else replace(place, host=own), token, is_ours=own is not None)
 
 
-def announced() -> Place | None:
+def announced() -> ServerPlace | None:
     """The one that was started here by this user, and has said so. It may be gone since."""
     said = _said_by_server()
     path, url = said.get("socket"), said.get("url")
@@ -83,19 +83,19 @@ def announced() -> Place | None:
     return _with_token(_parsed(address), token, is_ours=_is_living(said))
 
 
-def announced_at(url: str) -> Place | None:
+def announced_at(url: str) -> ServerPlace | None:
     """The same, if this is where it says that it is."""
     return announced() if url and url == _said_by_server().get("url") else None
 
 
-def at_socket(path: str) -> Place:
+def at_socket(path: str) -> ServerPlace:
     if not path or "\0" in path:
         raise UsageError("this is no path of a socket", hint=f"{UNIX}/PATH")
     path = os.path.abspath(path)
-    return Place(f"{UNIX}{path}", is_secure=False, host="localhost", port=0, prefix="", token=None, socket=path)
+    return ServerPlace(f"{UNIX}{path}", is_secure=False, host="localhost", port=0, prefix="", token=None, socket=path)
 
 
-def is_there(place: Place) -> bool:
+def is_there(place: ServerPlace) -> bool:
     """Whether somebody takes connections there."""
     try:
         if place.socket is not None:
@@ -116,7 +116,7 @@ def _said_by_server() -> dict[str, Any]:
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
-def _announced_address(place: Place) -> str | None:
+def _announced_address(place: ServerPlace) -> str | None:
     """The host to connect to, if this place is the server that this user has running; None: it is another.
 
     `localhost` is replaced by the address that the server listens at. It may resolve to two addresses, and at the other
@@ -150,7 +150,7 @@ def _is_living(said: Mapping[str, Any]) -> bool:
     return True
 
 
-def _with_token(place: Place, token: str, *, is_ours: bool) -> Place:
+def _with_token(place: ServerPlace, token: str, *, is_ours: bool) -> ServerPlace:
     return replace(place, token=_token(token, is_ours=is_ours))
 
 
@@ -161,7 +161,7 @@ def _without_token(url: str) -> tuple[str, str]:
     return address, token
 
 
-def _parsed(url: str) -> Place:
+def _parsed(url: str) -> ServerPlace:
     hint = "it looks like http://127.0.0.1:4380, or unix:PATH for a socket"
     try:
         parts = urlsplit(url)
@@ -177,7 +177,7 @@ def _parsed(url: str) -> Place:
         # Not repeated: whoever wrote it may have put a secret there.
         raise UsageError("the server's URL has a ? or a # in it", hint="leave away what comes after the port")
     is_secure = parts.scheme == "https"
-    return Place(
+    return ServerPlace(
         url=f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}",
         is_secure=is_secure,
         host=host,

@@ -19,8 +19,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Problem, Query, segment
-from banksman.cli.client.replies import Reply, checked, decode
+from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Query, ServerProblem, segment
+from banksman.cli.client.replies import ServerReply, checked, decode
 
 # A frame of an agent has at most 32 MiB, and JSON may write each of its bytes as six.
 MESSAGE_BYTES_MAX = 256 << 20
@@ -32,12 +32,12 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MARK = b"\xef\xbb\xbf"
 
 
-class Oversize(ValueError):
+class OversizeMessage(ValueError):
     """One message is larger than any that is meant. The stream is of no use any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SseMessage:
     """`event`: its kind, empty if none was said. `id`: the last one said until here, empty if there was none."""
 
     event: str
@@ -45,7 +45,7 @@ class Message:
     id: str
 
 
-class Parser:
+class SseParser:
     """Of one connection. `retry`: what the server last asked for, in milliseconds; `id`: where to come back to."""
 
     def __init__(self, *, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
@@ -65,8 +65,8 @@ class Parser:
         self._data_bytes = 0
         self._next_id = ""
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole by now. Raises `Oversize`; the parser is of no use then."""
+    def feed(self, data: bytes) -> list[SseMessage]:
+        """The messages that are whole by now. Raises `OversizeMessage`; the parser is of no use then."""
         if self._head is not None:
             data = self._without_mark(data)
         if not data:
@@ -78,7 +78,7 @@ class Parser:
         else:
             self._ended_with_cr = False
         *ended, rest = _LINE_END.split(data)
-        messages: list[Message] = []
+        messages: list[SseMessage] = []
         for line in ended:
             if self._pieces:
                 line = b"".join((*self._pieces, line))  # noqa: PLW2901
@@ -102,7 +102,7 @@ class Parser:
         self._head = None
         return head.removeprefix(_MARK)
 
-    def _take(self, line: bytes) -> Message | None:
+    def _take(self, line: bytes) -> SseMessage | None:
         if not line:
             return self._dispatch()
         self._check(len(line))
@@ -126,16 +126,16 @@ class Parser:
                 pass
         return None
 
-    def _dispatch(self) -> Message | None:
+    def _dispatch(self) -> SseMessage | None:
         self.id = self._next_id
         event, data = self._event, self._data
         self._event, self._data, self._data_bytes = "", [], 0
         # Without a `data` line there is no message, whatever else was said. With an empty one there is.
-        return Message(event, "\n".join(data), self.id) if data else None
+        return SseMessage(event, "\n".join(data), self.id) if data else None
 
     def _check(self, size: int) -> None:
         if size > self._message_bytes_max:
-            raise Oversize(f"a message of more than {self._message_bytes_max} bytes")
+            raise OversizeMessage(f"a message of more than {self._message_bytes_max} bytes")
 
 
 # A session's events as they come, from a cursor on: each once, none left out, across lost connections and restarts.
@@ -167,7 +167,7 @@ class StreamBroken(ClientError):
     """What comes is no stream of ours, or one with a hole that is there again when it is asked for what is in it."""
 
 
-class Follower:
+class EventFollower:
     """One reader of one session. `events` may be called again after it raised or was left: it goes on where it was."""
 
     def __init__(
@@ -229,7 +229,7 @@ class Follower:
                             return
                 # An end is no error; to do nothing else, each time, is one.
                 raise Lost("the server ends each connection before it says anything", hint="its log may say why")
-            except (NoServer, Problem) as exc:
+            except (NoServer, ServerProblem) as exc:
                 now = time.monotonic()
                 was_there = was_there or isinstance(exc, Lost)
                 if is_alive and now - began >= HELD_SECONDS_MIN:
@@ -237,7 +237,7 @@ class Follower:
                 gone_since = now if gone_since is None else gone_since
                 if not was_there or not _may_pass(exc) or now - gone_since > GONE_SECONDS_MAX:
                     raise
-                if isinstance(exc, Problem):
+                if isinstance(exc, ServerProblem):
                     self._asks_pause = exc.retry_seconds
                 self._note_lost(exc)
             self._pause(self._pause_seconds(tries))
@@ -270,7 +270,7 @@ class Follower:
         }
         if self.cursor is not None:
             headers["Last-Event-ID"] = self.cursor
-        parser = Parser()
+        parser = SseParser()
         with self._client.stream(
             self._path, query=query, headers=headers, silence_seconds_max=SILENCE_SECONDS_MAX
         ) as response:
@@ -332,14 +332,14 @@ def seq_of(cursor: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _parsed(parser: Parser, data: bytes) -> Iterator[Event]:
+def _parsed(parser: SseParser, data: bytes) -> Iterator[Event]:
     try:
         for message in parser.feed(data):
             event: Any = decode(message.data)
-            if isinstance(event, Reply):
+            if isinstance(event, ServerReply):
                 yield checked(event)
     except (ValueError, RecursionError) as exc:  # Oversize is one, and says more than the others.
-        why = f": {exc}" if isinstance(exc, Oversize) else ""
+        why = f": {exc}" if isinstance(exc, OversizeMessage) else ""
         raise StreamBroken(f"what answers there does not speak as our server does{why}") from exc
 
 
@@ -347,5 +347,5 @@ def _seconds(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value <= 3600 else None
 
 
-def _may_pass(exc: NoServer | Problem) -> bool:
+def _may_pass(exc: NoServer | ServerProblem) -> bool:
     return isinstance(exc, NoServer) or exc.status in _NOT_NOW

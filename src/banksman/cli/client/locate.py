@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from banksman.cli.client.client import NoServer
-from banksman.cli.client.discovery import Place, at_socket
+from banksman.cli.client.discovery import ServerPlace, at_socket
 from banksman.cli.output.progress import PATIENCE_SECONDS, Telling, say_progress
 from banksman.errors import UsageError
 
@@ -47,7 +47,7 @@ class Embedded:
         self._inside: Inside | None = None
         self._before: dict[int, Any] = {}
 
-    def start(self) -> Place:
+    def start(self) -> ServerPlace:
         """Where it is. `NoServer`: this installation has no server in it. Also whatever is wrong with the store."""
         inside = self._inside = self._made()
         self._hear_signals()
@@ -136,10 +136,10 @@ class Way:
         self._needs_server = needs_server
         # Whoever holds it decides, which may take as long as a host takes to start; the others want to know the same.
         self._deciding = threading.Lock()
-        self._decided: Callable[[], Place] | None = None
+        self._decided: Callable[[], ServerPlace] | None = None
         self._embedded: Embedded | None = None
 
-    def place(self) -> Place:
+    def place(self) -> ServerPlace:
         """The server, as it is known at this moment. Raises `NoServer` and whatever keeps a host from starting."""
         with self._deciding:
             if self._decided is None:
@@ -156,7 +156,7 @@ class Way:
         if self._embedded is not None:
             self._embedded.end(at_once=at_once)
 
-    def _decide(self) -> Callable[[], Place]:
+    def _decide(self) -> Callable[[], ServerPlace]:
         found = config.load(flags=self._flags)
         url, store = found["url"], found["store"]
         if self._flags["url"] is not None and self._flags["store"] is not None:
@@ -180,16 +180,16 @@ class Way:
 class _Running:
     """The server of this user, wherever it is by now; if it says nothing, where it was."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServerPlace) -> None:
         self._last = place
 
-    def __call__(self) -> Place:
+    def __call__(self) -> ServerPlace:
         # Put there whole, by whichever thread: all of them read the same file.
         self._last = announced() or self._last
         return self._last
 
 
-def _has_store(place: Place, wanted: str) -> bool:
+def _has_store(place: ServerPlace, wanted: str) -> bool:
     try:
         told: Any = Client(lambda: place).get("/v1/server")
         return _file_of(str(told["store"])) == _file_of(wanted)

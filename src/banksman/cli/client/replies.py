@@ -34,7 +34,7 @@ class UnexpectedReply(BanksmanError):
     """What answers is no server of ours, or one of another version."""
 
 
-class Reply(dict[str, Any]):
+class ServerReply(dict[str, Any]):
     """An object that a server has sent."""
 
     def __missing__(self, name: str) -> Any:
@@ -43,24 +43,24 @@ class Reply(dict[str, Any]):
 
 def decode(text: str | bytes) -> Any:
     """Raises `ValueError` or `RecursionError` for what is no JSON."""
-    return json.loads(text, object_hook=Reply)
+    return json.loads(text, object_hook=ServerReply)
 
 
-def checked(reply: Any, *, is_look: bool = True) -> Reply:
+def checked(reply: Any, *, is_look: bool = True) -> ServerReply:
     """The reply, an object whose members are of their types. `is_look`: to a GET, where a list is one of objects."""
-    if not isinstance(reply, Reply):
+    if not isinstance(reply, ServerReply):
         raise UnexpectedReply(f"cannot read the server's reply: it is {_kind(reply)}, and no object", hint=_HINT)
     _check(reply)
     for name in _LISTED if is_look else ():
         listed = reply.get(name, [])
         for each in cast("list[Any]", listed) if isinstance(listed, list) else (listed,):
-            if not isinstance(listed, list) or not isinstance(each, Reply):
+            if not isinstance(listed, list) or not isinstance(each, ServerReply):
                 raise UnexpectedReply(f"cannot read the server's reply: {name!r} has {_kind(each)}", hint=_HINT)
             _check(each)
     return reply
 
 
-def _check(said: Reply) -> None:
+def _check(said: ServerReply) -> None:
     for name, value in said.items():
         expected = _TYPES.get(name)
         if expected is not None and not isinstance(value, expected):

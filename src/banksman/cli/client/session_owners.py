@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from banksman.cli.client.discovery import UNIX, Place, announced_at, at_socket
+from banksman.cli.client.discovery import UNIX, ServerPlace, announced_at, at_socket
 from banksman.errors import UsageError
 
 _SESSION = re.compile(r"/v1/sessions/([^/]+)(/turns)?")
 
 
-class Request(NamedTuple):
+class OwnerRequest(NamedTuple):
     """`key`: it may be repeated."""
 
     method: str
@@ -43,28 +43,28 @@ class Owners:
     """Any thread may use it: each step is one of a dictionary's, and a request that finds out too late is repeated."""
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, ServerPlace] = {}
         # The last thing that each was asked to do, as long as it is there; then it is nobody's.
-        self._asks: dict[str, Request] = {}
-        self._orphans: dict[str, Request] = {}
+        self._asks: dict[str, OwnerRequest] = {}
+        self._orphans: dict[str, OwnerRequest] = {}
 
-    def place(self, session: str | None) -> Place | None:
+    def place(self, session: str | None) -> ServerPlace | None:
         return None if session is None else self._places.get(session)
 
-    def remember(self, request: Request, owner: Place) -> Place | None:
+    def remember(self, request: OwnerRequest, owner: ServerPlace) -> ServerPlace | None:
         """None: from here on. Else there is no session to remember it by, and this request alone goes there."""
         if request.session is None:
             return owner
         self._places[request.session] = owner
         return None
 
-    def note_asked(self, request: Request, place: Place) -> None:
+    def note_asked(self, request: OwnerRequest, place: ServerPlace) -> None:
         """It was accepted there."""
         session = request.session
         if session is not None and request.is_ask and self._places.get(session) == place:
             self._asks[session] = request
 
-    def note_gone(self, place: Place) -> None:
+    def note_gone(self, place: ServerPlace) -> None:
         """Nobody answers there."""
         for session in [session for session, owner in list(self._places.items()) if owner == place]:
             self.forget(session)
@@ -77,16 +77,16 @@ class Owners:
         if ask is not None:
             self._orphans[session] = ask
 
-    def take_orphan(self, session: str | None) -> Request | None:
+    def take_orphan(self, session: str | None) -> OwnerRequest | None:
         """What is to be asked for once more. Whoever could not puts it back."""
         return None if session is None else self._orphans.pop(session, None)
 
-    def put_back(self, orphan: Request) -> None:
+    def put_back(self, orphan: OwnerRequest) -> None:
         assert orphan.session is not None
         self._orphans[orphan.session] = orphan
 
 
-def owner_of(title: str, ids: Mapping[str, Any], asked: Place) -> Place | None:
+def owner_of(title: str, ids: Mapping[str, Any], asked: ServerPlace) -> ServerPlace | None:
     """Where the one is that has the session; None: this is no such refusal, or nothing says where.
 
     The address is what some host has written into the store, and may be anybody's. So nobody is sent our token there: a

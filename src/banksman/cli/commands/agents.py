@@ -22,7 +22,7 @@ from banksman.cli.server_command import perform
 from banksman.errors import BanksmanError
 from banksman.runtime.execute import execute
 from banksman.sessions import installed_agents, profiles
-from banksman.sessions.installed_agents import Known
+from banksman.sessions.installed_agents import InstalledAgent
 from banksman.sessions.profile import CAPABILITIES
 
 # Node.js with a bundle of 20 MB takes 2 s for it on a busy machine. One that needs longer does something else.
@@ -81,7 +81,7 @@ def _agents(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _told(each: Known, versions: dict[str, str | None]) -> dict[str, str | None]:
+def _told(each: InstalledAgent, versions: dict[str, str | None]) -> dict[str, str | None]:
     return {"version": versions[each.name]} if each.name in versions else {}
 
 
@@ -97,13 +97,13 @@ def _columns() -> list[str]:
     return sorted(CAPABILITIES)
 
 
-def _matrix_width(found: Sequence[Known]) -> int:
+def _matrix_width(found: Sequence[InstalledAgent]) -> int:
     return max(len("AGENT"), *(len(each.name) for each in found)) + sum(
         2 + len(name) for name in ("FOUND", *_columns())
     )
 
 
-def _show_matrix(found: Sequence[Known], versions: dict[str, str | None], width: int) -> None:
+def _show_matrix(found: Sequence[InstalledAgent], versions: dict[str, str | None], width: int) -> None:
     rows: list[list[object]] = []
     for each in found:
         can = None if each.profile is None else each.profile.capabilities
@@ -117,14 +117,14 @@ def _show_matrix(found: Sequence[Known], versions: dict[str, str | None], width:
             _show(each, lines, width)
 
 
-def _show_each(found: Sequence[Known], versions: dict[str, str | None], width: int) -> None:
+def _show_each(found: Sequence[InstalledAgent], versions: dict[str, str | None], width: int) -> None:
     for number, each in enumerate(found):
         if number:
             say()
         _show(each, list(_account(each, versions, with_capabilities=True)), width)
 
 
-def _show(each: Known, lines: list[tuple[str, str]], width: int) -> None:
+def _show(each: InstalledAgent, lines: list[tuple[str, str]], width: int) -> None:
     title = "" if each.profile is None or each.profile.title == each.name else f"  {each.profile.title}"
     say(as_line(f"{each.name}{title}"))
     for label, text in lines:
@@ -135,7 +135,9 @@ def _show(each: Known, lines: list[tuple[str, str]], width: int) -> None:
         say(f"  {label:<{_LABEL}}" + "\n".join(wrapped)[len(indent) :])
 
 
-def _account(each: Known, versions: dict[str, str | None], *, with_capabilities: bool) -> Iterator[tuple[str, str]]:
+def _account(
+    each: InstalledAgent, versions: dict[str, str | None], *, with_capabilities: bool
+) -> Iterator[tuple[str, str]]:
     """What there is to say, by topic; a topic with nothing to say is left out."""
     if each.source is not None:
         yield "from", f"{each.source}{', instead of the one that comes with Banksman' if each.overrides else ''}"
@@ -166,14 +168,14 @@ def _account(each: Known, versions: dict[str, str | None], *, with_capabilities:
 
 
 # -- versions --------------------------------------------------------------------------------------------------------
-async def _versions(found: Sequence[Known]) -> dict[str, str | None]:
+async def _versions(found: Sequence[InstalledAgent]) -> dict[str, str | None]:
     room = asyncio.Semaphore(AT_ONCE_MAX)
     wanted = [each for each in found if each.path is not None]
     told = await asyncio.gather(*(_version(each, room) for each in wanted))
     return {each.name: version for each, version in zip(wanted, told, strict=True)}
 
 
-async def _version(each: Known, room: asyncio.Semaphore) -> str | None:
+async def _version(each: InstalledAgent, room: asyncio.Semaphore) -> str | None:
     """What its program says first, if it is the agent's own."""
     profile, path = each.profile, each.path
     assert profile is not None, "what was found has a profile"

@@ -12,9 +12,9 @@ from banksman.cli.output.terminal import as_line, say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.session_actions import add_cwd, ask_to_open
 from banksman.cli.tui.ctrl_c import Stops
-from banksman.cli.tui.event_loop import Loop
+from banksman.cli.tui.event_loop import ScreenLoop
 from banksman.cli.tui.prompt_input import body_of
-from banksman.cli.tui.turn_view import TurnWatch, Wishes
+from banksman.cli.tui.turn_view import TurnWatch, TurnWishes
 
 
 def parser() -> ServerParser:
@@ -58,7 +58,7 @@ def _ask(arguments: argparse.Namespace) -> int:
         session = ask_to_open(client, arguments, agent=arguments.open, name=arguments.session)
     else:
         session = client.get(f"/v1/sessions/{segment(arguments.session)}")
-    with Loop() as loop:
+    with ScreenLoop() as loop:
         stops = Stops(loop, client)
         # With a key of our own where none was given: if the answer is lost on its way, it is still asked once.
         key = arguments.key or uuid.uuid4().hex
@@ -72,7 +72,7 @@ def _ask(arguments: argparse.Namespace) -> int:
         # From the place before it was asked on: nothing of it can lie in front of that. But with a key it may be a turn
         # of before, and have begun anywhere; and if it is over, be one that the log no longer has.
         is_new = arguments.key is None
-        ended = TurnWatch(loop, stops, client, session, Wishes(form=arguments.format)).watch(
+        ended = TurnWatch(loop, stops, client, session, TurnWishes(form=arguments.format)).watch(
             accepted["turn"],
             after=str(session["seq"]) if is_new else None,
             follows=is_new or accepted["state"] != "ended",

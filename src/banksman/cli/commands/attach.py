@@ -18,11 +18,11 @@ from banksman.cli.output.style import is_terminal, stdout_style
 from banksman.cli.output.terminal import say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.attached import Attached
-from banksman.cli.tui.event_loop import Connected, Happened, Loop, Signalled, StreamEnded
+from banksman.cli.tui.event_loop import Connected, FeedEnded, Happened, ScreenLoop, Signalled
 from banksman.cli.tui.event_view import Teller
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
-from banksman.cli.tui.plain_screen import Plain
-from banksman.cli.tui.screen import Look
+from banksman.cli.tui.plain_screen import PlainScreen
+from banksman.cli.tui.screen import TextStyle
 from banksman.cli.tui.session_feed import follow
 
 # What is shown of what was said before: the last turns, and no more than so many events of them.
@@ -57,7 +57,7 @@ def _attach(arguments: argparse.Namespace) -> int:
         with keyboard:
             return attach_to(client, arguments.session, keyboard, priority=arguments.priority, way=arguments.way)
     session: dict[str, Any] = client.get(f"/v1/sessions/{segment(arguments.session)}")
-    with Loop() as loop:
+    with ScreenLoop() as loop:
         return _watch(loop, client, session, _begin(client, session), arguments)
 
 
@@ -67,7 +67,7 @@ def attach_to(
     """At this terminal, until somebody leaves. The keyboard is not closed."""
     found: dict[str, Any] = client.get(f"/v1/sessions/{segment(session)}")
     after = _begin(client, found)
-    with Loop() as loop:
+    with ScreenLoop() as loop:
         attached = Attached(loop, client, found, keyboard, priority=priority)
         return attached.run(after, is_alone=way is not None and way.is_embedded)
 
@@ -88,10 +88,10 @@ def _begin(client: Client, session: dict[str, Any]) -> str:
     return str(max(first, begun[-TURNS_SHOWN:][0] - 1 if begun else 0))
 
 
-def _watch(loop: Loop, client: Client, session: dict[str, Any], after: str, arguments: argparse.Namespace) -> int:
+def _watch(loop: ScreenLoop, client: Client, session: dict[str, Any], after: str, arguments: argparse.Namespace) -> int:
     """Only to be looked at: in words, or as events."""
     form = arguments.format
-    screen = Plain(hint="Ctrl-C leaves", has_text=form != "json", has_lines=form == "text")
+    screen = PlainScreen(hint="Ctrl-C leaves", has_text=form != "json", has_lines=form == "text")
     teller = Teller(screen, session["agent"], is_whole_session=True)
     loop.catch(signal.SIGINT)
     follow(loop, client, session["id"], after=after, is_partial=form != "json")
@@ -104,8 +104,8 @@ def _watch(loop: Loop, client: Client, session: dict[str, Any], after: str, argu
                     case Happened(event) if event["kind"] != "stream.gap":
                         teller.tell(event)
                     case Connected(is_there):
-                        screen.line("back" if is_there else "connection lost, trying again", Look.ASKS)
-                    case StreamEnded(error):
+                        screen.line("back" if is_there else "connection lost, trying again", TextStyle.ASKS)
+                    case FeedEnded(error):
                         raise error
                     case Signalled():
                         return INTERRUPTED

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from banksman.cli import NOT_DONE, OK
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.doctor.finding import Finding, Verdict, Which, made, wrong
+from banksman.cli.doctor.finding import Finding, FindingVerdict, Which, made, wrong
 from banksman.cli.output.style import size_of, stdout_style
 from banksman.cli.output.terminal import as_line, say, say_json
 from banksman.cli.output.text_width import wrapped
@@ -85,7 +85,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
             found[group].append(finding)
             if arguments.format != "json":
                 _show(finding, is_quiet=arguments.format == "quiet")
-    count = sum(one.verdict is Verdict.WRONG for group in found.values() for one in group)
+    count = sum(one.verdict is FindingVerdict.WRONG for group in found.values() for one in group)
     is_well = not count and all(is_done for is_done, _ in swept)
     match arguments.format:
         case "json":
@@ -113,11 +113,13 @@ def _findings(group: str, which: Which) -> Iterator[Finding]:
 
 def _show(finding: Finding, *, is_quiet: bool) -> None:
     if is_quiet:
-        if finding.verdict is Verdict.WRONG:
+        if finding.verdict is FindingVerdict.WRONG:
             say(as_line(f"{finding.name}: {finding.seen}"))
         return
     style = stdout_style()
-    colour = {Verdict.OK: style.green, Verdict.NOTE: style.yellow, Verdict.WRONG: style.red}[finding.verdict]
+    colour = {FindingVerdict.OK: style.green, FindingVerdict.NOTE: style.yellow, FindingVerdict.WRONG: style.red}[
+        finding.verdict
+    ]
     first, *rest = _fitted(as_line(f"{finding.name}: {finding.seen}"))
     word = finding.verdict.value
     say(f"  {colour(word)}{' ' * (_INDENT - 2 - len(word))}{first}")

@@ -10,7 +10,7 @@ from banksman.cli.long_running import add_running, settings_of
 from banksman.errors import UsageError
 
 if TYPE_CHECKING:
-    from banksman.server.server_settings import Settings
+    from banksman.server.server_settings import ServerSettings
 
 _NOTES = """\
 A host has no port: front ends (banksman serve --store nats://…, or any verb with that --store) ask it over the same
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     return run_host(settings)
 
 
-def _checked(settings: Settings) -> Settings:
+def _checked(settings: ServerSettings) -> ServerSettings:
     from banksman.server.server_settings import ROOM  # noqa: PLC0415
 
     if not settings.is_clustered:

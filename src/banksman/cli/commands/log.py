@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from banksman.cli import OK
 from banksman.cli.client.client import Client, ClientError, segment
-from banksman.cli.client.event_stream import Event, Follower
+from banksman.cli.client.event_stream import Event, EventFollower
 from banksman.cli.output.style import size_of, stderr_style, stdout_style
 from banksman.cli.output.terminal import as_line, say, say_aside, say_json
 from banksman.cli.output.text_width import wrapped
@@ -52,7 +52,7 @@ def _log(arguments: argparse.Namespace) -> int:
     # By its id from here on: a name may be given to another session while we are away.
     session: str = client.get(f"/v1/sessions/{segment(arguments.session)}")["id"]
     if arguments.follow:
-        follower = Follower(
+        follower = EventFollower(
             client, session, after=arguments.after, raw=arguments.raw, on_lost=_tell_lost, on_back=_tell_back
         )
         events = follower.events()

@@ -24,11 +24,11 @@ from banksman.cli.output.terminal import as_line, say_aside
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.session_actions import add_cwd, ask_to_open
 from banksman.cli.tui.ctrl_c import Stops
-from banksman.cli.tui.event_loop import Done, Loop
-from banksman.cli.tui.plain_screen import Plain
+from banksman.cli.tui.event_loop import Done, ScreenLoop
+from banksman.cli.tui.plain_screen import PlainScreen
 from banksman.cli.tui.prompt_input import body_of
 from banksman.cli.tui.screen import TICK_SECONDS
-from banksman.cli.tui.turn_view import TurnWatch, Wishes
+from banksman.cli.tui.turn_view import TurnWatch, TurnWishes
 from banksman.errors import BanksmanError, UsageError
 
 ON_QUESTION = ("ask", "allow", "deny", "fail")
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
     # A host inside is begun by the main thread, which has its signals.
     _ = client.place
-    with Loop() as loop:
+    with ScreenLoop() as loop:
         stops = Stops(loop, client)
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.handle(number, _leave)
@@ -103,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             session = opening.wait()
             accepted = client.post(f"{_path(session)}/turns", body, key=uuid.uuid4().hex)
-            wishes = Wishes(
+            wishes = TurnWishes(
                 form=arguments.format,
                 on_question=found.value("run.on_question"),
                 # A session that was there before has its own clocks.
@@ -137,7 +137,7 @@ def _more(arguments: argparse.Namespace) -> dict[str, Any]:
 class _Opening:
     """A session on its way, and its end. It is opened once, also if the connection is lost, and closed once."""
 
-    def __init__(self, loop: Loop, client: Client, arguments: argparse.Namespace) -> None:
+    def __init__(self, loop: ScreenLoop, client: Client, arguments: argparse.Namespace) -> None:
         self._loop = loop
         self._client = client
         self._agent: str = arguments.agent
@@ -147,7 +147,7 @@ class _Opening:
         loop.send("open", lambda: ask_to_open(client, arguments, agent=self._agent, name=name, more=more))
 
     def wait(self) -> dict[str, Any]:
-        screen = Plain()
+        screen = PlainScreen()
         screen.busy(f"opening a session with {self._agent}")
         try:
             while not self._is_settled:
@@ -166,7 +166,7 @@ class _Opening:
                 self._look(TICK_SECONDS)
         if self._session is None:
             return
-        screen = Plain(hint="")
+        screen = PlainScreen(hint="")
         screen.busy("closing the session")
         session = self._session
         self._loop.send("close", lambda: self._client.request("DELETE", _path(session)))

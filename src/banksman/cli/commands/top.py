@@ -12,7 +12,7 @@ from banksman.cli.output.style import is_terminal, stdout_style
 from banksman.cli.output.terminal import as_line, say, say_json, table
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui import session_table
-from banksman.cli.tui.event_loop import Loop
+from banksman.cli.tui.event_loop import ScreenLoop
 from banksman.cli.tui.keyboard import open_keyboard
 from banksman.cli.tui.session_board import Board
 from banksman.cli.tui.session_table import Survey
@@ -67,5 +67,5 @@ def _top(arguments: argparse.Namespace) -> int:
             case _:
                 say("no sessions; banksman run AGENT PROMPT asks an agent something")
         return OK
-    with keyboard, Loop() as loop:
+    with keyboard, ScreenLoop() as loop:
         return Board(loop, client, survey, rows, keyboard, interval=arguments.interval).run()

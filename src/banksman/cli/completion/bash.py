@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from banksman.cli.completion.command_table import Kind, Slot, Verb
+from banksman.cli.completion.command_table import CommandEntry, Slot, WordKind
 
 _SCRIPT = r"""# Completion of banksman for bash, made from its parsers. To have it:  eval "$(banksman completion bash)"
 
@@ -101,7 +101,7 @@ complete -F _banksman banksman
 """
 
 
-def script(verbs: list[Verb]) -> str:
+def script(verbs: list[CommandEntry]) -> str:
     tables = {
         "@FLAGS@": [f"{verb.name}) echo {' '.join(_names(verb))} ;;" for verb in verbs],
         "@TAKES@": [line for verb in verbs for line in _takes(verb)],
@@ -113,21 +113,21 @@ def script(verbs: list[Verb]) -> str:
     return text
 
 
-def _names(verb: Verb) -> Iterator[str]:
+def _names(verb: CommandEntry) -> Iterator[str]:
     for flag in verb.flags:
         yield from flag.names
 
 
-def _takes(verb: Verb) -> Iterator[str]:
+def _takes(verb: CommandEntry) -> Iterator[str]:
     for flag in verb.flags:
         if flag.takes is not None:
             names = " | ".join(f"'{verb.name} {name}'" for name in flag.names)
             yield f"{names}) echo {_said(flag.takes)} ;;"
 
 
-def _slots(verb: Verb) -> Iterator[str]:
+def _slots(verb: CommandEntry) -> Iterator[str]:
     for number, slot in enumerate(verb.slots):
-        if slot.kind is not Kind.NOTHING:
+        if slot.kind is not WordKind.NOTHING:
             which = f"'{verb.name} '*" if slot.is_repeated else f"'{verb.name} {number}'"
             yield f"{which}) echo {_said(slot)} ;;"
 

@@ -16,7 +16,7 @@ from banksman.cli import GROUPS
 from banksman.cli.arguments import Parser
 
 
-class Kind(enum.Enum):
+class WordKind(enum.Enum):
     """What may stand somewhere."""
 
     NOTHING = "nothing"  # Something that nobody can guess.
@@ -30,14 +30,14 @@ class Kind(enum.Enum):
 
 
 # What is asked of `banksman completion --list` at that moment.
-LISTED = (Kind.SESSIONS, Kind.AGENTS, Kind.KEYS)
+LISTED = (WordKind.SESSIONS, WordKind.AGENTS, WordKind.KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """`words`: the choices, if it is one of a few. `is_repeated`: all further words are the same."""
 
-    kind: Kind
+    kind: WordKind
     words: tuple[str, ...] = ()
     is_repeated: bool = False
 
@@ -52,7 +52,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class CommandEntry:
     """`has_command`: what comes after -- is a command."""
 
     name: str
@@ -63,34 +63,34 @@ class Verb:
 
 
 _BY_METAVAR = {
-    "SESSION": Kind.SESSIONS,
-    "AGENT": Kind.AGENTS,
-    "FOLDER": Kind.FOLDERS,
-    "D": Kind.FOLDERS,
-    "PATH": Kind.FILES,
-    "FILE": Kind.FILES,
-    "COMMAND": Kind.COMMANDS,
+    "SESSION": WordKind.SESSIONS,
+    "AGENT": WordKind.AGENTS,
+    "FOLDER": WordKind.FOLDERS,
+    "D": WordKind.FOLDERS,
+    "PATH": WordKind.FILES,
+    "FILE": WordKind.FILES,
+    "COMMAND": WordKind.COMMANDS,
 }
 # What its name does not say: of an argument in every verb, and in one.
 _BY_DEST = {
-    "priority": Slot(Kind.WORDS, ("interactive", "normal", "background")),
-    "on_busy": Slot(Kind.WORDS, ("enqueue", "reject", "interrupt", "steer", "collect")),
+    "priority": Slot(WordKind.WORDS, ("interactive", "normal", "background")),
+    "on_busy": Slot(WordKind.WORDS, ("enqueue", "reject", "interrupt", "steer", "collect")),
 }
 _SPECIAL: dict[tuple[str, str], tuple[Slot, ...]] = {
-    ("config", "key"): (Slot(Kind.KEYS),),
-    ("agents", "name"): (Slot(Kind.AGENTS),),
-    ("answer", "words"): (Slot(Kind.SESSIONS), Slot(Kind.WORDS, ("allow", "deny"), is_repeated=True)),
+    ("config", "key"): (Slot(WordKind.KEYS),),
+    ("agents", "name"): (Slot(WordKind.AGENTS),),
+    ("answer", "words"): (Slot(WordKind.SESSIONS), Slot(WordKind.WORDS, ("allow", "deny"), is_repeated=True)),
 }
 
 
-def verbs() -> Iterator[Verb]:
+def verbs() -> Iterator[CommandEntry]:
     for group in GROUPS.values():
         for name, what in group.items():
             parser: Parser = import_module(f"banksman.cli.commands.{name}").parser()
             yield described(name, what, parser)
 
 
-def described(name: str, what: str, parser: Parser) -> Verb:
+def described(name: str, what: str, parser: Parser) -> CommandEntry:
     flags: list[Flag] = []
     slots: list[Slot] = []
     for action in parser._actions:  # There is no other way to ask one.
@@ -99,8 +99,8 @@ def described(name: str, what: str, parser: Parser) -> Verb:
             flags.append(Flag(tuple(action.option_strings), _first_sentence(action.help), takes))
         else:
             slots += _slots(name, action)
-    has_command = "-- COMMAND" in (parser.usage or "") or any(slot.kind is Kind.COMMANDS for slot in slots)
-    return Verb(name, what, tuple(flags), tuple(slots), has_command=has_command)
+    has_command = "-- COMMAND" in (parser.usage or "") or any(slot.kind is WordKind.COMMANDS for slot in slots)
+    return CommandEntry(name, what, tuple(flags), tuple(slots), has_command=has_command)
 
 
 def _slots(verb: str, action: argparse.Action) -> tuple[Slot, ...]:
@@ -109,9 +109,9 @@ def _slots(verb: str, action: argparse.Action) -> tuple[Slot, ...]:
     if action.dest in _BY_DEST:
         return (_BY_DEST[action.dest],)
     if action.choices is not None:
-        return (Slot(Kind.WORDS, tuple(map(str, action.choices))),)
+        return (Slot(WordKind.WORDS, tuple(map(str, action.choices))),)
     metavar = action.metavar if isinstance(action.metavar, str) else ""
-    kind = _BY_METAVAR.get(metavar.partition(" ")[0], Kind.NOTHING)
+    kind = _BY_METAVAR.get(metavar.partition(" ")[0], WordKind.NOTHING)
     return (Slot(kind, is_repeated=action.nargs in ("+", "*", argparse.REMAINDER)),)
 
 

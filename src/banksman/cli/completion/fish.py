@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from banksman.cli.completion.command_table import LISTED, Flag, Kind, Slot, Verb
+from banksman.cli.completion.command_table import LISTED, CommandEntry, Flag, Slot, WordKind
 
 _SCRIPT = r"""# Completion of banksman for fish, made from its parsers. To have it:  banksman completion fish | source
 
@@ -62,11 +62,11 @@ end
 """
 
 
-def script(verbs: list[Verb]) -> str:
+def script(verbs: list[CommandEntry]) -> str:
     return _SCRIPT + "\n".join(_lines(verbs)) + "\n"
 
 
-def _lines(verbs: list[Verb]) -> Iterator[str]:
+def _lines(verbs: list[CommandEntry]) -> Iterator[str]:
     # Which flags take a word of their own: that one is none of the verb's.
     taking = [
         _quoted(f"{verb.name} {name}") for verb in verbs for flag in verb.flags if flag.takes for name in flag.names
@@ -85,15 +85,15 @@ def _lines(verbs: list[Verb]) -> Iterator[str]:
             yield f"complete -c banksman -n '{condition}' -a '(__banksman_command)'"
 
 
-def _flag(verb: Verb, flag: Flag) -> str:
+def _flag(verb: CommandEntry, flag: Flag) -> str:
     names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names)
     takes = "" if flag.takes is None else f" -r {_said(flag.takes)}"
     return f"complete -c banksman -n '__banksman_verb {verb.name}' {names}{takes} -d {_quoted(flag.what)}"
 
 
-def _slots(verb: Verb) -> Iterator[str]:
+def _slots(verb: CommandEntry) -> Iterator[str]:
     for number, slot in enumerate(verb.slots):
-        if slot.kind is Kind.NOTHING:
+        if slot.kind is WordKind.NOTHING:
             continue
         numbers = range(number, number + 3) if slot.is_repeated else (number,)
         places = " ".join(f'"{verb.name} {each}"' for each in numbers)
@@ -102,13 +102,13 @@ def _slots(verb: Verb) -> Iterator[str]:
 
 def _said(slot: Slot) -> str:
     match slot.kind:
-        case Kind.WORDS:
+        case WordKind.WORDS:
             return f"-f -a {_quoted(' '.join(slot.words))}"
-        case Kind.FILES:
+        case WordKind.FILES:
             return "-F"
-        case Kind.FOLDERS:
+        case WordKind.FOLDERS:
             return "-f -a '(__fish_complete_directories)'"
-        case Kind.COMMANDS:
+        case WordKind.COMMANDS:
             return "-f -a '(__fish_complete_command)'"
         case kind if kind in LISTED:
             return f"-f -a '(__banksman_list {kind.value})'"

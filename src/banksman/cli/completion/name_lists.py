@@ -43,7 +43,7 @@ def _sessions() -> Iterable[str]:
     if place is not None and is_there(place):
         page = Client(lambda: place).get("/v1/sessions", {"limit": NAMES_MAX})
         return [each["name"] or each["id"] for each in page["sessions"]]
-    from banksman.cli.doctor.file_modes import stores  # noqa: PLC0415
+    from banksman.cli.doctor.places import stores  # noqa: PLC0415
     from banksman.store.sqlite import store_health  # noqa: PLC0415
 
     return [name for path in stores()[:1] for name in store_health.names(path, NAMES_MAX)]

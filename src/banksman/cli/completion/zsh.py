@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from banksman.cli.completion.command_table import Kind, Slot, Verb
+from banksman.cli.completion.command_table import CommandEntry, Slot, WordKind
 
 _SCRIPT = r"""#compdef banksman
 # Completion of banksman for zsh, made from its parsers. To have it, after compinit:  source <(banksman completion zsh)
@@ -104,7 +104,7 @@ fi
 """
 
 
-def script(verbs: list[Verb]) -> str:
+def script(verbs: list[CommandEntry]) -> str:
     text = _SCRIPT.replace("@VERBS@", "\n".join(f"            {_pair(verb.name, verb.what)}" for verb in verbs))
     tables = {
         "@FLAGS@": [line for verb in verbs for line in _flags(verb)],
@@ -126,21 +126,21 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _flags(verb: Verb) -> Iterator[str]:
+def _flags(verb: CommandEntry) -> Iterator[str]:
     pairs = " ".join(_pair(name, flag.what) for flag in verb.flags for name in flag.names)
     yield f"{verb.name}) described=({pairs}) ;;"
 
 
-def _takes(verb: Verb) -> Iterator[str]:
+def _takes(verb: CommandEntry) -> Iterator[str]:
     for flag in verb.flags:
         if flag.takes is not None:
             names = " | ".join(f"'{verb.name} {name}'" for name in flag.names)
             yield f"({names}) reply=({_said(flag.takes)}) ;;"
 
 
-def _slots(verb: Verb) -> Iterator[str]:
+def _slots(verb: CommandEntry) -> Iterator[str]:
     for number, slot in enumerate(verb.slots):
-        if slot.kind is not Kind.NOTHING:
+        if slot.kind is not WordKind.NOTHING:
             which = f"'{verb.name} '*" if slot.is_repeated else f"'{verb.name} {number}'"
             yield f"({which}) reply=({_said(slot)}) ;;"
 

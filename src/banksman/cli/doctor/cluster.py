@@ -7,13 +7,13 @@ import ipaddress
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from banksman.cli.doctor.file_modes import specs
 from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor.places import specs
 from banksman.cluster import store_address as addresses
 from banksman.cluster.store_address import Address
 
 if TYPE_CHECKING:
-    from banksman.cluster.log.cluster_health import Health, Server
+    from banksman.cluster.log.cluster_health import ClusterHealth, NatsServer
     from banksman.cluster.log.storage_usage import Fullness
     from banksman.cluster.log.store_check import Contents
 
@@ -66,7 +66,7 @@ def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
     yield from _syncing(found)
 
 
-def _servers(found: Health) -> Iterator[Finding]:
+def _servers(found: ClusterHealth) -> Iterator[Finding]:
     for server in found.servers:
         if server.fault:
             fix = "is nats-server running there, and is its port open to us?"
@@ -75,7 +75,7 @@ def _servers(found: Health) -> Iterator[Finding]:
         yield _server(server)
 
 
-def _server(server: Server) -> Finding:
+def _server(server: NatsServer) -> Finding:
     version = ".".join(map(str, server.version))
     seen = f"{server.place} is {server.name}, nats-server {version}"
     if not server.is_recent:
@@ -88,7 +88,7 @@ def _server(server: Server) -> Finding:
     return ok("cluster", seen)
 
 
-def _size(address: Address, found: Health) -> Iterator[Finding]:
+def _size(address: Address, found: ClusterHealth) -> Iterator[Finding]:
     size = found.cluster_size
     if size > 1 and len(address.servers) < size:
         seen = f"{address} names {len(address.servers)} of {size} servers"
@@ -97,7 +97,7 @@ def _size(address: Address, found: Health) -> Iterator[Finding]:
         yield wrong("cluster", "of two servers both must be up", "run three: then one of them may be down")
 
 
-def _streams(address: Address, found: Health) -> Iterator[Finding]:
+def _streams(address: Address, found: ClusterHealth) -> Iterator[Finding]:
     for stream in found.streams:
         seen = f"stream {stream.name}, {stream.replicas} {'replicas' if stream.replicas > 1 else 'replica'}"
         if not stream.leader:
@@ -118,7 +118,7 @@ def _streams(address: Address, found: Health) -> Iterator[Finding]:
         yield from _gone(found)
 
 
-def _access(address: Address, found: Health) -> Iterator[Finding]:
+def _access(address: Address, found: ClusterHealth) -> Iterator[Finding]:
     """Who can come in, and who can listen. A client that publishes under our subjects runs programs on every host."""
     if found.is_open:
         seen = f"{address} lets clients in without credentials: each of them can run programs on every host"
@@ -140,7 +140,7 @@ def _is_here(place: str) -> bool:
         return host == "localhost"
 
 
-def _has(found: Health, name: str) -> bool:
+def _has(found: ClusterHealth, name: str) -> bool:
     return any(stream.name == name and stream.leader for stream in found.streams)
 
 
@@ -181,7 +181,7 @@ def _size_in_words(count: int) -> str:
     return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
 
 
-def _gone(found: Health) -> Iterator[Finding]:
+def _gone(found: ClusterHealth) -> Iterator[Finding]:
     for name in found.missing:
         for kind, fix in MADE_AT_ONCE.items():
             if name.endswith(kind):
@@ -195,7 +195,7 @@ def _alone(name: str, cluster_size: int) -> Finding:
     return note("cluster", seen, f"run three servers; {SEE}")
 
 
-def _syncing(found: Health) -> Iterator[Finding]:
+def _syncing(found: ClusterHealth) -> Iterator[Finding]:
     unknown = [each.place for each in found.syncing if each.seconds is None]
     for each in found.syncing:
         if each.seconds == 0:

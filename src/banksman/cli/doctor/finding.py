@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from banksman.errors import BanksmanError
 
 
-class Verdict(enum.Enum):
+class FindingVerdict(enum.Enum):
     """NOTE: worth knowing, and nothing to be put right. WRONG: something does not work, or is not safe."""
 
     OK = "ok"
@@ -22,12 +22,12 @@ class Finding:
     """`name`: what was looked at. `fix`: what to do; empty where there is nothing to do."""
 
     name: str
-    verdict: Verdict
+    verdict: FindingVerdict
     seen: str
     fix: str = ""
 
     def __post_init__(self) -> None:
-        assert self.fix or self.verdict is not Verdict.WRONG, f"what is wrong can be put right: {self.name}"
+        assert self.fix or self.verdict is not FindingVerdict.WRONG, f"what is wrong can be put right: {self.name}"
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -43,15 +43,15 @@ class Which:
 
 
 def ok(name: str, seen: str) -> Finding:
-    return Finding(name, Verdict.OK, seen)
+    return Finding(name, FindingVerdict.OK, seen)
 
 
 def note(name: str, seen: str, fix: str = "") -> Finding:
-    return Finding(name, Verdict.NOTE, seen, fix)
+    return Finding(name, FindingVerdict.NOTE, seen, fix)
 
 
 def wrong(name: str, seen: str, fix: str) -> Finding:
-    return Finding(name, Verdict.WRONG, seen, fix)
+    return Finding(name, FindingVerdict.WRONG, seen, fix)
 
 
 def made(check: Check) -> Iterator[Finding]:

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from banksman import sockets
-from banksman.cli.doctor.file_modes import stores
 from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor.places import stores
 from banksman.commands import spill_file
 from banksman.errors import BanksmanError
 from banksman.folders import sockets_folder, state_folder
 from banksman.process import orphans
 from banksman.process.keeper.proc_tree import name_of, read_stat
 from banksman.store.sqlite import store_health
-from banksman.store.sqlite.store_health import Left
+from banksman.store.sqlite.store_health import UnsettledSession
 
 SPILL_SECONDS_MIN = 24 * 3600.0
 SPILLS_MAX = 10_000
@@ -106,11 +106,11 @@ def _sessions(store: str | None) -> Iterator[Leftover]:
         yield Leftover(finding, lambda path=path, left=left: _settle(path, left))
 
 
-def _named(each: Left) -> str:
+def _named(each: UnsettledSession) -> str:
     return each.name or each.session
 
 
-def _pids(each: Left) -> list[int]:
+def _pids(each: UnsettledSession) -> list[int]:
     """Of its process and its keeper, those that are certainly still there."""
     if each.born is None or each.born[0] != orphans.boot_id():
         return []
@@ -123,7 +123,7 @@ def _is_there(pid: int, started: int) -> bool:
     return found is not None and found[2] == started and found[1] not in "ZX"
 
 
-def _settle(path: Path, left: tuple[Left, ...]) -> list[str]:
+def _settle(path: Path, left: tuple[UnsettledSession, ...]) -> list[str]:
     """As every host does at its start: it claims each, ends what is left of it, and says so in its log."""
     from banksman import Host  # noqa: PLC0415
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from banksman.cli.doctor import cluster
-from banksman.cli.doctor.file_modes import private, stores
 from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
 from banksman.cli.doctor.machine import room
+from banksman.cli.doctor.places import private, stores
 from banksman.cluster import store_address as addresses
 from banksman.store.sqlite import store_health
-from banksman.store.sqlite.store_health import Health
+from banksman.store.sqlite.store_health import StoreHealth
 
 # Beyond it a look takes long, and so does a backup.
 LARGE_BYTES = 8 << 30
@@ -51,7 +51,7 @@ def _of(path: Path) -> Iterator[Finding]:
     yield room("disk", str(path.parent))
 
 
-def _health(found: Health) -> Iterator[Finding]:
+def _health(found: StoreHealth) -> Iterator[Finding]:
     size = found.store_bytes + found.log_bytes
     who = f", in use by process {', '.join(map(str, found.hosts))}" if found.hosts else ""
     seen = f"{found.path}, schema {found.schema}, {found.sessions} sessions, {size / (1 << 20):.1f} MiB{who}"

@@ -12,12 +12,12 @@ from banksman.cli import INTERRUPTED, OK
 from banksman.cli.client.client import Client, segment
 from banksman.cli.session_actions import interrupt_turn, receipt_in_words
 from banksman.cli.tui import question_view
-from banksman.cli.tui.event_loop import Connected, Done, Happened, Loop, Signalled, StreamEnded, Thing, Typed
+from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Signalled, Thing, Typed
 from banksman.cli.tui.event_view import Event, Teller
-from banksman.cli.tui.keyboard import Key, Keyboard
-from banksman.cli.tui.line_editor import Editor
+from banksman.cli.tui.keyboard import Keyboard, KeyPress
+from banksman.cli.tui.line_editor import LineEditor
 from banksman.cli.tui.live_screen import Live
-from banksman.cli.tui.screen import TICK_SECONDS, Look
+from banksman.cli.tui.screen import TICK_SECONDS, TextStyle
 from banksman.cli.tui.session_feed import follow
 from banksman.errors import BanksmanError
 
@@ -30,7 +30,7 @@ class Attached:
     """Runs in the loop's thread, the main one."""
 
     def __init__(
-        self, loop: Loop, client: Client, session: dict[str, Any], keyboard: Keyboard, *, priority: str
+        self, loop: ScreenLoop, client: Client, session: dict[str, Any], keyboard: Keyboard, *, priority: str
     ) -> None:
         self._loop = loop
         self._client = client
@@ -38,13 +38,13 @@ class Attached:
         self._session = session
         self._keyboard = keyboard
         self._priority: str | int = int(priority) if priority.lstrip("-").isdigit() else priority
-        self._editor = Editor()
+        self._editor = LineEditor()
         self._screen = Live(self._editor)
         self._teller = Teller(self._screen, session["agent"], is_whole_session=True)
         self._running: str | None = session["holder"]
         # The turn that was told to stop from here: who wants that again wants to leave.
         self._stopping: str | None = None
-        self._questions: list[question_view.Question] = []
+        self._questions: list[question_view.QuestionView] = []
         self._asked_at = 0.0
         # Those that have their answer: a list of the open ones may be older than it.
         self._settled: set[str] = set()
@@ -58,7 +58,9 @@ class Attached:
         loop.catch(signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
         try:
             self._enter()
-            self._screen.line(f"{session['name'] or session['id']}, {session['agent']}, {session['state']}", Look.BOLD)
+            self._screen.line(
+                f"{session['name'] or session['id']}, {session['agent']}, {session['state']}", TextStyle.BOLD
+            )
             self._stop_following = follow(loop, self._client, session["id"], after=after, is_partial=True)
             loop.send(_QUESTIONS, lambda: self._client.get(f"{self._path}/questions"))
             while self._code is None:
@@ -93,17 +95,17 @@ class Attached:
             case Signalled(number):
                 self._signal(number)
             case Connected(is_there):
-                self._screen.line("back" if is_there else "connection lost, trying again", Look.ASKS)
+                self._screen.line("back" if is_there else "connection lost, trying again", TextStyle.ASKS)
             case Done(errand, result, error):
                 self._done(errand, result, error)
-            case StreamEnded(error):
+            case FeedEnded(error):
                 raise error
             case _:
                 pass
 
     def _event(self, event: Event) -> None:
         if event["kind"] == "stream.gap":
-            self._screen.line(f"events {event['first']} to {event['last']} are no longer kept", Look.BAD)
+            self._screen.line(f"events {event['first']} to {event['last']} are no longer kept", TextStyle.BAD)
             return
         self._teller.tell(event)
         body, turn = event["body"], event["turn"]
@@ -124,21 +126,21 @@ class Attached:
         if kind == _ASK:
             line = self._lines_sent.pop(key)
             if error is not None:
-                self._screen.line(f"not asked: {error}", Look.BAD)
+                self._screen.line(f"not asked: {error}", TextStyle.BAD)
                 self._editor.put_back(line)
         elif kind == _INTERRUPT:
             told = receipt_in_words(result) if error is None else f"it could not be stopped: {error}"
-            self._screen.line(told, Look.ASKS if error is None else Look.BAD)
+            self._screen.line(told, TextStyle.ASKS if error is None else TextStyle.BAD)
         elif kind == _QUESTIONS and error is None:
             for asked in result["questions"]:
                 self._add(question_view.question_of(asked, asked["turn"]))
         elif kind == _ANSWER and error is not None:
-            self._screen.line(f"it could not be answered: {error}", Look.BAD)
+            self._screen.line(f"it could not be answered: {error}", TextStyle.BAD)
 
     # -- what is typed -----------------------------------------------------------------------------------------------
     def _key(self, key: str) -> None:
         if self._editor.text == "":
-            if isinstance(key, Key) and key == "end-of-input":
+            if isinstance(key, KeyPress) and key == "end-of-input":
                 self._code = OK
                 return
             if self._takes_answers:
@@ -146,7 +148,7 @@ class Attached:
                 if choice is not None:
                     self._choose(self._questions[0], choice)
                     return
-        if isinstance(key, Key) and key == "redraw":
+        if isinstance(key, KeyPress) and key == "redraw":
             self._screen.redraw()
         line = self._editor.take(key)
         if line is not None and line.strip():
@@ -174,7 +176,7 @@ class Attached:
         turn = self._running
         if turn is not None and turn != self._stopping:
             self._stopping = turn
-            self._screen.line("stopping the turn; Ctrl-C once more leaves", Look.ASKS)
+            self._screen.line("stopping the turn; Ctrl-C once more leaves", TextStyle.ASKS)
             self._loop.send(_INTERRUPT, lambda: interrupt_turn(self._client, self._session["id"], turn))
         elif turn is None and self._editor.text:
             self._editor.clear()
@@ -195,7 +197,7 @@ class Attached:
     def _takes_answers(self) -> bool:
         return bool(self._questions) and time.monotonic() >= self._asked_at + GUARD_SECONDS
 
-    def _add(self, question: question_view.Question) -> None:
+    def _add(self, question: question_view.QuestionView) -> None:
         if question.id not in self._settled and all(question.id != each.id for each in self._questions):
             self._questions.append(question)
             if len(self._questions) == 1:
@@ -214,7 +216,7 @@ class Attached:
             line = f"{question.title} (empty the line to answer by a key)"
         self._screen.ask(question, line)
 
-    def _choose(self, question: question_view.Question, choice: question_view.Choice) -> None:
+    def _choose(self, question: question_view.QuestionView, choice: question_view.KeyChoice) -> None:
         body = choice.body
         if body is None:
             self._interrupt()

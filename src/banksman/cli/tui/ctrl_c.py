@@ -14,7 +14,7 @@ from types import FrameType
 
 from banksman.cli.client.client import Client
 from banksman.cli.session_actions import interrupt_turn
-from banksman.cli.tui.event_loop import Done, Loop
+from banksman.cli.tui.event_loop import Done, ScreenLoop
 from banksman.errors import BanksmanError
 
 # Errands, as they come back: it is being stopped; it is.
@@ -22,7 +22,7 @@ STOPPING, STOPPED = "stopping", "stopped"
 
 
 class Stops:
-    def __init__(self, loop: Loop, client: Client) -> None:
+    def __init__(self, loop: ScreenLoop, client: Client) -> None:
         self.count = 0
         # Somebody wanted it stopped, and the receipt has not come.
         self.is_due = False

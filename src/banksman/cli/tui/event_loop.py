@@ -44,7 +44,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded:
+class FeedEnded:
     """It will not come back by itself."""
 
     error: BaseException
@@ -74,10 +74,10 @@ class Tick:
     """As much time has passed as the caller wanted to wait."""
 
 
-Thing = Happened | Connected | StreamEnded | Done | Typed | Signalled | Tick
+Thing = Happened | Connected | FeedEnded | Done | Typed | Signalled | Tick
 
 
-class Loop:
+class ScreenLoop:
     """Enter it in the main thread. `catch` what is to come as a `Signalled`; handlers are put back when it is left."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Loop:
         threading.Thread(target=run, name=f"banksman-{errand}", daemon=True).start()
 
     def follow(self, events: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        """Events as `Happened`, and `StreamEnded` when they end by themselves."""
+        """Events as `Happened`, and `FeedEnded` when they end by themselves."""
 
         def run() -> None:
             try:
@@ -169,10 +169,10 @@ class Loop:
                     if self._is_left:
                         return
                     self.post(Happened(event))
-                self.post(StreamEnded(AssertionError("a stream has no end")))
+                self.post(FeedEnded(AssertionError("a stream has no end")))
             except BaseException as exc:
                 # Told to the thread that can do something about it, a bug too.
-                self.post(StreamEnded(exc))
+                self.post(FeedEnded(exc))
 
         threading.Thread(target=run, name="banksman-follow", daemon=True).start()
 

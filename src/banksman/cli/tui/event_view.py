@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from banksman.cli.output.wording import prompt_of, tokens_of
-from banksman.cli.tui.screen import Look, Screen, duration_in_words
+from banksman.cli.tui.screen import Screen, TextStyle, duration_in_words
 
 Event = dict[str, Any]
 
@@ -166,7 +166,7 @@ class Teller:
                 self._screen.line(f"✓ {tool.title}, {took}")
         else:
             self._end_text()
-            self._screen.line(f"✗ {tool.title}, {status}, {took}", Look.BAD)
+            self._screen.line(f"✗ {tool.title}, {status}, {took}", TextStyle.BAD)
         running = list(self._tools.values())
         self._screen.busy(running[-1].title if running else "waiting for the agent")
 
@@ -189,7 +189,7 @@ class Teller:
         self._screen.busy("waiting for the agent")
         if self._is_whole_session and turn in self._prompts:
             self._end_text()
-            self._screen.line(f"> {self._prompts[turn]}", Look.BOLD)
+            self._screen.line(f"> {self._prompts[turn]}", TextStyle.BOLD)
             if event["body"].get("into"):
                 del self._prompts[turn]
 
@@ -214,21 +214,24 @@ class Teller:
             case "session.left":
                 self._note("its host has let go of it; whoever has it next goes on")
             case "session.context_lost":
-                self._note("the agent has lost the conversation", Look.BAD)
+                self._note("the agent has lost the conversation", TextStyle.BAD)
             case "session.context_restored":
                 missing = body.get("missing")
                 note = f"; {missing} turns since are not in it" if missing else ""
-                self._note(f"another host has it, and the agent's transcript{note}", Look.BAD if missing else Look.DIM)
+                self._note(
+                    f"another host has it, and the agent's transcript{note}",
+                    TextStyle.BAD if missing else TextStyle.DIM,
+                )
             case "session.recovered":
                 self._note("the server had died, and has the session again")
             case "process.backed_off":
-                self._note("the agent failed to start; it is tried again", Look.BAD)
+                self._note("the agent failed to start; it is tried again", TextStyle.BAD)
             case "clock.warning":
                 self._note(f"half of the {body.get('clock')} clock has passed")
             case _:
                 pass
 
-    def _note(self, text: str, look: Look = Look.DIM) -> None:
+    def _note(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
         self._end_text()
         self._screen.line(text, look)
 
@@ -244,8 +247,8 @@ def outcome_in_words(kind: str, told: Event, at: float | None = None, began: flo
     return f"{kind}{clock}{money}{used}{took}{error}"
 
 
-def _look_of(body: Event) -> Look:
-    return Look.DIM if body.get("outcome") == "done" else Look.BAD
+def _look_of(body: Event) -> TextStyle:
+    return TextStyle.DIM if body.get("outcome") == "done" else TextStyle.BAD
 
 
 def _text_of(update: Event) -> str:

@@ -62,7 +62,7 @@ _CONTROLS = {
 }
 
 
-class Key(str):
+class KeyPress(str):
     """One that is not a letter, by its name. A letter is plain text, and is one character long."""
 
     __slots__ = ()
@@ -94,7 +94,7 @@ class Decoder:
         if not self.is_waiting:
             return []
         self._rest = b""
-        return [Key("escape")]
+        return [KeyPress("escape")]
 
     def feed(self, data: bytes) -> list[str]:
         found: list[str] = []
@@ -110,7 +110,7 @@ class Decoder:
                     return found
                 data = data[size:]
             elif data[0] in _CONTROLS:
-                found.append(Key(_CONTROLS[data[0]]))
+                found.append(KeyPress(_CONTROLS[data[0]]))
                 data = data[1:]
             else:
                 size = next((at for at, byte in enumerate(data) if byte < 0x20 or byte == 0x7F), len(data))
@@ -124,13 +124,13 @@ class Decoder:
         matched = _SEQUENCE.match(data)
         if matched is None:
             if data[:2] == b"\x1b\x1b":
-                found.append(Key("escape"))
+                found.append(KeyPress("escape"))
                 return 1
             return 0 if len(data) < _SEQUENCE_BYTES_MAX else 1
         if matched[0] == _PASTE_BEGIN:
             self._pasted = bytearray()
         elif matched[0] in _NAMES:
-            found.append(Key(_NAMES[matched[0]]))
+            found.append(KeyPress(_NAMES[matched[0]]))
         return matched.end()
 
     def _paste(self, data: bytes, found: list[str]) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from banksman.cli.output.terminal import as_line
 from banksman.cli.output.text_width import cut, width
-from banksman.cli.tui.keyboard import Key, Pasted
+from banksman.cli.tui.keyboard import KeyPress, Pasted
 
 # More is not typed, and what is pasted beyond it is not taken.
 LINE_CHARACTERS_MAX = 200_000
@@ -16,7 +16,7 @@ HISTORY_MAX = 200
 _NEWLINE = "⏎"
 
 
-class Editor:
+class LineEditor:
     def __init__(self) -> None:
         self.text = ""
         self.cursor = 0
@@ -29,7 +29,7 @@ class Editor:
         """The line, if this key ends it."""
         if isinstance(key, Pasted):
             self._insert(key.replace("\r\n", "\n").replace("\r", "\n"))
-        elif not isinstance(key, Key):
+        elif not isinstance(key, KeyPress):
             self._insert(key)
         elif key == "enter":
             return self._entered()
@@ -68,7 +68,7 @@ class Editor:
         self.clear()
         return line
 
-    def _edit(self, key: Key) -> None:
+    def _edit(self, key: KeyPress) -> None:
         match str(key):
             case "newline":
                 self._insert("\n")

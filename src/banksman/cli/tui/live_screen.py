@@ -16,10 +16,10 @@ from banksman.cli.output.approval import block_rows
 from banksman.cli.output.style import Style, size_of, stdout_style
 from banksman.cli.output.terminal import CannotWrite, as_line, as_text
 from banksman.cli.output.text_width import cut, rows, wrapped
-from banksman.cli.tui.line_editor import Editor
+from banksman.cli.tui.line_editor import LineEditor
 from banksman.cli.tui.plain_screen import LINE_CHARACTERS_MAX, ROOMY_COLUMNS
-from banksman.cli.tui.question_view import Question
-from banksman.cli.tui.screen import Look, Status
+from banksman.cli.tui.question_view import QuestionView
+from banksman.cli.tui.screen import ScreenStatus, TextStyle
 
 PROMPT = "> "
 _PASTE_ON, _PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
@@ -31,12 +31,12 @@ class Live:
 
     is_watched = True
 
-    def __init__(self, editor: Editor) -> None:
+    def __init__(self, editor: LineEditor) -> None:
         self._editor = editor
         self._style: Style = stdout_style()
-        self._status = Status("Ctrl-C interrupts")
+        self._status = ScreenStatus("Ctrl-C interrupts")
         # A question, and the line with its keys. `_is_kept`: what it is about was written whole, above.
-        self._question: Question | None = None
+        self._question: QuestionView | None = None
         self._asks = ""
         self._is_kept = False
         self._complete: list[str] = []
@@ -67,7 +67,7 @@ class Live:
             self._complete.append(f"{self._open}\n")
             self._open = ""
 
-    def line(self, text: str, look: Look = Look.DIM) -> None:
+    def line(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
         """Above the agent's line, if that has not ended: that one stays whole."""
         safe = as_line(text, characters_max=LINE_CHARACTERS_MAX)
         for row in wrapped(safe, size_of(sys.stdout)[0], indent="  "):
@@ -76,7 +76,7 @@ class Live:
     def block(self, lines: Sequence[str]) -> None:
         self._complete.extend(f"{row}\n" for row in block_rows(lines, size_of(sys.stdout)[0]))
 
-    def ask(self, question: Question | None, line: str = "") -> None:
+    def ask(self, question: QuestionView | None, line: str = "") -> None:
         """Show a question at the bottom, with its subject as far as there is room; None: there is none any more. What
         it was about stays on the screen as a block."""
         if question is not self._question:

@@ -16,7 +16,7 @@ from banksman.cli.output.approval import block_rows
 from banksman.cli.output.style import size_of, stderr_style, stdout_style
 from banksman.cli.output.terminal import as_line, as_text, say, say_aside
 from banksman.cli.output.text_width import width, wrapped
-from banksman.cli.tui.screen import Look, Status
+from banksman.cli.tui.screen import ScreenStatus, TextStyle
 
 ROOMY_COLUMNS = 40
 # A line of ours is to be read. What is longer is cut, whoever made it long.
@@ -25,14 +25,14 @@ LINE_CHARACTERS_MAX = 2000
 _MARGIN = 8
 
 
-class Plain:
+class PlainScreen:
     """`has_text` False: the agent's words are not for here. `has_lines` False: nothing is told aside but questions, and
     what goes wrong."""
 
     def __init__(self, *, hint: str = "Ctrl-C interrupts", has_text: bool = True, has_lines: bool = True) -> None:
         self._out, self._err = stdout_style(), stderr_style()
         self._has_text, self._has_lines = has_text, has_lines
-        self._status = Status(hint)
+        self._status = ScreenStatus(hint)
         self._is_drawn = False
         # Where the agent's last line ends, if it has not ended: only for how much room there is right of it.
         self._column = 0
@@ -62,8 +62,8 @@ class Plain:
             say()
             self._is_open, self._column = False, 0
 
-    def line(self, text: str, look: Look = Look.DIM) -> None:
-        if not self._has_lines and look not in (Look.BAD, Look.ASKS):
+    def line(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
+        if not self._has_lines and look not in (TextStyle.BAD, TextStyle.ASKS):
             return
         self._begin_line()
         line = as_line(text, characters_max=LINE_CHARACTERS_MAX)

@@ -16,22 +16,22 @@ TICK_SECONDS = 0.25
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class Look(enum.Enum):
+class TextStyle(enum.Enum):
     PLAIN, DIM, BOLD, GOOD, BAD, ASKS = range(6)
 
     def on(self, style: Style, text: str) -> str:
         match self:
-            case Look.PLAIN:
+            case TextStyle.PLAIN:
                 return text
-            case Look.DIM:
+            case TextStyle.DIM:
                 return style.dim(text)
-            case Look.BOLD:
+            case TextStyle.BOLD:
                 return style.bold(text)
-            case Look.GOOD:
+            case TextStyle.GOOD:
                 return style.green(text)
-            case Look.BAD:
+            case TextStyle.BAD:
                 return style.red(text)
-            case Look.ASKS:
+            case TextStyle.ASKS:
                 return style.yellow(text)
 
 
@@ -56,7 +56,7 @@ class Screen(Protocol):
         """What it says next begins on a line of its own."""
         ...
 
-    def line(self, text: str, look: Look = Look.DIM) -> None:
+    def line(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
         """A line of ours."""
         ...
 
@@ -73,7 +73,7 @@ class Screen(Protocol):
         ...
 
 
-class Status:
+class ScreenStatus:
     """One line that says what is going on, and for how long."""
 
     def __init__(self, hint: str) -> None:

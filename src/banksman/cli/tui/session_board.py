@@ -17,10 +17,10 @@ from banksman.cli.output.terminal import CannotWrite, as_line
 from banksman.cli.output.text_width import cut, padded, wrapped
 from banksman.cli.session_actions import interrupt_turn, receipt_in_words
 from banksman.cli.tui import session_table
-from banksman.cli.tui.event_loop import Connected, Done, Happened, Loop, Signalled, StreamEnded, Thing, Typed
-from banksman.cli.tui.keyboard import Key, Keyboard
+from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Signalled, Thing, Typed
+from banksman.cli.tui.keyboard import Keyboard, KeyPress
 from banksman.cli.tui.session_feed import news
-from banksman.cli.tui.session_table import BUSY, Row, Survey
+from banksman.cli.tui.session_table import BUSY, SessionRow, Survey
 from banksman.errors import BanksmanError
 
 # However much happens, it is not looked at, and not drawn, more often than this.
@@ -48,10 +48,10 @@ class Board:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: ScreenLoop,
         client: Client,
         survey: Survey,
-        rows: dict[str, Row],
+        rows: dict[str, SessionRow],
         keyboard: Keyboard,
         *,
         interval: float,
@@ -70,7 +70,7 @@ class Board:
         self._looked_at = time.monotonic()
         self._is_lost = False
         self._note = ""
-        self._to_stop: Row | None = None
+        self._to_stop: SessionRow | None = None
         self._shows_help = False
         self._code: int | None = None
         self._style = stdout_style()
@@ -143,7 +143,7 @@ class Board:
             self._rows = {id: row for id, row in merged.items() if row is not None}
 
     @property
-    def _ordered(self) -> list[Row]:
+    def _ordered(self) -> list[SessionRow]:
         return sorted(self._rows.values(), key=lambda row: row.rank)
 
     # -- what comes --------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Board:
             case Connected(is_there):
                 self._is_lost = not is_there
                 self._is_all_dirty = self._is_all_dirty or is_there
-            case StreamEnded(error):
+            case FeedEnded(error):
                 raise error
             case Done(errand, result, error) if errand in ("all", "some"):
                 self._seen(errand, result, error)
@@ -199,7 +199,7 @@ class Board:
                 self._shows_help = True
             case "i":
                 self._ask_to_stop()
-            case "enter" if isinstance(key, Key):
+            case "enter" if isinstance(key, KeyPress):
                 self._attach()
             case _:
                 pass
@@ -261,7 +261,7 @@ class Board:
         self._put("\x1b[?7l\x1b[H" + "\r\n".join(lines) + "\x1b[?7h")
         self._drawn_at = time.monotonic()
 
-    def _middle(self, rows: list[Row], columns: int, height: int) -> list[str]:
+    def _middle(self, rows: list[SessionRow], columns: int, height: int) -> list[str]:
         blank = " " * columns
         if self._shows_help:
             drawn = [padded(row, columns) for line in _HELP for row in wrapped(line, columns, indent="  ")]

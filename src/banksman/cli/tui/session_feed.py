@@ -8,19 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from banksman.cli.client.client import Client, NoServer, Problem
-from banksman.cli.client.event_stream import READ_BYTES_MAX, SILENCE_SECONDS_MAX, Event, Follower, Parser
-from banksman.cli.tui.event_loop import Connected, Loop
+from banksman.cli.client.client import Client, NoServer, ServerProblem
+from banksman.cli.client.event_stream import READ_BYTES_MAX, SILENCE_SECONDS_MAX, Event, EventFollower, SseParser
+from banksman.cli.tui.event_loop import Connected, ScreenLoop
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.2, 3.0
 
 
-def follow(loop: Loop, client: Client, session: str, *, after: str | None, is_partial: bool) -> Callable[[], None]:
+def follow(
+    loop: ScreenLoop, client: Client, session: str, *, after: str | None, is_partial: bool
+) -> Callable[[], None]:
     """`is_partial`: pieces of what is being said come too, beside the whole. Call what is returned when nobody reads
     them any more: the connection is given up at the server's next sign of life, of which a quiet session has some, too.
     """
     left = threading.Event()
-    follower = Follower(
+    follower = EventFollower(
         client,
         session,
         after=after,
@@ -47,7 +49,7 @@ def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], N
                 headers=headers,
                 silence_seconds_max=SILENCE_SECONDS_MAX,
             ) as response:
-                parser = Parser()
+                parser = SseParser()
                 while data := response.read1(READ_BYTES_MAX):
                     if is_lost:
                         is_lost = False
@@ -57,7 +59,7 @@ def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], N
                         event: Any = json.loads(message.data)
                         if isinstance(event, dict) and "session" in event:
                             yield cast("Event", event)
-        except (NoServer, Problem, ValueError):
+        except (NoServer, ServerProblem, ValueError):
             pass  # It may be on its way back. What is shown says that it is not there.
         if not is_lost:
             is_lost = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, Problem, segment
+from banksman.cli.client.client import Client, ServerProblem, segment
 from banksman.cli.output.style import Style
 from banksman.cli.output.terminal import as_line
 from banksman.cli.output.text_width import cut, padded, width
@@ -24,7 +24,7 @@ EVENTS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SessionRow:
     """`since`: when the turn that runs began; None: none does, or nobody can tell. `host`: which of many has it."""
 
     id: str
@@ -57,24 +57,24 @@ class Survey:
         # When the turn began that a session is busy with.
         self._began: dict[str, tuple[str, float | None]] = {}
 
-    def all(self) -> dict[str, Row]:
+    def all(self) -> dict[str, SessionRow]:
         found = {row.id: row for row in map(_row, sessions(self._client))}
         close = sorted((row for row in found.values() if row.state in BUSY), key=lambda row: row.rank)
         return {**found, **{row.id: row for row in self.some(each.id for each in close[:CLOSE_MAX]).values() if row}}
 
-    def some(self, ids: Iterable[str]) -> dict[str, Row | None]:
+    def some(self, ids: Iterable[str]) -> dict[str, SessionRow | None]:
         """These, closely. None: it was deleted."""
-        found: dict[str, Row | None] = {}
+        found: dict[str, SessionRow | None] = {}
         for id in ids:
             try:
                 found[id] = self._close(self._client.get(f"/v1/sessions/{segment(id)}/why"))
-            except Problem as problem:
+            except ServerProblem as problem:
                 if problem.status != 404:
                     raise
                 found[id] = None
         return found
 
-    def _close(self, why: dict[str, Any]) -> Row:
+    def _close(self, why: dict[str, Any]) -> SessionRow:
         row = _row(why)
         if row.turn is None:
             self._began.pop(row.id, None)
@@ -97,8 +97,8 @@ class Survey:
         return known[1]
 
 
-def _row(session: dict[str, Any], **more: Any) -> Row:
-    return Row(
+def _row(session: dict[str, Any], **more: Any) -> SessionRow:
+    return SessionRow(
         id=session["id"],
         state=session["state"],
         name=session["name"] or session["id"],
@@ -143,13 +143,13 @@ _HEADS = {
 DROPPED = ("processes", "memory", "agent", "last", "cost", "host", "queue", "prompt", "asks", "for")
 
 
-def heads(rows: Sequence[Row]) -> dict[str, str]:
+def heads(rows: Sequence[SessionRow]) -> dict[str, str]:
     """Where the store is of one machine, nobody asks which host it is."""
     has_hosts = any(row.host is not None for row in rows)
     return {name: head for name, head in _HEADS.items() if name != "host" or has_hosts}
 
 
-def cells(row: Row, now: float) -> dict[str, str]:
+def cells(row: SessionRow, now: float) -> dict[str, str]:
     """As words, none of which a terminal obeys. Nothing to say is a dash."""
     said: dict[str, object] = {
         "state": row.state,
@@ -168,13 +168,13 @@ def cells(row: Row, now: float) -> dict[str, str]:
     return {name: as_line(value) if value not in (None, "") else "-" for name, value in said.items()}
 
 
-def plain(rows: Sequence[Row], now: float) -> tuple[Sequence[str], list[list[str]]]:
+def plain(rows: Sequence[SessionRow], now: float) -> tuple[Sequence[str], list[list[str]]]:
     """A head and rows, for a table."""
     head = heads(rows)
     return tuple(head.values()), [[cells(row, now)[name] for name in head] for row in rows]
 
 
-def lines(rows: Sequence[Row], columns: int, now: float, *, style: Style, selected: str | None) -> list[str]:
+def lines(rows: Sequence[SessionRow], columns: int, now: float, *, style: Style, selected: str | None) -> list[str]:
     """The head, and a line for each row; each exactly that wide, so that nothing is left of what it is drawn over."""
     said = [cells(row, now) for row in rows]
     head = heads(rows)
@@ -191,7 +191,7 @@ def lines(rows: Sequence[Row], columns: int, now: float, *, style: Style, select
     return drawn
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[SessionRow]) -> str:
     counts = [(state, sum(row.state == state for row in rows)) for state in ORDER]
     said = ", ".join(f"{count} {state}" for state, count in counts if count)
     return f"{len(rows)} session{'' if len(rows) == 1 else 's'}{': ' if said else ''}{said}"

@@ -17,11 +17,11 @@ from banksman.cli.output.wording import how_to_answer
 from banksman.cli.session_actions import receipt_in_words
 from banksman.cli.tui import question_view
 from banksman.cli.tui.ctrl_c import Stops
-from banksman.cli.tui.event_loop import Connected, Done, Happened, Loop, StreamEnded, Thing, Typed
+from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Thing, Typed
 from banksman.cli.tui.event_view import Event, Teller, outcome_in_words
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
-from banksman.cli.tui.plain_screen import Plain
-from banksman.cli.tui.screen import TICK_SECONDS, Look
+from banksman.cli.tui.plain_screen import PlainScreen
+from banksman.cli.tui.screen import TICK_SECONDS, TextStyle
 from banksman.cli.tui.session_feed import follow
 
 # How long the server may hold one question for the outcome; then it is put again.
@@ -33,7 +33,7 @@ _OUTCOME, _ANSWER = "outcome", "answer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class TurnWishes:
     """`form`: text, json or quiet. `on_question`: ask, allow, deny or fail. `seconds_max`: then it is stopped."""
 
     form: str
@@ -46,17 +46,19 @@ class Wishes:
 class TurnWatch:
     """Enter the loop first. Everything here happens in its thread."""
 
-    def __init__(self, loop: Loop, stops: Stops, client: Client, session: dict[str, Any], wishes: Wishes) -> None:
+    def __init__(
+        self, loop: ScreenLoop, stops: Stops, client: Client, session: dict[str, Any], wishes: TurnWishes
+    ) -> None:
         self._loop = loop
         self._stops = stops
         self._client = client
         self._session = session
         self._wishes = wishes
-        self.screen = Plain(has_text=wishes.form == "text", has_lines=wishes.form == "text")
+        self.screen = PlainScreen(has_text=wishes.form == "text", has_lines=wishes.form == "text")
         self._teller = Teller(self.screen, session["agent"])
-        self._questions: list[question_view.Question] = []
+        self._questions: list[question_view.QuestionView] = []
         # Those that were answered by a key, until the log says so: what was sent may not have come there.
-        self._sent: dict[str, question_view.Question] = {}
+        self._sent: dict[str, question_view.QuestionView] = {}
         self._keyboard: Keyboard | None = None
         # A prompt that was added to another turn, or joined to one, is answered in that one.
         self._mine: set[str] = set()
@@ -103,12 +105,12 @@ class TurnWatch:
         match thing:
             case Happened(event):
                 self._event(event)
-            case StreamEnded(error):
+            case FeedEnded(error):
                 raise error
             case Connected(is_there):
                 if not is_there:
                     # Also to whoever has piped us: it may take minutes, and nothing else would say why.
-                    self.screen.line("banksman: the connection is lost, and is tried again", Look.ASKS)
+                    self.screen.line("banksman: the connection is lost, and is tried again", TextStyle.ASKS)
                 self.screen.busy("waiting for the agent" if is_there else "connection lost, trying again")
             case Typed(key):
                 self._key(key)
@@ -127,16 +129,16 @@ class TurnWatch:
                 else:
                     self._ended, self._ended_at = result, time.monotonic()
             case "stopping":
-                self.screen.line(f"stopping the turn; {self._wishes.twice}", Look.ASKS)
+                self.screen.line(f"stopping the turn; {self._wishes.twice}", TextStyle.ASKS)
                 self.screen.busy("stopping the turn")
             case "stopped":
                 self._stops.is_due = False
                 if error is None:
-                    self.screen.line(receipt_in_words(result), Look.ASKS)
+                    self.screen.line(receipt_in_words(result), TextStyle.ASKS)
                 else:
-                    self.screen.line(f"banksman: the turn could not be stopped: {error}", Look.BAD)
+                    self.screen.line(f"banksman: the turn could not be stopped: {error}", TextStyle.BAD)
             case _ if errand.startswith(_ANSWER) and error is not None:
-                self.screen.line(f"banksman: it could not be answered: {error}", Look.BAD)
+                self.screen.line(f"banksman: it could not be answered: {error}", TextStyle.BAD)
                 self._ask_again(errand.removeprefix(_ANSWER))
             case _:
                 pass
@@ -144,7 +146,9 @@ class TurnWatch:
     def _event(self, event: Event) -> None:
         if event["kind"] == "stream.gap":
             if self._tells_gaps:
-                self.screen.line(f"banksman: events {event['first']} to {event['last']} are no longer kept", Look.BAD)
+                self.screen.line(
+                    f"banksman: events {event['first']} to {event['last']} are no longer kept", TextStyle.BAD
+                )
             return
         body = event["body"]
         if event["kind"] == "turn.started":
@@ -178,10 +182,10 @@ class TurnWatch:
         question = question_view.question_of(body, event["turn"])
         match self._wishes.on_question:
             case "allow" | "deny" as decision:
-                self._choose(question, question_view.Choice(decision, "", {"decision": decision}))
+                self._choose(question, question_view.KeyChoice(decision, "", {"decision": decision}))
             case "fail":
                 self.screen.block(question.subject)
-                self.screen.line(f"{question.title} nobody is to be asked, so the turn is stopped", Look.BAD)
+                self.screen.line(f"{question.title} nobody is to be asked, so the turn is stopped", TextStyle.BAD)
                 self._stops.stop()
             case _ if self._can_ask():
                 self._questions.append(question)
@@ -190,8 +194,8 @@ class TurnWatch:
             case _:
                 name = self._session["name"] or self._session["id"]
                 self.screen.block(question.subject)
-                self.screen.line(f"question: {question.title}", Look.ASKS)
-                self.screen.line(f"  {how_to_answer(name, question.id)}", Look.ASKS)
+                self.screen.line(f"question: {question.title}", TextStyle.ASKS)
+                self.screen.line(f"  {how_to_answer(name, question.id)}", TextStyle.ASKS)
 
     def _can_ask(self) -> bool:
         """There is a terminal where the question is seen, and it is ours to take a key from."""
@@ -206,7 +210,7 @@ class TurnWatch:
         # First the keys, which throws away what was typed before, and then the question: no key can be older than it.
         self._loop.listen(self._keyboard)
         self.screen.block(self._questions[0].subject)
-        self.screen.line(self._questions[0].line(), Look.ASKS)
+        self.screen.line(self._questions[0].line(), TextStyle.ASKS)
         self.screen.busy("waits for your answer")
 
     def _key(self, key: str) -> None:
@@ -221,7 +225,7 @@ class TurnWatch:
             self._choose(question, choice)
             self._forget(question.id)
 
-    def _choose(self, question: question_view.Question, choice: question_view.Choice) -> None:
+    def _choose(self, question: question_view.QuestionView, choice: question_view.KeyChoice) -> None:
         body = choice.body
         if body is None:
             self._stops.stop()
@@ -266,4 +270,4 @@ class TurnWatch:
             say(as_text(outcome["text"]), end="" if outcome["text"].endswith("\n") else "\n")
         lost = "" if outcome["durable"] else " (the log could not be written)"
         told = outcome_in_words(outcome["kind"], outcome, time.time(), self._began)
-        self.screen.line(f"{told}{lost}", Look.DIM if outcome["kind"] == "done" else Look.PLAIN)
+        self.screen.line(f"{told}{lost}", TextStyle.DIM if outcome["kind"] == "done" else TextStyle.PLAIN)

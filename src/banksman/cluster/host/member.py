@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from banksman.cluster.host.takeover import Application, Taking
-from banksman.cluster.host.transcript_copies import Transcripts
+from banksman.cluster.host.transcript_copies import TranscriptCopies
 from banksman.cluster.host.unowned_sessions import Looking, Watching, is_to_go_on, offer_one
 from banksman.cluster.interfaces import Card, Cluster
 from banksman.errors import BanksmanError, StoreError
@@ -44,7 +44,7 @@ OFFERS_MAX = 5
 CLOSE_SECONDS_MAX = 5.0
 
 
-class Phase(enum.Enum):
+class MemberPhase(enum.Enum):
     NEW, UP, DRAINING, CLOSED = range(4)
 
 
@@ -74,10 +74,10 @@ class Member:
         self._offered = host_requirements.offered(labels, agents)
         self._application = application
         self._taking = Taking(host, cluster, application, name)
-        self._transcripts: Transcripts | None = None
+        self._transcripts: TranscriptCopies | None = None
         if mirrors_transcripts:
-            self._transcripts = Transcripts(host.log, cluster.transcripts, host.redactor)
-        self._phase = Phase.NEW
+            self._transcripts = TranscriptCopies(host.log, cluster.transcripts, host.redactor)
+        self._phase = MemberPhase.NEW
         self._chores = Owned()
         self._jobs = Owned()
         self._loops = Owned()
@@ -109,22 +109,22 @@ class Member:
 
     @property
     def is_draining(self) -> bool:
-        return self._phase is not Phase.UP
+        return self._phase is not MemberPhase.UP
 
     @property
     def has_room(self) -> bool:
-        return self._phase is Phase.UP and self.used + len(self._jobs) < self._card.room
+        return self._phase is MemberPhase.UP and self.used + len(self._jobs) < self._card.room
 
     def _is_up(self) -> bool:
-        return self._phase is Phase.UP
+        return self._phase is MemberPhase.UP
 
     def _here(self) -> list[Session]:
         return [session for session in self._host.our_sessions() if not session.is_closed]
 
     async def start(self) -> None:
-        assert self._phase is Phase.NEW
+        assert self._phase is MemberPhase.NEW
         await self._host.log.ready()
-        self._phase = Phase.UP
+        self._phase = MemberPhase.UP
         self._host.be_heralded(self)
         self._cluster.hosts.on_lost(self._on_lost)
         for session in self._here():
@@ -139,16 +139,16 @@ class Member:
             self._pulling = self._loops.start(self._pull())
 
     def _announce(self) -> None:
-        self._cluster.hosts.announce(self._card._replace(used=self.used, is_draining=self._phase is not Phase.UP))
+        self._cluster.hosts.announce(self._card._replace(used=self.used, is_draining=self._phase is not MemberPhase.UP))
 
     # -- what is here ------------------------------------------------------------------------------------------------
     def on_open(self, session: Session) -> None:
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not MemberPhase.CLOSED:
             self._heard[session.id] = self._chores.start(self._answer_for(session.id))
             self._on_change()
 
     def on_closed(self, session: Session) -> None:
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not MemberPhase.CLOSED:
             self._heard.pop(session.id, None)
             self._chores.start(self._cluster.bus.leave(session.id))
             if self._transcripts is not None:
@@ -156,7 +156,7 @@ class Member:
             self._on_change()
 
     def on_turn_over(self, session: Session, turn: str) -> None:
-        if self._transcripts is not None and self._phase is not Phase.CLOSED:
+        if self._transcripts is not None and self._phase is not MemberPhase.CLOSED:
             self._transcripts.mirror(session, turn)
 
     async def bring(self, session: str, opening: Opening, past: Past) -> Sequence[Entry]:
@@ -183,7 +183,7 @@ class Member:
 
     def _on_lost(self) -> None:
         """Nothing here is ours any more. Under another id we begin anew, as soon as the cluster can be reached."""
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not MemberPhase.CLOSED:
             self._cluster.bus.fall_silent_nowait()
             self._heard.clear()
             if self._transcripts is not None:
@@ -220,10 +220,10 @@ class Member:
 
         Cancelled, it only stops waiting: the draining goes on.
         """
-        if self._phase is Phase.CLOSED:
+        if self._phase is MemberPhase.CLOSED:
             return
-        if self._phase is not Phase.DRAINING:
-            self._phase = Phase.DRAINING
+        if self._phase is not MemberPhase.DRAINING:
+            self._phase = MemberPhase.DRAINING
             self._announce()
         if self._draining is None:
             self._draining = self._loops.start(self._leave_all())
@@ -285,12 +285,12 @@ class Member:
 
     async def close(self) -> None:
         """Others are answered no more. What is here stays open: it is the host's to close."""
-        if self._phase is Phase.CLOSED:
+        if self._phase is MemberPhase.CLOSED:
             return
         if self._draining is not None:
             # Those that have left are still to be offered. One that does not leave is the host's to end.
             await asyncio.wait((self._draining,), timeout=CLOSE_SECONDS_MAX)
-        self._phase = Phase.CLOSED
+        self._phase = MemberPhase.CLOSED
         await self._loops.end()
         await self._moves.end()
         await self._jobs.end()

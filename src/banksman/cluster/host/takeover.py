@@ -48,7 +48,7 @@ OPEN_TRIES_MAX = 5
 ANY_WORKSPACE = "workspace=any"
 
 
-class Stuck(Exception):
+class StuckTakeover(Exception):
     """This host cannot go on with it, and why. Another may."""
 
 
@@ -126,7 +126,7 @@ class Taking:
             await self._host.take_over(job.session)
         except NotFound:
             await job.done()
-        except (Stuck, UsageError, StoreDamaged) as exc:
+        except (StuckTakeover, UsageError, StoreDamaged) as exc:
             await self._say_stuck(job, str(exc))
         except (NotOwner, StoreError, Refused) as exc:
             # Another was faster, which the next look will show; what its last host left is still being ended; or the
@@ -151,11 +151,11 @@ class Taking:
         if not isinstance(cwd, str) or await asyncio.to_thread(os.path.isdir, cwd):
             return
         if ANY_WORKSPACE not in (opened.get("labels") or ()):
-            raise Stuck(f"its folder {cwd} is not there")
+            raise StuckTakeover(f"its folder {cwd} is not there")
         try:
             await asyncio.to_thread(os.makedirs, cwd, exist_ok=True)
         except OSError as exc:
-            raise Stuck(f"its folder {cwd} cannot be made: {exc.strerror}") from exc
+            raise StuckTakeover(f"its folder {cwd} cannot be made: {exc.strerror}") from exc
 
     async def _say_stuck(self, job: Job, why: str) -> None:
         said = f"{self._name}: {why}"

@@ -66,7 +66,7 @@ VERSION = 1
 _UNSENT = frozenset((Kind.WITHDRAWN, Kind.REFUSED))
 
 
-class Head(NamedTuple):
+class TranscriptHead(NamedTuple):
     """What a copy is of. `seq`: all turns that had ended by this event of the log are in it; `turn`: the last of them.
     `mtime_ns`: of the file."""
 
@@ -116,7 +116,7 @@ class Put(enum.Enum):
     WRITTEN, SAME, KEPT = range(3)
 
 
-class Transcripts:
+class TranscriptCopies:
     """Of one host. `close` ends what is on its way."""
 
     def __init__(self, store: Log, kept: interfaces.Transcripts, redactor: Redactor | None = None) -> None:
@@ -219,7 +219,7 @@ class Transcripts:
             return (entry(None, kinds.SESSION_CONTEXT_RESTORED, **said),)
         return ()
 
-    async def _get(self, session: str) -> tuple[Head, bytes] | None:
+    async def _get(self, session: str) -> tuple[TranscriptHead, bytes] | None:
         why = ""
         for _ in range(BRING_ATTEMPTS_MAX):
             try:
@@ -248,12 +248,12 @@ class Transcripts:
 def pack(due: _Due, found: _File, redactor: Redactor | None) -> bytes:
     if redactor is not None and any(redactor.redact(line) is not line for line in found.text.split(b"\n")):
         raise Refused("it holds a secret")
-    head = Head(VERSION, due.conversation, due.seq, due.turn, len(found.text), found.mtime_ns)
+    head = TranscriptHead(VERSION, due.conversation, due.seq, due.turn, len(found.text), found.mtime_ns)
     # It is text that repeats itself, and all of it goes over the wire after each turn.
     return json.dumps(head).encode() + b"\n" + zlib.compress(found.text, 1)
 
 
-def unpack(data: bytes) -> tuple[Head, bytes]:
+def unpack(data: bytes) -> tuple[TranscriptHead, bytes]:
     """`ValueError`: it is none."""
     line, _, body = data.partition(b"\n")
     found = json.loads(line)
@@ -261,7 +261,7 @@ def unpack(data: bytes) -> tuple[Head, bytes]:
         raise ValueError("it is of another version")
     if [type(each) for each in cast(list[object], found)] != [int, str, int, str, int, int]:
         raise ValueError("its head cannot be read")
-    head = Head(*cast(list[Any], found))
+    head = TranscriptHead(*cast(list[Any], found))
     if head.seq < 0 or not 0 <= head.size <= FILE_BYTES_MAX or not 0 <= head.mtime_ns < 1 << 62:
         raise ValueError("its head does not make sense")
     inflating = zlib.decompressobj()
@@ -303,7 +303,7 @@ def read(path: Path, seen: tuple[Path, int, int] | None = None) -> _File | None:
     return _File(text, found.st_mtime_ns, now)
 
 
-def write(path: Path, head: Head, text: bytes) -> Put:
+def write(path: Path, head: TranscriptHead, text: bytes) -> Put:
     """Whole or not at all, for its user only. What is there is kept if it goes on where the copy ends, or is newer, as
     far as two machines have one time; what the copy goes on from is replaced."""
     there = read(path)

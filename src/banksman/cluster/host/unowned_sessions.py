@@ -176,7 +176,7 @@ LOOKS_MAX = 200
 GRACE_SECONDS = 180.0
 
 
-class Seen(NamedTuple):
+class SeenSession(NamedTuple):
     """What was found of one that nobody has, as of its epoch and seq. `need` None: it is let be."""
 
     epoch: int
@@ -216,7 +216,7 @@ class Looking:
         self._here = here
         self._is_on = is_on
         self._strays = Strays()
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, SeenSession] = {}
         self._looked_at = ""
 
     async def run(self) -> None:
@@ -246,7 +246,7 @@ class Looking:
         speaks_for = speaker(self._cluster.hosts)
         for known in self._next_of([known for known in free.values() if known.id not in self._seen]):
             if speaks_for(known.id):
-                self._seen[known.id] = Seen(known.epoch, known.seq, await self._need_of(known))
+                self._seen[known.id] = SeenSession(known.epoch, known.seq, await self._need_of(known))
         for id, seen in self._seen.items():
             if seen.need is None or not speaks_for(id):
                 continue

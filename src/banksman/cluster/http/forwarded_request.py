@@ -29,7 +29,7 @@ PATHS = ("/v1/sessions", "/v1/drain")
 NOT_HERE = 421
 
 
-class Request(msgspec.Struct, frozen=True):
+class ForwardedRequest(msgspec.Struct, frozen=True):
     """`path`: as it was sent, with its query."""
 
     method: str
@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
-class Response(msgspec.Struct, frozen=True):
+class ForwardedResponse(msgspec.Struct, frozen=True):
     status: int
     headers: dict[str, str] = {}
     body: bytes = b""
@@ -61,14 +61,14 @@ class Response(msgspec.Struct, frozen=True):
             return ""
 
 
-def request_of(data: bytes) -> Request:
-    return msgspec.json.decode(data, type=Request)
+def request_of(data: bytes) -> ForwardedRequest:
+    return msgspec.json.decode(data, type=ForwardedRequest)
 
 
-def response_of(data: bytes) -> Response:
+def response_of(data: bytes) -> ForwardedResponse:
     """`Problem` for what is none: the other host is of another version, or it is no host."""
     try:
-        return msgspec.json.decode(data, type=Response)
+        return msgspec.json.decode(data, type=ForwardedResponse)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         hint = "its version may not fit ours: see /v1/hosts"
         raise Problem(
@@ -103,7 +103,7 @@ class Application:
             return _problem(Problem(403, "Forbidden", "this is not asked over the bus", hint="only about sessions"))
         return await self._put_through(request, path, query)
 
-    async def _put_through(self, request: Request, path: str, query: str) -> bytes:
+    async def _put_through(self, request: ForwardedRequest, path: str, query: str) -> bytes:
         caller = _Caller()
         scope = {
             "type": "http",
@@ -162,8 +162,8 @@ class _Collected:
         if self._size > ANSWER_BYTES_MAX:
             detail = f"the answer has {self._size} bytes, and at most {ANSWER_BYTES_MAX} go from host to host"
             return _problem(Problem(500, "AnswerTooLarge", detail))
-        return Response(self._status, self._headers, b"".join(self._pieces)).encoded()
+        return ForwardedResponse(self._status, self._headers, b"".join(self._pieces)).encoded()
 
 
 def _problem(problem: Problem) -> bytes:
-    return Response(problem.status, {"content-type": MEDIA_TYPE, **problem.headers}, problem.body()).encoded()
+    return ForwardedResponse(problem.status, {"content-type": MEDIA_TYPE, **problem.headers}, problem.body()).encoded()

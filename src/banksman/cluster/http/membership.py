@@ -14,11 +14,11 @@ from banksman.cluster.http.host_view import FRONT, Fleet
 from banksman.cluster.http.owner_proxy import Front
 from banksman.cluster.interfaces import Card
 from banksman.server.context import Context
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 from banksman.sessions import installed_agents
 
 
-def name_of(settings: Settings) -> str:
+def name_of(settings: ServerSettings) -> str:
     return settings.name or socket.gethostname()
 
 

@@ -26,7 +26,13 @@ import msgspec
 from msgspec.structs import replace
 
 from banksman import Host, Kind
-from banksman.cluster.http.forwarded_request import HEADERS_THERE, NOT_HERE, Request, Response, response_of
+from banksman.cluster.http.forwarded_request import (
+    HEADERS_THERE,
+    NOT_HERE,
+    ForwardedRequest,
+    ForwardedResponse,
+    response_of,
+)
 from banksman.cluster.http.host_view import Fleet
 from banksman.cluster.interfaces import Cluster
 from banksman.errors import (
@@ -45,7 +51,7 @@ from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
 from banksman.server.api.messages.session_messages import DeleteSession
 from banksman.server.api.messages.turn_messages import Turn
-from banksman.server.api.route import Answer, Call, Result, Route, ToOwner
+from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall, ToOwner
 from banksman.server.http.slices import Sliced
 from banksman.server.problems import Problem, away
 from banksman.server.server_settings import NAME_LENGTH_MAX
@@ -72,7 +78,7 @@ OFFERED_MAX = 10_000
 LEFT = (NotOwner, Closed, Moving, Moved)
 
 
-class Pause:
+class RetryPause:
     """Between attempts: short at first, for a take-over may be over in a moment."""
 
     def __init__(self, patience: float) -> None:
@@ -89,7 +95,7 @@ class Pause:
         return seconds
 
 
-class Silent(msgspec.Struct, frozen=True):
+class OwnerSilent(msgspec.Struct, frozen=True):
     """Why there is no answer."""
 
     why: str
@@ -118,7 +124,7 @@ class Front:
             if len(id_or_name) <= NAME_LENGTH_MAX:
                 await self.cluster.records.look_for(id_or_name)
 
-    async def answer(self, call: Call, route: Route) -> Result:
+    async def answer(self, call: RouteCall, route: Route) -> Result:
         try:
             session = session_of(self._host, call.path["id"])
         except NotFound:
@@ -131,7 +137,7 @@ class Front:
             return await self._read(call, route, session)
         return await self._write(call, route, session)
 
-    async def _as_owner(self, call: Call, route: Route, session: Session) -> Result:
+    async def _as_owner(self, call: RouteCall, route: Route, session: Session) -> Result:
         if not is_here(session):
             raise _not_here(session)
         try:
@@ -146,33 +152,33 @@ class Front:
         return result
 
     # -- what only reads ---------------------------------------------------------------------------------------------
-    async def _read(self, call: Call, route: Route, session: Session) -> Result:
+    async def _read(self, call: RouteCall, route: Route, session: Session) -> Result:
         if isinstance(call.query, WaitFor):
             return await self._wait_turn(call, route, session)
         if is_here(session):
             return await route.handle(call)
         answer = await self.ask(session.id, _request(call, session), READ_SECONDS_MAX) if has_owner(session) else None
-        if isinstance(answer, Response):
+        if isinstance(answer, ForwardedResponse):
             return answered(answer)
         told = await route.handle(call)
-        if answer is not None and isinstance(told, Answer) and isinstance(told.value, messages.Session):
+        if answer is not None and isinstance(told, HttpAnswer) and isinstance(told.value, messages.Session):
             told.value.state = "unreachable"
         return told
 
-    async def _wait_turn(self, call: Call, route: Route, session: Session) -> Result:
+    async def _wait_turn(self, call: RouteCall, route: Route, session: Session) -> Result:
         """Of its owner, and of the log whenever that does not answer: an outcome that another host writes is one. What
         is said here of a session that was just lost is none: the log will say how it ended."""
         query: WaitFor = call.query
-        pause = Pause(min(query.wait, WAIT_SECONDS_MAX))
+        pause = RetryPause(min(query.wait, WAIT_SECONDS_MAX))
         while True:
             seconds = min(pause.left, WAIT_SLICE_SECONDS)
             sliced = replace(call, query=WaitFor(wait=seconds))
             session = session_of(self._host, session.id)
-            answer: Response | Silent | None = None
+            answer: ForwardedResponse | OwnerSilent | None = None
             if not is_here(session) and has_owner(session):
                 request = _request(sliced, session, query=f"wait={seconds:.3f}")
                 answer = await self.ask(session.id, request, seconds + READ_SECONDS_MAX)
-            if isinstance(answer, Response):
+            if isinstance(answer, ForwardedResponse):
                 result: Result = answered(answer)
                 is_over = answer.status != 200 or msgspec.json.decode(answer.body)["outcome"] is not None
             else:
@@ -185,51 +191,53 @@ class Front:
                         raise away("the session cannot be reached", exc) from exc
                     await asyncio.sleep(pause.take())
                     continue
-                is_over = not isinstance(result, Answer) or result.value.outcome is not None
+                is_over = not isinstance(result, HttpAnswer) or result.value.outcome is not None
             if is_over or not pause.left:
                 return result
 
     # -- what changes something --------------------------------------------------------------------------------------
-    async def _write(self, call: Call, route: Route, session: Session) -> Result:
+    async def _write(self, call: RouteCall, route: Route, session: Session) -> Result:
         kind = route.to_owner
         assert kind is not None
         if kind is ToOwner.KEYED and call.key is None:
             # Whoever is told that nobody answers is told it, too, and may come again with it.
             call = replace(call, key=uuid.uuid4().hex)
-        pause = Pause(self.patience)
+        pause = RetryPause(self.patience)
         while True:
             found = await self._attempt(call, route, session, pause)
-            if not isinstance(found, Silent):
+            if not isinstance(found, OwnerSilent):
                 return found
             if kind is ToOwner.NOW or not pause.left:
                 raise self.unreachable(session.id, found.why, pause, call.key)
             await self.wait_news(session.id, pause.take())
             session = session_of(self._host, session.id)
 
-    async def _attempt(self, call: Call, route: Route, session: Session, pause: Pause) -> Result | Silent:
+    async def _attempt(
+        self, call: RouteCall, route: Route, session: Session, pause: RetryPause
+    ) -> Result | OwnerSilent:
         kind = route.to_owner
         if not is_here(session) and has_owner(session):
             # An owner that is at it says so, and one that says nothing for a while is not waited for.
             seconds = max(0.1, pause.left) if kind is ToOwner.KEYED else WRITE_SECONDS_MAX
             answer = await self.ask(session.id, _request(call, session), seconds, is_known=kind is not ToOwner.KEYED)
-            return answered(answer) if isinstance(answer, Response) else answer
+            return answered(answer) if isinstance(answer, ForwardedResponse) else answer
         if not is_here(session) and kind is ToOwner.NOW:
             raise Refused("nobody has the session: nothing runs in it", session=session.id)
         if not is_here(session) and await self._needs_owner(session, kind) and not await self._may_take(session):
             try:
                 await self.offer(session)
             except Unreachable as exc:
-                return Silent(str(exc.args[0]))  # Nothing was done yet but to look for somebody who could.
+                return OwnerSilent(str(exc.args[0]))  # Nothing was done yet but to look for somebody who could.
             if (why := self._stuck(session.id)) is not None:
                 hint = "it waits for a host that can, or to be opened by its name with what it lacks; nothing is lost"
                 raise Problem(503, "NotMovable", f"no host can go on with the session: {why}", hint=hint)
-            return Silent("no host has taken the session up yet")
+            return OwnerSilent("no host has taken the session up yet")
         try:
             return await route.handle(call)
         except LEFT as exc:
             if not _is_about(exc, session) or is_here(session_of(self._host, session.id)):
                 raise
-            return Silent(str(exc.args[0]))
+            return OwnerSilent(str(exc.args[0]))
 
     async def _needs_owner(self, session: Session, kind: ToOwner | None) -> bool:
         """Also to end it, if its host died with it open, or if somebody still waits there: who is to be refused is the
@@ -239,24 +247,26 @@ class Front:
             return kind is not ToOwner.ENDS
         return known.owner is not None or await self._host.is_waited_in(known)
 
-    async def ask(self, session: str, request: Request, seconds: float, *, is_known: bool = False) -> Response | Silent:
+    async def ask(
+        self, session: str, request: ForwardedRequest, seconds: float, *, is_known: bool = False
+    ) -> ForwardedResponse | OwnerSilent:
         """What its owner says; or why nobody says anything. `is_known`: whether it was done must be known, else it is
         an error (`Unanswered`)."""
         try:
             data = await self.cluster.bus.ask_owner(session, request.encoded(), timeout=seconds)
         except NoOwner:
-            return Silent("nobody answers for the session")
+            return OwnerSilent("nobody answers for the session")
         except Unanswered as exc:
             if not is_known:
-                return Silent("the host that has the session does not answer")
+                return OwnerSilent("the host that has the session does not answer")
             hint = "look at it, and send it again if it was not done"
             message = "the host that has the session has not answered in time: whether it was done is not known"
             raise Unanswered(message, hint=hint, session=session) from exc
         except Unreachable as exc:
-            return Silent(str(exc.args[0]))
+            return OwnerSilent(str(exc.args[0]))
         response = response_of(data)
         if response.status == NOT_HERE:
-            return Silent("the host that had the session does not have it any more")
+            return OwnerSilent("the host that had the session does not have it any more")
         return response
 
     async def offer(self, session: Session) -> None:
@@ -302,7 +312,7 @@ class Front:
                 except BanksmanError:
                     await asyncio.sleep(seconds)
 
-    def unreachable(self, session: str, why: str, pause: Pause, key: str | None = None) -> Problem:
+    def unreachable(self, session: str, why: str, pause: RetryPause, key: str | None = None) -> Problem:
         """The end of our patience, and what is known. `key`: under which it was asked for."""
         waited = time.monotonic() - pause.began
         known: dict[str, Any] = {"session": session, **({} if key is None else {"key": key})}
@@ -324,11 +334,11 @@ class Front:
         )
 
 
-def answered(response: Response) -> Sliced:
+def answered(response: ForwardedResponse) -> Sliced:
     return Sliced(response.body, response.status, dict(response.headers))
 
 
-def _request(call: Call, session: Session, *, query: str | None = None) -> Request:
+def _request(call: RouteCall, session: Session, *, query: str | None = None) -> ForwardedRequest:
     """By its id: a name may be another's by the time it is there."""
     # As it was sent, but for that: what follows the id may hold a slash that is none.
     raw = call.request.scope["raw_path"].decode("ascii")
@@ -339,7 +349,7 @@ def _request(call: Call, session: Session, *, query: str | None = None) -> Reque
     if call.key is not None:
         headers["idempotency-key"] = call.key
     method = "GET" if call.request.method == "HEAD" else call.request.method
-    return Request(method, f"{path}{'?' * bool(query)}{query}", headers, call.data)
+    return ForwardedRequest(method, f"{path}{'?' * bool(query)}{query}", headers, call.data)
 
 
 def is_here(session: Session) -> bool:
@@ -355,7 +365,7 @@ def has_owner(session: Session) -> bool:
 
 def _is_lost(result: Result) -> bool:
     """A turn's outcome that is none: of a session that was ours, and of which another says how it ended."""
-    if not isinstance(result, Answer) or not isinstance(result.value, Turn):
+    if not isinstance(result, HttpAnswer) or not isinstance(result.value, Turn):
         return False
     outcome = result.value.outcome
     return outcome is not None and outcome.kind == Kind.UNKNOWN and not outcome.durable

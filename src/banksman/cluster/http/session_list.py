@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from banksman.cluster.http.forwarded_request import Request, Response
+from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse
 from banksman.cluster.http.owner_proxy import Front
 from banksman.server.api.messages.session_messages import Session, Sessions
 from banksman.server.problems import Problem
@@ -53,8 +53,8 @@ def _filled(session: Session, told: dict[str, Session] | None) -> Session:
 async def _told(front: Front, host: str) -> dict[str, Session] | None:
     """By id, what a host says of those that it has; None: it says nothing, or nothing that we understand."""
     with suppress(Problem, msgspec.DecodeError):
-        answer = await front.ask(f"host:{host}", Request("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
-        if isinstance(answer, Response) and answer.status == 200:
+        answer = await front.ask(f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
+        if isinstance(answer, ForwardedResponse) and answer.status == 200:
             return {each.id: each for each in msgspec.json.decode(answer.body, type=Sessions).sessions}
     return None
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from banksman.cluster.http.forwarded_request import NOT_HERE, Request, response_of
-from banksman.cluster.http.owner_proxy import Front, Pause, Silent, answered, has_owner, is_here
+from banksman.cluster.http.forwarded_request import NOT_HERE, ForwardedRequest, response_of
+from banksman.cluster.http.owner_proxy import Front, OwnerSilent, RetryPause, answered, has_owner, is_here
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
 from banksman.server.api.request_replay import session_id
 from banksman.sessions import host_requirements
 
 if TYPE_CHECKING:
     from banksman.server.api.messages.session_messages import OpenSession
-    from banksman.server.api.route import Call, Result
+    from banksman.server.api.route import Result, RouteCall
     from banksman.sessions.session import Session
 
 
-async def open_session(front: Front, call: Call, here: Any) -> Result:
+async def open_session(front: Front, call: RouteCall, here: Any) -> Result:
     """`here`: opens it on this host, given the call."""
     body: OpenSession = call.body
     call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
@@ -35,8 +35,8 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
     id = session_id(call.key)
     need = host_requirements.need(host_requirements.checked(body.labels), body.agent if body.command is None else None)
     headers = {"content-type": "application/json", "idempotency-key": call.key}
-    request = Request("POST", "/v1/sessions", headers, call.data)
-    pause = Pause(front.patience)
+    request = ForwardedRequest("POST", "/v1/sessions", headers, call.data)
+    pause = RetryPause(front.patience)
     why = ""
     while pause.left:
         if body.name is not None:
@@ -51,7 +51,7 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
             return await here(call)
         if session is not None and has_owner(session):
             answer = await front.ask(session.id, request, pause.left)
-            if not isinstance(answer, Silent):
+            if not isinstance(answer, OwnerSilent):
                 return answered(answer)
             why = answer.why
             await front.wait_news(session.id, pause.take())
@@ -89,13 +89,13 @@ async def open_session(front: Front, call: Call, here: Any) -> Result:
     raise front.unreachable(id, why or "no host has taken it", pause, call.key)
 
 
-def _is_meant(call: Call, id: str, name: str | None, holder: object) -> bool:
+def _is_meant(call: RouteCall, id: str, name: str | None, holder: object) -> bool:
     """Whether it is this session that another host has; and not one that has the conversation, which is no loss."""
     known = _known(call, id, name)
     return holder in (None, id) or (known is not None and known.id == holder)
 
 
-def _known(call: Call, id: str, name: str | None) -> Session | None:
+def _known(call: RouteCall, id: str, name: str | None) -> Session | None:
     """Made with this key before, or of this name."""
     for word in (id, name):
         if word is not None:

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
-from banksman.cluster.log.message_codec import Place
+from banksman.cluster.log.message_codec import MessagePlace
 from banksman.errors import StoreError
 
 # Its result is the error to raise, so that none is lost with a future whose task was cancelled meanwhile.
 Waiter: TypeAlias = "asyncio.Future[StoreError | None]"
 
 
-class Waiting:
+class AppendWaiters:
     def __init__(self) -> None:
         self._waiters: dict[str, dict[Waiter, int]] = {}
         self._of_all: dict[Waiter, int] = {}
@@ -56,7 +56,7 @@ class Waiting:
         finally:
             self._of_all.pop(waiter, None)
 
-    def on_moved(self, session: str, place: Place) -> None:
+    def on_moved(self, session: str, place: MessagePlace) -> None:
         for waiter, seq in self._waiters.get(session, {}).items():
             if seq < place.last and not waiter.done():
                 waiter.set_result(None)

@@ -38,7 +38,7 @@ NOT_ENABLED = (10039, 10076)
 ANSWER_BYTES_MAX = 1 << 20
 
 
-class Server(Struct, frozen=True):
+class NatsServer(Struct, frozen=True):
     """`place`: as it was named. `fault`: it did not introduce itself, and why; then all else is empty."""
 
     place: str
@@ -58,7 +58,7 @@ class Server(Struct, frozen=True):
         return self.version[: len(VERSION_MIN)] >= VERSION_MIN
 
 
-class Stream(Struct, frozen=True):
+class NatsStream(Struct, frozen=True):
     """`late`: the names of servers that should have it and are gone, or lag behind. `leader` empty: nobody takes
     anything for it. `lease`: of the stream of hosts, the time after which they are dead."""
 
@@ -76,14 +76,14 @@ class Syncing(Struct, frozen=True):
     seconds: float | None = None
 
 
-class Health(Struct, frozen=True):
+class ClusterHealth(Struct, frozen=True):
     """`entered` empty: we were let in and JetStream answered; else why not. `missing`: streams that nobody has made
     yet. `cluster_size`: as many servers as are known of."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[NatsServer, ...]
     entered: str = ""
     hint: str = ""
-    streams: tuple[Stream, ...] = ()
+    streams: tuple[NatsStream, ...] = ()
     missing: tuple[str, ...] = ()
     syncing: tuple[Syncing, ...] = ()
     # A client without credentials is let in, to the same streams.
@@ -95,22 +95,24 @@ class Health(Struct, frozen=True):
         return max([len({server.id for server in up}), *(len(server.others) for server in up)])
 
 
-async def look(address: Address, *, monitors: Sequence[str] = ()) -> Health:
+async def look(address: Address, *, monitors: Sequence[str] = ()) -> ClusterHealth:
     """`monitors`: where monitoring is, as `http://HOST:PORT`; without any, the usual port of each server is tried."""
     servers = await asyncio.gather(*(_introduced(server) for server in address.servers))
     up = [server for server in servers if not server.fault]
     if not up:
-        return Health(tuple(servers), entered="no server answers", hint="start nats-server, or name another")
+        return ClusterHealth(tuple(servers), entered="no server answers", hint="start nats-server, or name another")
     if not any(server.has_jetstream for server in up):
-        return Health(tuple(servers), entered="no server has JetStream", hint="turn it on in their configuration")
+        return ClusterHealth(
+            tuple(servers), entered="no server has JetStream", hint="turn it on in their configuration"
+        )
     usual = [f"http://{urlsplit(server).hostname}:{MONITOR_PORT}" for server in address.servers]
     syncing = await _syncing(up, monitors or usual)
     try:
         streams, missing = await _streams(address)
     except (StoreError, UsageError) as exc:
-        return Health(tuple(servers), entered=exc.args[0], hint=exc.hint, syncing=syncing)
+        return ClusterHealth(tuple(servers), entered=exc.args[0], hint=exc.hint, syncing=syncing)
     is_open = await _is_open(address, is_made=bool(streams))
-    return Health(tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open)
+    return ClusterHealth(tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open)
 
 
 async def _is_open(address: Address, *, is_made: bool) -> bool:
@@ -133,7 +135,7 @@ async def _is_open(address: Address, *, is_made: bool) -> bool:
         await nats.close()
 
 
-async def _introduced(url: str) -> Server:
+async def _introduced(url: str) -> NatsServer:
     parts = urlsplit(url)
     place = f"{parts.hostname}:{parts.port}"
     writer: asyncio.StreamWriter | None = None
@@ -142,16 +144,16 @@ async def _introduced(url: str) -> Server:
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             word, _, said = (await reader.readline()).partition(b" ")
         if word != b"INFO":
-            return Server(place, fault="what listens there is no NATS, or wants TLS before it says a word")
+            return NatsServer(place, fault="what listens there is no NATS, or wants TLS before it says a word")
         return _server(place, json.loads(said))
     except TimeoutError:
-        return Server(place, fault=f"it has said nothing for {LOOK_SECONDS_MAX:g} s")
+        return NatsServer(place, fault=f"it has said nothing for {LOOK_SECONDS_MAX:g} s")
     except OSError as exc:
         # asyncio has words of its own for what the system says; a name that is not known has no number of the system's.
         number = exc.errno or 0
-        return Server(place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc))
+        return NatsServer(place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc))
     except (ValueError, TypeError, AttributeError) as exc:
-        return Server(place, fault=f"what it says of itself cannot be read: {exc}")
+        return NatsServer(place, fault=f"what it says of itself cannot be read: {exc}")
     finally:
         if writer is not None:
             writer.close()
@@ -159,10 +161,10 @@ async def _introduced(url: str) -> Server:
                 await writer.wait_closed()
 
 
-def _server(place: str, said: dict[str, Any]) -> Server:
+def _server(place: str, said: dict[str, Any]) -> NatsServer:
     # As in 2.15.1-RC.2; what is no number counts for nothing.
     version = str(said.get("version", "")).partition("-")[0].split(".")
-    return Server(
+    return NatsServer(
         place,
         id=str(said.get("server_id", "")),
         name=str(said.get("server_name", "")),
@@ -174,10 +176,10 @@ def _server(place: str, said: dict[str, Any]) -> Server:
     )
 
 
-async def _streams(address: Address) -> tuple[tuple[Stream, ...], tuple[str, ...]]:
+async def _streams(address: Address) -> tuple[tuple[NatsStream, ...], tuple[str, ...]]:
     names = Names(address.prefix)
     wanted = (names.events, names.records, names.hosts, names.work, f"OBJ_{names.blobs}")
-    found: list[Stream] = []
+    found: list[NatsStream] = []
     missing: list[str] = []
     nats = Nats(address, name="banksman doctor")
     try:
@@ -214,11 +216,11 @@ async def _answer(nats: Nats, verb: str) -> dict[str, Any]:
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> Stream:
+def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> NatsStream:
     config, cluster = answer["config"], _part(answer, "cluster")
     replicas: list[dict[str, Any]] = cluster.get("replicas") or []
     late = [str(each["name"]) for each in replicas if each.get("offline") or not each["current"]]
-    return Stream(
+    return NatsStream(
         name,
         replicas=config["num_replicas"],
         # A server that is alone leads, and does not say so.
@@ -228,7 +230,7 @@ def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> Stream:
     )
 
 
-async def _syncing(servers: Sequence[Server], monitors: Sequence[str]) -> tuple[Syncing, ...]:
+async def _syncing(servers: Sequence[NatsServer], monitors: Sequence[str]) -> tuple[Syncing, ...]:
     answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors))
     known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
     return tuple(Syncing(server.place, _sync_seconds(known.get(server.id))) for server in servers)

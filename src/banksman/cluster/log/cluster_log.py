@@ -24,23 +24,23 @@ from typing import Any
 import msgspec
 
 from banksman.cluster.log import restore, retention
-from banksman.cluster.log.append_wait import Waiting, outcome
+from banksman.cluster.log.append_wait import AppendWaiters, outcome
 from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.host_leases import Leases
 from banksman.cluster.log.journal import Journal
 from banksman.cluster.log.journal_recovery import Salvage
 from banksman.cluster.log.large_payloads import ClusterTranscripts
-from banksman.cluster.log.message_codec import Part, Place
+from banksman.cluster.log.message_codec import MessagePart, MessagePlace
 from banksman.cluster.log.multi_reader import Many
 from banksman.cluster.log.owner_requests import ClusterBus
 from banksman.cluster.log.placement import ClusterPlacement
-from banksman.cluster.log.queue_items import Advance, Append, Call, Claim, Delete, Lease, Release
+from banksman.cluster.log.queue_items import Advance, Call, Claim, Delete, QueuedAppend, QueuedLease, QueuedRelease
 from banksman.cluster.log.session_directory import Directory
 from banksman.cluster.log.session_ownership import Owning
 from banksman.cluster.log.session_queues import Lines
-from banksman.cluster.log.session_record import Record, Records
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_heads import Heads
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import Address
 from banksman.core.session.event import Entry, Project
@@ -95,14 +95,14 @@ class ClusterLog:
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._nats = Nats(address, name="banksman", on_up=self._on_up)
-        self._streams = Streams(self._nats, address)
+        self._streams = NatsStreams(self._nats, address)
         names = self._streams.names
         self.hosts = Leases(self._nats, names, address.lease, self._streams.ensure_anew)
         self.hosts.on_lost(self._on_lost)
-        self._records = Records(self._nats, names, self._on_record)
+        self._records = SessionRecords(self._nats, names, self._on_record)
         self._owning = Owning(self._nats, names, self._records, self.hosts)
         self._reading = Reading(self._nats, self._streams)
-        self._waiting = Waiting()
+        self._waiting = AppendWaiters()
         self._turns = TurnIndexes(self.read)
         self._heads = Heads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = Many(self._reading, self._records, self._heads, self._waiting)
@@ -119,7 +119,7 @@ class ClusterLog:
             reading=self._reading,
             heads=self._heads,
             waiting=self._waiting,
-            retention=retention.Retention(bytes_max),
+            retention=retention.ClusterRetention(bytes_max),
             trimming=self._trimming,
             transcripts=self.transcripts,
         )
@@ -257,12 +257,12 @@ class ClusterLog:
     def release(self, session: str, epoch: int) -> None:
         if self._phase is _Phase.OPEN:
             line = self._lines.of(session)
-            line.put(Release(epoch, line.told, None))
+            line.put(QueuedRelease(epoch, line.told, None))
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
         check_text(name)
         line = self._lines.of(session)
-        line.put(Lease(epoch, line.told, done, self._late(session), name=name))
+        line.put(QueuedLease(epoch, line.told, done, self._late(session), name=name))
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
@@ -277,9 +277,11 @@ class ClusterLog:
     ) -> None:
         line = self._lines.of(session)
         # A copy: the caller may go on using its list.
-        part = Part(at, tuple(entries))
+        part = MessagePart(at, tuple(entries))
         line.put(
-            Append(epoch, line.told, done, self._late(session), expected_seq=expected_seq, part=part, snapshot=snapshot)
+            QueuedAppend(
+                epoch, line.told, done, self._late(session), expected_seq=expected_seq, part=part, snapshot=snapshot
+            )
         )
 
     async def restore(
@@ -308,7 +310,7 @@ class ClusterLog:
         return await call.answer
 
     # -- what is heard of others ---------------------------------------------------------------------------------------
-    def _on_record(self, session: str, record: Record | None) -> None:
+    def _on_record(self, session: str, record: SessionRecord | None) -> None:
         self._directory.on_change()
         if record is None:
             self._lines.on_deleted(session)
@@ -316,7 +318,7 @@ class ClusterLog:
             # Its first event may have been heard of before it was.
             self._on_moved(session, place)
 
-    def _on_moved(self, session: str, place: Place) -> None:
+    def _on_moved(self, session: str, place: MessagePlace) -> None:
         record = self._directory.record(session)
         if record is not None and place.epoch >= record.born:
             self._waiting.on_moved(session, place)
@@ -341,7 +343,7 @@ class ClusterLog:
             seq = events[0].seq  # It was trimmed in this moment.
         return Page(events, (after + 1, seq - 1) if after + 1 < seq else None)
 
-    async def _look(self, session: str, after: int) -> tuple[Record | None, Place | None]:
+    async def _look(self, session: str, after: int) -> tuple[SessionRecord | None, MessagePlace | None]:
         """Whoever was told elsewhere that something is stored finds it here: where nothing is known behind `after`, the
         leader is asked."""
         place = await self._heads.look(session)

@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.message_codec import Body, Place
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.message_codec import MessageBody, MessagePlace
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.core.session.event import Event, Project
 from banksman.errors import StoreDamaged, Unanswered
@@ -29,16 +29,16 @@ MESSAGE_BYTES = 512
 
 class _Piece:
     def __init__(self) -> None:
-        self.messages: deque[tuple[Place, Body, int]] = deque()
+        self.messages: deque[tuple[MessagePlace, MessageBody, int]] = deque()
         self.size = 0
 
 
-class Recent:
+class RecentMessages:
     def __init__(self) -> None:
         self._pieces: OrderedDict[str, _Piece] = OrderedDict()
         self._size = 0
 
-    def keep(self, session: str, place: Place, body: Body) -> None:
+    def keep(self, session: str, place: MessagePlace, body: MessageBody) -> None:
         """A message with events that is stored. One that does not follow what is kept begins anew; one that is older
         than the newest changes nothing."""
         if not place.held:
@@ -106,23 +106,23 @@ LAG_LOOKS_MAX = 200
 
 class Stored(NamedTuple):
     subject: str
-    place: Place
-    body: Body
+    place: MessagePlace
+    body: MessageBody
 
 
 class Reading:
-    def __init__(self, nats: Nats, streams: Streams) -> None:
+    def __init__(self, nats: Nats, streams: NatsStreams) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
         self._all = f"{streams.names.prefix}.ev.*"
         # For each session, first seqs and the sequences of their messages, both rising.
         self._anchors: OrderedDict[str, tuple[list[int], list[int]]] = OrderedDict()
-        self.recent = Recent()
+        self.recent = RecentMessages()
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- where it is -------------------------------------------------------------------------------------------------
-    def note(self, session: str, place: Place) -> None:
+    def note(self, session: str, place: MessagePlace) -> None:
         """A message with events begins there."""
         if not place.held:
             return
@@ -142,7 +142,7 @@ class Reading:
         self._anchors.pop(session, None)
         self.recent.forget(session)
 
-    async def find(self, session: str, seq: int, head: Place) -> int:
+    async def find(self, session: str, seq: int, head: MessagePlace) -> int:
         """The sequence of the message with this event, or of one before it that has none behind."""
         firsts, seqs = self._anchors.get(session, ([], []))
         index = bisect_right(firsts, seq)
@@ -169,7 +169,9 @@ class Reading:
         return low
 
     # -- one session -------------------------------------------------------------------------------------------------
-    async def read(self, session: str, seq: int, limit: int, head: Place, project: Project | None) -> list[Event]:
+    async def read(
+        self, session: str, seq: int, limit: int, head: MessagePlace, project: Project | None
+    ) -> list[Event]:
         """The events from `seq` on, at most `limit`; all that are kept of them are behind `head`."""
         async with self._gates.setdefault(session, asyncio.Lock()):
             # Whoever came first may have read them for all.
@@ -179,7 +181,9 @@ class Reading:
                 made += await self._read(session, seq, limit - len(made), head, project)
             return made
 
-    async def _read(self, session: str, seq: int, limit: int, head: Place, project: Project | None) -> list[Event]:
+    async def _read(
+        self, session: str, seq: int, limit: int, head: MessagePlace, project: Project | None
+    ) -> list[Event]:
         made: list[Event] = []
         async for stored in self.messages(session, await self.find(session, seq, head), head.seq, limit):
             self.recent.keep(session, stored.place, stored.body)
@@ -243,11 +247,11 @@ class Reading:
         return last is not None and last.seq >= seq
 
     # -- many --------------------------------------------------------------------------------------------------------
-    async def page(self, begin: int, count: int) -> tuple[list[Message], int]:
+    async def page(self, begin: int, count: int) -> tuple[list[StreamMessage], int]:
         """Messages of all sessions from a sequence on, not opened, and how many are behind them."""
         return await self._nats.read(self._names.events, begin, self._all, count)
 
-    async def page_as_led(self, begin: int, count: int) -> list[Message]:
+    async def page_as_led(self, begin: int, count: int) -> list[StreamMessage]:
         """The same, and empty only if the leader has none: a replica may lag."""
         for _ in range(LAG_LOOKS_MAX):
             found, _ = await self.page(begin, count)
@@ -256,7 +260,7 @@ class Reading:
             await asyncio.sleep(LAG_SECONDS)
         raise Unanswered("the replicas lag behind what was committed")
 
-    async def opened(self, message: Message) -> Stored:
+    async def opened(self, message: StreamMessage) -> Stored:
         place = message_codec.place_of(message)
         data: bytes | None = message.data
         if place.blob_name is not None:

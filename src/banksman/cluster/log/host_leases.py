@@ -25,7 +25,7 @@ from importlib import metadata
 import msgspec
 
 from banksman.cluster.interfaces import Card, HostSeen
-from banksman.cluster.jetstream import Message, WrongLast
+from banksman.cluster.jetstream import StreamMessage, WrongLast
 from banksman.cluster.log.stream_mirror import Mirror
 from banksman.cluster.log.streams import Names
 from banksman.cluster.nats import ANSWER_SECONDS_MAX, Nats
@@ -41,7 +41,7 @@ BEAT_SECONDS_MIN = 0.2
 RETRY_SECONDS = 0.1
 
 
-class Said(msgspec.Struct, frozen=True):
+class Heartbeat(msgspec.Struct, frozen=True):
     """A heartbeat."""
 
     card: Card
@@ -186,7 +186,7 @@ class Leases:
 
     async def _beat(self, patience: float) -> None:
         id, sent = self._id, time.monotonic()
-        data = msgspec.json.encode(Said(self._card, os.getpid(), _version(), self._since))
+        data = msgspec.json.encode(Heartbeat(self._card, os.getpid(), _version(), self._since))
         subject = self._names.host(id)
         try:
             seq = await self._nats.publish(subject, data, expected=self._seq, timeout=patience)
@@ -197,7 +197,7 @@ class Leases:
             self._seq = seq
         if id != self._id or time.monotonic() >= sent + FENCE * self.lease_seconds:
             return  # It came too late to mean anything.
-        self._mirror.put(Message(subject, data, {}, seq))
+        self._mirror.put(StreamMessage(subject, data, {}, seq))
         self._held_since = sent
         self._set_fence()
         for guard in self._guards:
@@ -276,7 +276,7 @@ class Leases:
     def reload_soon(self) -> None:
         self._mirror.reload_soon()
 
-    def _on_change(self, subject: str, message: Message | None) -> None:
+    def _on_change(self, subject: str, message: StreamMessage | None) -> None:
         id = subject.rpartition(".")[2]
         if message is None:
             if self._seen.pop(id, None) is not None:
@@ -284,7 +284,7 @@ class Leases:
                     callback(id)
             return
         try:
-            said = msgspec.json.decode(message.data, type=Said)
+            said = msgspec.json.decode(message.data, type=Heartbeat)
         except msgspec.DecodeError:
             log.warning("! host %s says of itself what cannot be understood", id)
             return

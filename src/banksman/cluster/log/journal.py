@@ -46,7 +46,7 @@ create table if not exists store (name text not null);
 """
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """A message that is to be published behind the one with the sequence `expected`."""
 
     subject: str
@@ -92,7 +92,7 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
         self._thread.start()
 
-    async def put(self, row: Row) -> None:
+    async def put(self, row: JournalRow) -> None:
         """When it returns, it outlives this process."""
         answered: asyncio.Future[None] = self._loop.create_future()
 
@@ -139,10 +139,10 @@ class Journal:
         self._work.put((note, answer))
         await answered
 
-    async def rows(self) -> tuple[list[Row], list[Noted]]:
+    async def rows(self) -> tuple[list[JournalRow], list[Noted]]:
         """What is on its way, in the order in which it was put, and what waits behind it."""
         found: asyncio.Future[None] = self._loop.create_future()
-        rows: list[Row] = []
+        rows: list[JournalRow] = []
         noted: list[Noted] = []
 
         def answer(exc: BaseException | None) -> None:
@@ -161,7 +161,7 @@ class Journal:
         await found
         return rows, noted
 
-    def report(self, row: Row) -> None:
+    def report(self, row: JournalRow) -> None:
         """Keep what cannot be published any more, for people."""
 
         def move(db: sqlite3.Connection) -> None:
@@ -245,7 +245,7 @@ class Journal:
             os.close(self._lock)
 
 
-class Left:
+class LeftJournal:
     """A journal that its host has left behind, ours until it is closed."""
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -259,7 +259,7 @@ class Left:
         return None if found is None else str(found[0])
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[JournalRow]:
         """In the order in which they were written."""
         return _rows(self._db)
 
@@ -271,7 +271,7 @@ class Left:
         with self._db:
             self._db.execute("delete from pending where id = ?", (id,))
 
-    def report(self, row: Row) -> None:
+    def report(self, row: JournalRow) -> None:
         """Keep what cannot be published any more, for people."""
         _report(self.path, row)
         self.drop(row.id)
@@ -292,19 +292,19 @@ class Left:
         os.close(self._lock)
 
 
-def store_of(left: Left) -> str | None:
+def store_of(left: LeftJournal) -> str | None:
     """Which store it is of. None: it was left before that was written."""
     return left.store
 
 
-def left_behind(folder: Path) -> list[Left]:
+def left_behind(folder: Path) -> list[LeftJournal]:
     """The journals of hosts that are dead."""
-    found: list[Left] = []
+    found: list[LeftJournal] = []
     for path in sorted(folder.glob("*.journal")):
         try:
             lock = _locked(path)
             if lock is not None:
-                found.append(Left(path, lock))
+                found.append(LeftJournal(path, lock))
         except (OSError, sqlite3.Error) as exc:
             log.warning("! %s is the journal of a dead host, and cannot be read: %s", path, exc)
     return found
@@ -323,9 +323,9 @@ def _locked(path: Path) -> int | None:
     return fd
 
 
-def _rows(db: sqlite3.Connection) -> list[Row]:
+def _rows(db: sqlite3.Connection) -> list[JournalRow]:
     found = db.execute("select subject, id, expected, header, body from pending order by number")
-    return [Row(*row) for row in found]
+    return [JournalRow(*row) for row in found]
 
 
 def _noted(db: sqlite3.Connection) -> list[Noted]:
@@ -341,7 +341,7 @@ def _is_empty(db: sqlite3.Connection) -> bool:
     return not left
 
 
-def _report(journal: Path, row: Row) -> None:
+def _report(journal: Path, row: JournalRow) -> None:
     """One file for each message: a line of JSON for each event in it, as far as it is text."""
     place = message_codec.place(0, row.header)
     # Without what is each attempt's own: what is tried again and again is one report, and the first has most in it.

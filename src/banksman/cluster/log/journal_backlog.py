@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import Journal, Noted
-from banksman.cluster.log.message_codec import Body, Part
-from banksman.cluster.log.queue_items import Append, Call
+from banksman.cluster.log.message_codec import MessageBody, MessagePart
+from banksman.cluster.log.queue_items import Call, QueuedAppend
 from banksman.core.session.event import TURN_QUEUED, TURN_STARTED, Entry
 
 # A healthy cluster answers in milliseconds, and one that has lost a leader in seconds.
@@ -54,7 +54,7 @@ class Behind:
         first = self._next
         if first is None:
             return
-        if not isinstance(call, Append) or not self._follows(call, first):
+        if not isinstance(call, QueuedAppend) or not self._follows(call, first):
             self._next = None  # What comes behind it rests on what nobody knows yet.
             return
         entries = before_a_beginning(call.part.entries)
@@ -62,11 +62,11 @@ class Behind:
         if entries:
             self._noted = first + len(entries) - 1
             snapshot = call.snapshot if is_whole else None
-            body = message_codec.encode(Body([Part(call.part.at, entries)], snapshot, self._noted))
+            body = message_codec.encode(MessageBody([MessagePart(call.part.at, entries)], snapshot, self._noted))
             self._journal.note(Noted(self._subject, self._epoch, first, len(entries), body))
         self._next = self._noted + 1 if is_whole else None
 
-    def _follows(self, call: Append, first: int) -> bool:
+    def _follows(self, call: QueuedAppend, first: int) -> bool:
         is_next = call.epoch == self._epoch and call.expected_seq == first - 1
         return is_next and call.error is None and bool(call.part.entries)
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from banksman.cluster.jetstream import ID, WrongLast
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import Leases
-from banksman.cluster.log.journal import Journal, Left, Noted, Row, left_behind, store_of
+from banksman.cluster.log.journal import Journal, JournalRow, LeftJournal, Noted, left_behind, store_of
 from banksman.cluster.log.journal_backlog import before_a_beginning
-from banksman.cluster.log.message_codec import EVENTS_MAX, Body, Part, Place
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.message_codec import EVENTS_MAX, MessageBody, MessagePart, MessagePlace
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreDamaged, StoreError, Unreachable
 
@@ -35,7 +35,7 @@ RETRY_SECONDS = 0.5
 
 
 class Salvage:
-    def __init__(self, nats: Nats, streams: Streams, folder: Path) -> None:
+    def __init__(self, nats: Nats, streams: NatsStreams, folder: Path) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
@@ -84,7 +84,7 @@ class Salvage:
                 journal.report_noted(group[0].subject, group[0].epoch)
                 _tell(group[0].subject)
 
-    async def _settle(self, left: Left) -> None:
+    async def _settle(self, left: LeftJournal) -> None:
         for row in await asyncio.to_thread(lambda: left.rows):
             if not row.subject.startswith(f"{self._names.prefix}.ev."):
                 continue
@@ -102,7 +102,7 @@ class Salvage:
                 await asyncio.to_thread(left.report_noted, group[0].subject, group[0].epoch)
                 _tell(group[0].subject)
 
-    async def _put_as_told(self, row: Row) -> bool:
+    async def _put_as_told(self, row: JournalRow) -> bool:
         """Whether all of it is in its place. Whoever asked in it was told that it was not accepted, and what it starts
         was not sent: of what is not stored by now, that part is not."""
         told = _without_beginnings(row)
@@ -112,7 +112,7 @@ class Salvage:
             await self._put(told)
         return await self._is_last(row)
 
-    async def _is_last(self, row: Row) -> bool:
+    async def _is_last(self, row: JournalRow) -> bool:
         while True:
             try:
                 last = await self._nats.last(self._names.events, row.subject)
@@ -137,7 +137,7 @@ class Salvage:
             stored = last
         return stored
 
-    async def _last_place(self, subject: str) -> Place | None:
+    async def _last_place(self, subject: str) -> MessagePlace | None:
         while True:
             try:
                 last = await self._nats.last(self._names.events, subject)
@@ -149,7 +149,7 @@ class Salvage:
                 return None if last is None else message_codec.place_of(last)
             return None
 
-    async def _put(self, row: Row) -> bool:
+    async def _put(self, row: JournalRow) -> bool:
         """Whether it is in its place."""
         body, headers = row.body, {message_codec.HEADER: row.header}
         while True:
@@ -181,17 +181,17 @@ def _grouped(noted: Iterable[Noted]) -> list[list[Noted]]:
     return [list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))]
 
 
-def _without_beginnings(row: Row) -> Row | None:
+def _without_beginnings(row: JournalRow) -> JournalRow | None:
     """What of it comes before the first ask and the first start of a turn; the row itself, if it has none."""
     place, body = message_codec.place(0, row.header), message_codec.decode(row.body)
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     for part in body.parts:
         entries = before_a_beginning(part.entries)
         if len(entries) == len(part.entries):
             parts.append(part)
             continue
         if entries:
-            parts.append(Part(part.at, entries))
+            parts.append(MessagePart(part.at, entries))
         break
     else:
         return row
@@ -202,13 +202,13 @@ def _without_beginnings(row: Row) -> Row | None:
     header = message_codec.header(
         epoch=place.epoch, first=place.first, held=held, snapshot=place.snapshot, at=parts[-1].at, blob=place.blob
     )
-    return row._replace(id=f"{row.id}.told", header=header, body=message_codec.encode(Body(parts)))
+    return row._replace(id=f"{row.id}.told", header=header, body=message_codec.encode(MessageBody(parts)))
 
 
-def _packed(waiting: Sequence[Noted], before: Place) -> tuple[Row, int]:
+def _packed(waiting: Sequence[Noted], before: MessagePlace) -> tuple[JournalRow, int]:
     """As much of it as one message holds, behind the one before it; and its last event."""
     first, size = waiting[0], 0
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     snapshot, snapshot_seq, last = None, 0, before.last
     for one in waiting:
         size += len(one.body)
@@ -221,7 +221,7 @@ def _packed(waiting: Sequence[Noted], before: Place) -> tuple[Row, int]:
         if body.snapshot is not None:
             snapshot, snapshot_seq = body.snapshot, body.snapshot_seq
         last = one.last
-    data = message_codec.encode(Body(parts, snapshot, snapshot_seq))
+    data = message_codec.encode(MessageBody(parts, snapshot, snapshot_seq))
     id = f"{first.subject.rpartition('.')[2]}.{first.epoch}.{first.first}.{last}.noted"
     header = message_codec.header(
         epoch=first.epoch,
@@ -231,7 +231,7 @@ def _packed(waiting: Sequence[Noted], before: Place) -> tuple[Row, int]:
         at=parts[-1].at,
         blob=id if len(data) > message_codec.MESSAGE_BYTES_MAX else before.blob_after,
     )
-    return Row(first.subject, id, before.seq, header, data), last
+    return JournalRow(first.subject, id, before.seq, header, data), last
 
 
 def _tell(what: str) -> None:

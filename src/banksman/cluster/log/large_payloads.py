@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from banksman.cluster.log.streams import Streams, token
+from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
 from banksman.errors import NoOwner, StoreError, Unanswered
 
@@ -65,7 +65,7 @@ class Parcels:
 
 
 class ClusterTranscripts:
-    def __init__(self, nats: Nats, streams: Streams) -> None:
+    def __init__(self, nats: Nats, streams: NatsStreams) -> None:
         self._nats = nats
         self._streams = streams
         self._bucket = streams.names.blobs

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.core.session.event import Event, Project
 from banksman.errors import StoreDamaged
 
@@ -64,22 +64,22 @@ HERE = "."
 NO_BLOB, EARLIER_BLOB = "-", "+"
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class MessagePart(msgspec.Struct, frozen=True, array_like=True):
     """What one append held."""
 
     at: float
     entries: Sequence[tuple[str | None, str, bytes]]
 
 
-class Body(msgspec.Struct, frozen=True, array_like=True):
+class MessageBody(msgspec.Struct, frozen=True, array_like=True):
     """`snapshot` is of all events up to `snapshot_seq`."""
 
-    parts: Sequence[Part]
+    parts: Sequence[MessagePart]
     snapshot: bytes | None = None
     snapshot_seq: int = 0
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """What the header of a stored message says. `seq`: of the message; `held`: how many events it has; `snapshot`: the
     seq of the message with the last snapshot, 0: there is none."""
 
@@ -107,18 +107,18 @@ class Place(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Body)
+_decoder = msgspec.msgpack.Decoder(MessageBody)
 
 
-def encode(body: Body) -> bytes:
+def encode(body: MessageBody) -> bytes:
     return _encoder.encode(body)
 
 
-def decode(data: bytes) -> Body:
+def decode(data: bytes) -> MessageBody:
     return _decoder.decode(data)
 
 
-BEGINNING = Place(0, 0, 1, 0, 0, 0.0, NO_BLOB)
+BEGINNING = MessagePlace(0, 0, 1, 0, 0, 0.0, NO_BLOB)
 
 
 def header(*, epoch: int, first: int, held: int, snapshot: int | None, at: float, blob: str) -> str:
@@ -126,9 +126,9 @@ def header(*, epoch: int, first: int, held: int, snapshot: int | None, at: float
     return f"{epoch} {first} {held} {HERE if snapshot is None else snapshot} {at!r} {blob}"
 
 
-def place(seq: int, text: str) -> Place:
+def place(seq: int, text: str) -> MessagePlace:
     epoch, first, count, snapshot, at, blob = text.split(" ", 5)
-    return Place(
+    return MessagePlace(
         seq,
         int(epoch),
         int(first),
@@ -139,7 +139,7 @@ def place(seq: int, text: str) -> Place:
     )
 
 
-def place_of(message: Message) -> Place:
+def place_of(message: StreamMessage) -> MessagePlace:
     """Of a stored one, whoever stored it. `StoreDamaged`: it is none of ours."""
     try:
         return place(message.seq, message.headers[HEADER])
@@ -147,15 +147,15 @@ def place_of(message: Message) -> Place:
         raise event(message.subject, message.seq) from exc
 
 
-def body_of(message: Message, data: bytes) -> Body:
+def body_of(message: StreamMessage, data: bytes) -> MessageBody:
     """`data`: its own, or of where it says that it is. `StoreDamaged`."""
     try:
-        return decode(data) if data else Body(())
+        return decode(data) if data else MessageBody(())
     except msgspec.DecodeError as exc:
         raise event(message.subject, message.seq) from exc
 
 
-def events(session: str, epoch: int, first: int, body: Body, project: Project | None) -> list[Event]:
+def events(session: str, epoch: int, first: int, body: MessageBody, project: Project | None) -> list[Event]:
     made: list[Event] = []
     seq = first
     for part in body.parts:

@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Collection
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.append_wait import Waiting
+from banksman.cluster.log.append_wait import AppendWaiters
 from banksman.cluster.log.event_reader import Reading
-from banksman.cluster.log.message_codec import Place
-from banksman.cluster.log.session_record import Record, Records
+from banksman.cluster.log.message_codec import MessagePlace
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_heads import Heads
 from banksman.core.session.event import Event
 from banksman.errors import StoreDamaged
@@ -37,7 +37,7 @@ DAMAGED_MAX = 100
 
 
 class Many:
-    def __init__(self, reading: Reading, records: Records, heads: Heads, waiting: Waiting) -> None:
+    def __init__(self, reading: Reading, records: SessionRecords, heads: Heads, waiting: AppendWaiters) -> None:
         self._reading = reading
         self._records = records
         self._heads = heads
@@ -77,14 +77,14 @@ class Many:
         # not be let through by it.
         return ManyPage(placed, at.text, gaps)
 
-    def _shown(self, message: Message, wanted: frozenset[str] | None) -> Record | None:
+    def _shown(self, message: StreamMessage, wanted: frozenset[str] | None) -> SessionRecord | None:
         """The session that it is of, if somebody wants it."""
         id = self._records.id_of(message.subject.rpartition(".")[2])
         record = None if id is None or (wanted is not None and id not in wanted) else self._records.all.get(id)
         return None if record is None or record.is_hidden else record
 
     async def _opened(
-        self, message: Message, record: Record, skipped: int, limit: int, project_of: ProjectOf | None
+        self, message: StreamMessage, record: SessionRecord, skipped: int, limit: int, project_of: ProjectOf | None
     ) -> list[Placed]:
         place = self._place(message)
         if place is None or not place.held or place.epoch < record.born or place.last < record.first:
@@ -103,7 +103,7 @@ class Many:
             for count, event in enumerate(events[skipped : skipped + limit], skipped + 1)
         ]
 
-    def _place(self, message: Message) -> Place | None:
+    def _place(self, message: StreamMessage) -> MessagePlace | None:
         """None: it is none of ours. Its session says so to who reads it; here it must not stop the others."""
         try:
             return message_codec.place_of(message)
@@ -111,7 +111,7 @@ class Many:
             self._tell(message, exc)
             return None
 
-    def _tell(self, message: Message, exc: StoreDamaged) -> None:
+    def _tell(self, message: StreamMessage, exc: StoreDamaged) -> None:
         """Once of each: it is passed by with every read."""
         if message.seq not in self._damaged and len(self._damaged) < DAMAGED_MAX:
             self._damaged.add(message.seq)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from banksman.cluster.interfaces import Answerer
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log.large_payloads import FAILED, REFUSED, WANTED, WORKING, Parcels
 from banksman.cluster.log.streams import token
 from banksman.cluster.nats import Bell, Nats
@@ -147,7 +147,7 @@ class ClusterBus:
             raise StoreError("the log is closed")
         return self._answers[0]
 
-    def _on_answer(self, message: Message) -> None:
+    def _on_answer(self, message: StreamMessage) -> None:
         asking = self._asking.get(message.subject.rpartition(".")[2])
         is_waiting = asking is not None and not asking.answer.done()
         if message.data == WANTED:
@@ -195,7 +195,7 @@ class ClusterBus:
         if self._echo is not None:
             await self._nats.ask(self._echo[0], b"", timeout=HEARD_SECONDS_MAX)
 
-    def _on_question(self, answering: Answering, message: Message) -> None:
+    def _on_question(self, answering: Answering, message: StreamMessage) -> None:
         if answering.is_silent or not message.reply:
             return
         if not answering.is_heard:
@@ -209,7 +209,7 @@ class ClusterBus:
     def _questions(self) -> int:
         return sum(len(each.tasks) for each in (*self._answering.values(), *self._left))
 
-    async def _answer(self, answering: Answering, message: Message) -> None:
+    async def _answer(self, answering: Answering, message: StreamMessage) -> None:
         if not await self._is_wanted(message.reply):
             return
         working = self._chores.start(self._say_working(answering, message.reply))
@@ -234,7 +234,7 @@ class ClusterBus:
                 await self._nats.tell(reply, WORKING)
             seconds = WORKING_SECONDS
 
-    async def _answer_it(self, answering: Answering, message: Message) -> None:
+    async def _answer_it(self, answering: Answering, message: StreamMessage) -> None:
         try:
             data = await self._parcels.unpack(message.data)
             answer = await self._parcels.pack(await answering.answerer(data))

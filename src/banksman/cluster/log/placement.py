@@ -28,12 +28,12 @@ from typing import TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import Message, Unheard, WrongLast
+from banksman.cluster.jetstream import StreamMessage, Unheard, WrongLast
 from banksman.cluster.log.large_payloads import Parcels
 from banksman.cluster.log.placement_queues import ACK_SECONDS, Needs
 from banksman.cluster.log.streams import token
-from banksman.cluster.nats import Job as Pulled
 from banksman.cluster.nats import Nats, Pulls
+from banksman.cluster.nats import QueuedMessage as Pulled
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable
 from banksman.tasks import Owned
 
@@ -56,7 +56,7 @@ ANSWER_TRIES_MAX = 3
 WANTED, UNWANTED = b"+", b"-"
 
 
-class Order(msgspec.Struct, omit_defaults=True):
+class PlacementOrder(msgspec.Struct, omit_defaults=True):
     """A job, as it is stored. `request` is a parcel, `reply` where the answer goes."""
 
     session: str
@@ -67,10 +67,10 @@ class Order(msgspec.Struct, omit_defaults=True):
     reply: str = ""
 
 
-class Job:
+class PlacedJob:
     """One that was taken. Until it is done or given back, `working` is to be said more often than `ACK_SECONDS`."""
 
-    def __init__(self, order: Order, pulled: Pulled, nats: Nats, parcels: Parcels) -> None:
+    def __init__(self, order: PlacementOrder, pulled: Pulled, nats: Nats, parcels: Parcels) -> None:
         self.session = order.session
         self.kind = order.kind
         self.need = tuple(order.need)
@@ -189,7 +189,7 @@ class ClusterPlacement:
             async with asyncio.timeout_at(until):
                 key = await _until_answered(lambda: self._needs.add(need))
                 parcel = await _until_answered(lambda: self._parcels.pack(request))
-                order = Order(session, OPEN, sorted(set(need)), request=parcel, reply=inbox)
+                order = PlacementOrder(session, OPEN, sorted(set(need)), request=parcel, reply=inbox)
                 seq = await self._store(key, order, until)
         except (TimeoutError, Unreachable) as exc:
             if offer.taken_at is None:
@@ -207,7 +207,7 @@ class ClusterPlacement:
             offer.is_given_up = True
             self._discard(seq if offer.taken_at is None else 0, parcel, bell.stop())
 
-    async def _store(self, key: str, order: Order, until: float) -> int:
+    async def _store(self, key: str, order: PlacementOrder, until: float) -> int:
         """Its seq. Until it is acknowledged, or the time is over: one that was stored unseen is asked for, and found to
         be given up, or goes by itself."""
         loop = asyncio.get_running_loop()
@@ -248,7 +248,7 @@ class ClusterPlacement:
                     raise Unanswered(words, session=session) from exc
                 until = offer.taken_at + TAKEN_SECONDS_MAX
 
-    def _on_word(self, offer: Offer, message: Message) -> None:
+    def _on_word(self, offer: Offer, message: StreamMessage) -> None:
         if message.subject.endswith(".take"):
             if not offer.is_given_up:
                 offer.taken_at = asyncio.get_running_loop().time()
@@ -280,14 +280,14 @@ class ClusterPlacement:
 
     async def resume(self, session: str, need: Sequence[str], epoch: int) -> None:
         key = await self._needs.add(need)
-        order = Order(session, RESUME, sorted(set(need)), epoch)
+        order = PlacementOrder(session, RESUME, sorted(set(need)), epoch)
         with suppress(WrongLast):  # There is one.
             subject = f"{self._prefix}.place.{key}.r.{token(session)}"
             data = msgspec.json.encode(order)
             await self._put(key, lambda: self._nats.publish(subject, data, expected=0))
 
     # -- taking ------------------------------------------------------------------------------------------------------
-    async def next(self, labels: Sequence[str]) -> Job:
+    async def next(self, labels: Sequence[str]) -> PlacedJob:
         """Cancelled, what has come is given back, and so is what still comes."""
         assert not self._is_taking, "only one can wait for the next"
         wanted = frozenset(labels)
@@ -313,15 +313,15 @@ class ClusterPlacement:
             while self._came:
                 self._give_back(self._came.popleft()[1])
 
-    async def _opened(self, key: str, pulled: Pulled) -> Job | None:
+    async def _opened(self, key: str, pulled: Pulled) -> PlacedJob | None:
         """None: it is nothing that could be done, here or anywhere, or not now."""
         try:
-            order = msgspec.json.decode(pulled.data, type=Order)
+            order = msgspec.json.decode(pulled.data, type=PlacementOrder)
         except msgspec.DecodeError as exc:
             log.error("! a job cannot be understood, and is dropped: %s", exc)
             await pulled.done()
             return None
-        job = Job(order, pulled, self._nats, self._parcels)
+        job = PlacedJob(order, pulled, self._nats, self._parcels)
         if job.request:
             try:
                 job.request = await self._parcels.unpack(job.request)

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log.streams import NOT_FOUND
 from banksman.cluster.nats import Bell, Nats
 from banksman.errors import Refused, StoreError, Unanswered
@@ -184,7 +184,7 @@ class Needs:
     def _pattern(self) -> str:
         return f"{self._prefix}.rec.need.*"
 
-    def _on_record(self, message: Message) -> None:
+    def _on_record(self, message: StreamMessage) -> None:
         key = message.subject.rpartition(".")[2]
         try:
             words = json.loads(message.data)

@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from banksman.cluster.jetstream import WrongLast
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.journal import Row
+from banksman.cluster.log.journal import JournalRow
 from banksman.cluster.log.session_ownership import Owning, Tenancy
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import ID, Nats
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
 
@@ -35,10 +35,10 @@ SHORT_SECONDS_MAX = 20.0
 
 class Publishing(Struct, frozen=True):
     nats: Nats
-    streams: Streams
+    streams: NatsStreams
     owning: Owning
 
-    async def until_known(self, tenancy: Tenancy, row: Row, is_ours: Callable[[], bool]) -> int:
+    async def until_known(self, tenancy: Tenancy, row: JournalRow, is_ours: Callable[[], bool]) -> int:
         """The sequence under which it is stored. `NotOwner`: it is not ours to say any more. `StoreError`: the servers
         have refused it, and it is not there. `StoreDamaged`: nor is what it was to follow."""
         session = tenancy.record.id
@@ -77,7 +77,7 @@ class Publishing(Struct, frozen=True):
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
-    async def _look_back(self, tenancy: Tenancy, row: Row) -> tuple[int | None, bool]:
+    async def _look_back(self, tenancy: Tenancy, row: JournalRow) -> tuple[int | None, bool]:
         """Where it is stored, though nobody told us; None: it is not, and what is last is what it was to follow, or
         older (True). `NotOwner`: it is another's."""
         last = await self.nats.last(self.streams.names.events, row.subject)
@@ -97,7 +97,7 @@ class Publishing(Struct, frozen=True):
         return found is not None and found.tenure == tenancy.record.tenure
 
 
-def _shortened(session: str, row: Row) -> StoreDamaged:
+def _shortened(session: str, row: JournalRow) -> StoreDamaged:
     hint = "restore the stream from a backup, or delete the session; what it said last is kept as a report by its host"
     message = f"the servers have lost events that they had acknowledged: the message {row.expected} of {row.subject}"
     return StoreDamaged(message, hint=hint, session=session)

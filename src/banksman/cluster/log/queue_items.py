@@ -8,13 +8,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from banksman.cluster.log.message_codec import Part
+from banksman.cluster.log.message_codec import MessagePart
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import Done
 
 
 @dataclass(slots=True, eq=False)
-class Told:
+class WriterCall:
     """A call of a writer's. `told`: the last failure that its writer had been told of when it called: what rests on one
     that it does not know of yet must fail too."""
 
@@ -26,9 +26,9 @@ class Told:
 
 
 @dataclass(slots=True, eq=False)
-class Append(Told):
+class QueuedAppend(WriterCall):
     expected_seq: int = 0
-    part: Part = field(default_factory=lambda: Part(0.0, ()))
+    part: MessagePart = field(default_factory=lambda: MessagePart(0.0, ()))
     snapshot: bytes | None = None
 
     @property
@@ -37,36 +37,36 @@ class Append(Told):
 
 
 @dataclass(slots=True, eq=False)
-class Advance(Told):
+class Advance(WriterCall):
     pass
 
 
 @dataclass(slots=True, eq=False)
-class Lease(Told):
+class QueuedLease(WriterCall):
     name: str | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Release(Told):
+class QueuedRelease(WriterCall):
     pass
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class QueuedCall:
     """A call that somebody waits for."""
 
     answer: asyncio.Future[Any]
 
 
 @dataclass(slots=True, eq=False)
-class Claim(Asked):
+class Claim(QueuedCall):
     name: str | None
     agent: str | None
 
 
 @dataclass(slots=True, eq=False)
-class Delete(Asked):
+class Delete(QueuedCall):
     pass
 
 
-Call = Append | Advance | Lease | Release | Told | Claim | Delete
+Call = QueuedAppend | Advance | QueuedLease | QueuedRelease | WriterCall | Claim | Delete

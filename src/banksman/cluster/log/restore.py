@@ -15,10 +15,10 @@ import msgspec
 
 from banksman.cluster.jetstream import ID, WrongLast
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.message_codec import Body, Part, Place
+from banksman.cluster.log.message_codec import MessageBody, MessagePart, MessagePlace
 from banksman.cluster.log.session_ownership import Owning
-from banksman.cluster.log.session_record import Record, Records
-from banksman.cluster.log.streams import Streams, token
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords
+from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreError, UsageError
 from banksman.store.checks import checked
@@ -30,7 +30,7 @@ RETRY_SECONDS = 0.5
 
 
 class Restoring:
-    def __init__(self, nats: Nats, streams: Streams, owning: Owning, records: Records) -> None:
+    def __init__(self, nats: Nats, streams: NatsStreams, owning: Owning, records: SessionRecords) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
@@ -55,7 +55,9 @@ class Restoring:
                 await asyncio.shield(self._owning.delete(session))
             raise
 
-    async def _fill(self, record: Record, chunks: Callable[[], Iterable[Chunk]], snapshot: Snapshot | None) -> Record:
+    async def _fill(
+        self, record: SessionRecord, chunks: Callable[[], Iterable[Chunk]], snapshot: Snapshot | None
+    ) -> SessionRecord:
         iterator = await asyncio.to_thread(lambda: checked(record.id, chunks()))
         place, first, created = message_codec.BEGINNING, 0, record.created
         # One behind: the last one carries the snapshot.
@@ -83,10 +85,10 @@ class Restoring:
             tenure=max(place.epoch, deleted),
         )
 
-    async def _store(self, session: str, before: Place, chunk: Chunk, snapshot: Snapshot | None) -> Place:
-        body = Body([Part(chunk.at, tuple(chunk.entries))])
+    async def _store(self, session: str, before: MessagePlace, chunk: Chunk, snapshot: Snapshot | None) -> MessagePlace:
+        body = MessageBody([MessagePart(chunk.at, tuple(chunk.entries))])
         if snapshot is not None:
-            body = Body(body.parts, snapshot.data, snapshot.seq)
+            body = MessageBody(body.parts, snapshot.data, snapshot.seq)
         data = message_codec.encode(body)
         id = f"{token(session)}.r{chunk.epoch}.{before.seq}"
         blob = id if len(data) > message_codec.MESSAGE_BYTES_MAX else before.blob_after

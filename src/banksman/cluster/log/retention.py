@@ -11,9 +11,9 @@ from collections import deque
 import msgspec
 
 from banksman.cluster.log.event_reader import Reading
-from banksman.cluster.log.message_codec import NO_BLOB, Place
+from banksman.cluster.log.message_codec import NO_BLOB, MessagePlace
 from banksman.cluster.log.session_ownership import Owning
-from banksman.cluster.log.session_record import Record, Records
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_heads import Heads
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreDamaged
@@ -24,7 +24,7 @@ MESSAGE_BYTES = 256
 SLACK = 1.25
 
 
-class Retention:
+class ClusterRetention:
     """How much is kept of each session that is ours, as far as we have written it."""
 
     def __init__(self, bytes_max: int | None) -> None:
@@ -32,7 +32,7 @@ class Retention:
         self._weights: dict[str, deque[tuple[int, int]]] = {}
         self._totals: dict[str, int] = {}
 
-    def weigh(self, session: str, place: Place, size: int) -> int | None:
+    def weigh(self, session: str, place: MessagePlace, size: int) -> int | None:
         """After a message was stored: before which event all may be forgotten; None: nothing."""
         if self._bytes_max is None or not size:
             return None
@@ -57,7 +57,7 @@ class Retention:
 class Trimming:
     """Forgets what need not be kept."""
 
-    def __init__(self, nats: Nats, owning: Owning, reading: Reading, heads: Heads, records: Records) -> None:
+    def __init__(self, nats: Nats, owning: Owning, reading: Reading, heads: Heads, records: SessionRecords) -> None:
         self._nats = nats
         self._owning = owning
         self._reading = reading
@@ -87,7 +87,7 @@ class Trimming:
             return
         dropped = await self._reading.find(session, first - 1, place)
 
-        def forget(found: Record) -> Record:
+        def forget(found: SessionRecord) -> SessionRecord:
             if found.first >= first:
                 return found
             return msgspec.structs.replace(found, first=first, dropped=max(found.dropped, dropped))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from banksman.cluster.log.message_codec import Place
+from banksman.cluster.log.message_codec import MessagePlace
 from banksman.cluster.log.session_ownership import Owning, Tenancy
-from banksman.cluster.log.session_record import Record, Records
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_heads import Heads
 from banksman.store.log import Head, Known, Owner
 
@@ -18,19 +18,19 @@ class Directory:
     """`tenancy_of`: how we have a session, if we do."""
 
     def __init__(
-        self, records: Records, heads: Heads, owning: Owning, tenancy_of: Callable[[str], Tenancy | None]
+        self, records: SessionRecords, heads: Heads, owning: Owning, tenancy_of: Callable[[str], Tenancy | None]
     ) -> None:
         self._records = records
         self._heads = heads
         self._owning = owning
         self._tenancy_of = tenancy_of
-        self._sorted: list[Record] | None = None
+        self._sorted: list[SessionRecord] | None = None
 
     def on_change(self) -> None:
         """What is listed is not as it was."""
         self._sorted = None
 
-    def record(self, session: str) -> Record | None:
+    def record(self, session: str) -> SessionRecord | None:
         record = self._records.all.get(session)
         return None if record is None or record.is_hidden else record
 
@@ -38,7 +38,7 @@ class Directory:
         record = self.record(session)
         return Head(0, 0, 1) if record is None else self._head(record, self._heads.place(session))
 
-    def _head(self, record: Record, place: Place | None) -> Head:
+    def _head(self, record: SessionRecord, place: MessagePlace | None) -> Head:
         if place is not None and place.epoch < record.born:
             place = None  # Of another session, which had this id.
         seq = 0 if place is None else place.last
@@ -70,7 +70,7 @@ class Directory:
                 counts[owner] = counts.get(owner, 0) + 1
         return list(counts.items())
 
-    def _known(self, record: Record) -> Known:
+    def _known(self, record: SessionRecord) -> Known:
         place = self._heads.known(record.id)
         head = self._head(record, place)
         return Known(

@@ -23,8 +23,8 @@ import msgspec
 from banksman.cluster.jetstream import ID, Write, WrongLast
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import Leases
-from banksman.cluster.log.message_codec import Place
-from banksman.cluster.log.session_record import Found, LeaseRecord, OwnerRecord, Record, Records
+from banksman.cluster.log.message_codec import MessagePlace
+from banksman.cluster.log.session_record import FoundRecord, LeaseRecord, OwnerRecord, SessionRecord, SessionRecords
 from banksman.cluster.log.streams import Names, token
 from banksman.cluster.nats import Nats
 from banksman.errors import NameTaken, NotOwner, StoreError, Unanswered, Unreachable, UsageError
@@ -42,8 +42,8 @@ class Tenancy:
     """A session that is ours: under which host id and epoch, and where its events are."""
 
     host: str
-    record: Record
-    place: Place
+    record: SessionRecord
+    place: MessagePlace
     lease: str | None = None
 
     @property
@@ -56,13 +56,13 @@ class Tenancy:
 
 
 class Owning:
-    def __init__(self, nats: Nats, names: Names, records: Records, leases: Leases) -> None:
+    def __init__(self, nats: Nats, names: Names, records: SessionRecords, leases: Leases) -> None:
         self._nats = nats
         self._names = names
         self._records = records
         self._leases = leases
 
-    async def find(self, session: str) -> Record | None:
+    async def find(self, session: str) -> SessionRecord | None:
         """As the leader has it."""
         return (await self._records.find(session)).record
 
@@ -81,7 +81,9 @@ class Owning:
             raise
         return Tenancy(host, record, place)
 
-    async def _claim_record(self, session: str, name: str | None, agent: str | None, owner: OwnerRecord) -> Record:
+    async def _claim_record(
+        self, session: str, name: str | None, agent: str | None, owner: OwnerRecord
+    ) -> SessionRecord:
         found = await self._records.find(session)
         record = found.record
         if record is not None and not record.is_hidden:
@@ -103,10 +105,10 @@ class Owning:
         await self._records.change(*writes)
         return record
 
-    async def _new(self, session: str, name: str | None, agent: str, owner: OwnerRecord | None) -> Record:
+    async def _new(self, session: str, name: str | None, agent: str, owner: OwnerRecord | None) -> SessionRecord:
         deleted, _ = await self._records.epoch_deleted_max()
         now = time.time()
-        return Record(
+        return SessionRecord(
             id=session,
             agent=agent,
             created=now,
@@ -132,7 +134,7 @@ class Owning:
             raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder)
         return seq
 
-    async def _check_free(self, record: Record) -> None:
+    async def _check_free(self, record: SessionRecord) -> None:
         """`NotOwner` if a live host elsewhere has it."""
         owner = record.owner
         if owner is None or owner.host == self._leases.id:
@@ -146,7 +148,7 @@ class Owning:
                 address=owner.address,
             )
 
-    async def _fence(self, record: Record) -> Place:
+    async def _fence(self, record: SessionRecord) -> MessagePlace:
         session, epoch = record.id, record.epoch
         subject = self._names.event(session)
         id = f"{token(session)}.{epoch}.claim"
@@ -179,7 +181,7 @@ class Owning:
         """Raise its epoch by one."""
         wanted = tenancy.epoch + 1
 
-        async def advance() -> Record:
+        async def advance() -> SessionRecord:
             found = await self._records.find(tenancy.record.id)
             record = self._ours(tenancy, found)
             if record.epoch == wanted:
@@ -227,7 +229,7 @@ class Owning:
         host = record.owner.host
         return self._leases.is_alive(host) or not await self._leases.is_dead(host)
 
-    def _ours(self, tenancy: Tenancy, found: Found) -> Record:
+    def _ours(self, tenancy: Tenancy, found: FoundRecord) -> SessionRecord:
         record = found.record
         if record is None or record.tenure != tenancy.record.tenure or record.owner is None:
             raise _superseded(tenancy.record.id, tenancy.epoch)
@@ -238,10 +240,10 @@ class Owning:
         record = self._records.all.get(session)
         return record is not None and record.epoch == epoch and self._is_of_ours(record)
 
-    def _is_of_ours(self, record: Record) -> bool:
+    def _is_of_ours(self, record: SessionRecord) -> bool:
         return record.owner is not None and record.owner.host == self._leases.id
 
-    async def release(self, session: str, epoch: int, place: Place) -> None:
+    async def release(self, session: str, epoch: int, place: MessagePlace) -> None:
         """Let go of it, if we have it under this epoch. Where nobody answers, the lease's end does the same."""
 
         async def release() -> None:
@@ -328,10 +330,10 @@ class Owning:
 
         await self.patiently(rename)
 
-    async def update(self, session: str, change: Callable[[Record], Record]) -> Record | None:
+    async def update(self, session: str, change: Callable[[SessionRecord], SessionRecord]) -> SessionRecord | None:
         """Change what is known of it, whoever owns it; None: it is not there."""
 
-        async def update() -> Record | None:
+        async def update() -> SessionRecord | None:
             found = await self._records.find(session)
             if found.record is None:
                 return None
@@ -343,14 +345,14 @@ class Owning:
         return await self.patiently(update)
 
     # -- a history that comes from elsewhere -------------------------------------------------------------------------
-    async def reserve(self, session: str, name: str | None, agent: str) -> Record:
+    async def reserve(self, session: str, name: str | None, agent: str) -> SessionRecord:
         """A place for a history, which nobody sees until it is `shown`. `UsageError` if there is a session of this
         id."""
         self._leases.check_held()
 
-        tried: Record | None = None
+        tried: SessionRecord | None = None
 
-        async def reserve() -> Record:
+        async def reserve() -> SessionRecord:
             nonlocal tried
             found = await self._records.find(session)
             if tried is not None and found.record == tried:
@@ -368,11 +370,11 @@ class Owning:
 
         return await self.patiently(reserve)
 
-    async def _is_abandoned(self, record: Record) -> bool:
+    async def _is_abandoned(self, record: SessionRecord) -> bool:
         """It was to be restored, by a host that died over it."""
         return record.is_hidden and record.owner is not None and await self._leases.is_dead(record.owner.host)
 
-    async def show(self, record: Record, name: str | None) -> None:
+    async def show(self, record: SessionRecord, name: str | None) -> None:
         """It is all there."""
 
         async def show() -> None:
@@ -416,7 +418,7 @@ class Owning:
             await asyncio.sleep(wait)
             wait = min(wait * 2, 1.0)
 
-    def owner(self, record: Record) -> Owner | None:
+    def owner(self, record: SessionRecord) -> Owner | None:
         owner = record.owner
         if owner is None:
             return None

@@ -22,24 +22,34 @@ from msgspec import Struct
 
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import Leases
-from banksman.cluster.log.journal import Journal, Row
+from banksman.cluster.log.journal import Journal, JournalRow
 from banksman.cluster.log.journal_backlog import OVERDUE_SECONDS, Behind
-from banksman.cluster.log.message_codec import Body, Place
+from banksman.cluster.log.message_codec import MessageBody, MessagePlace
 from banksman.cluster.log.publisher import Publishing
-from banksman.cluster.log.queue_items import Advance, Append, Asked, Call, Claim, Delete, Lease, Release, Told
+from banksman.cluster.log.queue_items import (
+    Advance,
+    Call,
+    Claim,
+    Delete,
+    QueuedAppend,
+    QueuedCall,
+    QueuedLease,
+    QueuedRelease,
+    WriterCall,
+)
 from banksman.cluster.log.session_ownership import Owning, Tenancy
-from banksman.cluster.log.streams import Names, Streams, token
+from banksman.cluster.log.streams import Names, NatsStreams, token
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
 
 log = logging.getLogger("banksman")
 
 
-class Hears(Protocol):
+class QueueListener(Protocol):
     """The log: told before whoever called is."""
 
-    def on_stored(self, session: str, place: Place, size: int, body: Body) -> None: ...
-    async def after_stored(self, session: str, place: Place, size: int) -> None: ...
+    def on_stored(self, session: str, place: MessagePlace, size: int, body: MessageBody) -> None: ...
+    async def after_stored(self, session: str, place: MessagePlace, size: int) -> None: ...
     async def forget_blobs(self, session: str, before: int | None) -> None: ...
     async def settle(self, session: str) -> None:
         """Until another session of this log, which is about to be released, is."""
@@ -52,15 +62,15 @@ class Hears(Protocol):
     def on_failure(self) -> None: ...
 
 
-class Writing(Struct, frozen=True, kw_only=True):
+class QueueContext(Struct, frozen=True, kw_only=True):
     """What the lines of a log share."""
 
     nats: Nats
-    streams: Streams
+    streams: NatsStreams
     owning: Owning
     leases: Leases
     journal: Journal
-    hears: Hears
+    hears: QueueListener
 
     @property
     def names(self) -> Names:
@@ -68,7 +78,7 @@ class Writing(Struct, frozen=True, kw_only=True):
 
 
 class Line:
-    def __init__(self, session: str, writing: Writing) -> None:
+    def __init__(self, session: str, writing: QueueContext) -> None:
         self._session = session
         self._with = writing
         self._calls: deque[Call] = deque()
@@ -105,7 +115,7 @@ class Line:
 
     @property
     def is_leaving(self) -> bool:
-        return any(isinstance(call, Release | Delete) for call in self._calls) or self._is_releasing
+        return any(isinstance(call, QueuedRelease | Delete) for call in self._calls) or self._is_releasing
 
     async def stop(self, error: StoreError) -> None:
         """Nobody will be answered by the servers any more."""
@@ -120,7 +130,7 @@ class Line:
         self._doing = ()
         while self._calls:
             call = self._calls.popleft()
-            if isinstance(call, Asked):
+            if isinstance(call, QueuedCall):
                 if not call.answer.done():
                     call.answer.set_exception(error)
             else:
@@ -151,12 +161,12 @@ class Line:
 
     async def _next(self, call: Call) -> None:
         match call:
-            case Append():
+            case QueuedAppend():
                 await self._append()
-            case Asked():
+            case QueuedCall():
                 self._doing = (self._calls.popleft(),)
                 await self._answer_asked(call)
-            case Release() if self.tenancy is None:
+            case QueuedRelease() if self.tenancy is None:
                 self._doing = (self._calls.popleft(),)
                 # Nobody here has it. It may be ours all the same, by its record: after a release that was not heard.
                 if self._with.owning.is_ours(self._session, call.epoch):
@@ -170,10 +180,10 @@ class Line:
                     except (StoreError, NotOwner) as exc:
                         error = exc
                         self._lose_if_superseded(exc)
-                if not isinstance(call, Release):
+                if not isinstance(call, QueuedRelease):
                     self._answer(call, error)
 
-    async def _do(self, call: Told) -> None:
+    async def _do(self, call: WriterCall) -> None:
         tenancy = self.tenancy
         assert tenancy is not None
         owning = self._with.owning
@@ -182,23 +192,23 @@ class Line:
                 await owning.advance(tenancy)
                 if self.tenancy is tenancy:  # And was not lost meanwhile.
                     self._with.hears.on_tenancy(self._session, tenancy)
-            case Lease(name=name):
+            case QueuedLease(name=name):
                 await owning.lease(tenancy, name, self._with.hears.settle)
-            case Release():
+            case QueuedRelease():
                 self.tenancy = None
                 self._with.hears.on_tenancy(self._session, None)
                 await self._release(tenancy.epoch, tenancy.place)
             case _:
                 raise AssertionError(call)
 
-    async def _release(self, epoch: int, place: Place) -> None:
+    async def _release(self, epoch: int, place: MessagePlace) -> None:
         self._is_releasing = True
         try:
             await self._with.owning.release(self._session, epoch, place)
         finally:
             self._is_releasing = False
 
-    async def _answer_asked(self, call: Asked) -> None:
+    async def _answer_asked(self, call: QueuedCall) -> None:
         if call.answer.cancelled():
             return  # Before it was begun. A claim would take it from whoever has it here, only to let go of it.
         try:
@@ -220,7 +230,7 @@ class Line:
             call.answer.set_result(value)
         elif isinstance(call, Claim) and self.tenancy is not None:
             # Whoever wanted it was cancelled, and would never let go of it.
-            self.put(Release(self.tenancy.epoch, self.told, None))
+            self.put(QueuedRelease(self.tenancy.epoch, self.told, None))
 
     async def _forget_blobs(self) -> None:
         try:
@@ -237,11 +247,11 @@ class Line:
         self.tenancy = tenancy
         self._failure = self.told = 0
         self._with.hears.on_tenancy(self._session, tenancy)
-        self._with.hears.on_stored(self._session, tenancy.place, 0, Body(()))
+        self._with.hears.on_stored(self._session, tenancy.place, 0, MessageBody(()))
         return tenancy.epoch
 
     # -- answering ---------------------------------------------------------------------------------------------------
-    def _refusal(self, call: Told) -> StoreError | NotOwner | None:
+    def _refusal(self, call: WriterCall) -> StoreError | NotOwner | None:
         if call.error is not None:
             return call.error
         tenancy = self.tenancy
@@ -254,13 +264,13 @@ class Line:
                 epoch=call.epoch,
                 current=current,
             )
-        if call.told < self._failure and not isinstance(call, Release):
+        if call.told < self._failure and not isinstance(call, QueuedRelease):
             return NotOwner("what was called before this was refused", session=self._session, epoch=call.epoch)
         return None
 
-    def _answer(self, call: Told, error: StoreError | NotOwner | None) -> None:
+    def _answer(self, call: WriterCall, error: StoreError | NotOwner | None) -> None:
         is_of_owner = self.tenancy is not None and call.epoch == self.tenancy.epoch
-        is_lease_taken = isinstance(call, Lease) and isinstance(error, NotOwner)
+        is_lease_taken = isinstance(call, QueuedLease) and isinstance(error, NotOwner)
         if error is not None and is_of_owner and call.told >= self._failure and not is_lease_taken:
             self._failure += 1
         # Before it is told, so that the writer may go on from inside its `done`.
@@ -283,7 +293,7 @@ class Line:
         self._doing = batch = self._take_batch()
         if not batch:
             call = self._calls.popleft()
-            assert isinstance(call, Append)
+            assert isinstance(call, QueuedAppend)
             self._answer(call, self._refusal(call) or self._misplaced(call))
             return
         error: StoreError | NotOwner | None = None
@@ -300,15 +310,15 @@ class Line:
         for call in batch:
             self._answer(call, error)
 
-    def _take_batch(self) -> list[Append]:
+    def _take_batch(self) -> list[QueuedAppend]:
         """The appends at the head of the line that follow one another, as many as one message holds."""
-        batch: list[Append] = []
+        batch: list[QueuedAppend] = []
         tenancy = self.tenancy
         seq = 0 if tenancy is None else tenancy.seq
         size = events = 0
         while self._calls:
             call = self._calls[0]
-            if not isinstance(call, Append) or self._refusal(call) is not None or call.expected_seq != seq:
+            if not isinstance(call, QueuedAppend) or self._refusal(call) is not None or call.expected_seq != seq:
                 break
             size += call.size
             events += len(call.part.entries)
@@ -319,7 +329,7 @@ class Line:
             seq += len(call.part.entries)
         return batch
 
-    def _misplaced(self, call: Append) -> NotOwner:
+    def _misplaced(self, call: QueuedAppend) -> NotOwner:
         assert self.tenancy is not None
         return NotOwner(
             "the session is not where its writer believes",
@@ -329,7 +339,7 @@ class Line:
             seq=self.tenancy.seq,
         )
 
-    async def _store(self, batch: Sequence[Append]) -> None:
+    async def _store(self, batch: Sequence[QueuedAppend]) -> None:
         tenancy = self.tenancy
         assert tenancy is not None
         before = tenancy.place
@@ -340,7 +350,7 @@ class Line:
             seq += len(call.part.entries)
             if call.snapshot is not None:
                 snapshot, snapshot_seq = call.snapshot, seq
-        body = Body(parts, snapshot, snapshot_seq)
+        body = MessageBody(parts, snapshot, snapshot_seq)
         data = message_codec.encode(body)
         # With something of its own: one before it, behind the same message, may have been refused and arrive after all.
         # Under its name the servers would take this one for it, and tell us that this is stored.
@@ -356,7 +366,7 @@ class Line:
             at=parts[-1].at if parts else before.at,
             blob=blob,
         )
-        row = Row(self._with.names.event(self._session), id, before.seq, header, data)
+        row = JournalRow(self._with.names.event(self._session), id, before.seq, header, data)
         began = time.perf_counter()
         try:
             await self._with.journal.put(row)

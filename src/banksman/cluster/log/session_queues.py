@@ -8,18 +8,18 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from banksman.cluster.log.append_wait import Waiting
+from banksman.cluster.log.append_wait import AppendWaiters
 from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.host_leases import Leases
 from banksman.cluster.log.journal import Journal
 from banksman.cluster.log.large_payloads import ClusterTranscripts
-from banksman.cluster.log.message_codec import Body, Place
-from banksman.cluster.log.queue_items import Release
-from banksman.cluster.log.retention import Retention, Trimming
+from banksman.cluster.log.message_codec import MessageBody, MessagePlace
+from banksman.cluster.log.queue_items import QueuedRelease
+from banksman.cluster.log.retention import ClusterRetention, Trimming
 from banksman.cluster.log.session_ownership import Owning, Tenancy
-from banksman.cluster.log.session_queue import Line, Writing
+from banksman.cluster.log.session_queue import Line, QueueContext
 from banksman.cluster.log.stream_heads import Heads
-from banksman.cluster.log.streams import Streams
+from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError
 
@@ -34,18 +34,20 @@ class Lines:
         self,
         *,
         nats: Nats,
-        streams: Streams,
+        streams: NatsStreams,
         owning: Owning,
         leases: Leases,
         journal: Journal,
         reading: Reading,
         heads: Heads,
-        waiting: Waiting,
-        retention: Retention,
+        waiting: AppendWaiters,
+        retention: ClusterRetention,
         trimming: Trimming,
         transcripts: ClusterTranscripts,
     ) -> None:
-        self._writing = Writing(nats=nats, streams=streams, owning=owning, leases=leases, journal=journal, hears=self)
+        self._writing = QueueContext(
+            nats=nats, streams=streams, owning=owning, leases=leases, journal=journal, hears=self
+        )
         self._reading = reading
         self._heads = heads
         self._waiting = waiting
@@ -80,7 +82,7 @@ class Lines:
         """All that is ours, behind what waits."""
         for line in list(self._all.values()):
             if line.tenancy is not None:
-                line.put(Release(line.last_epoch, line.told, None))
+                line.put(QueuedRelease(line.last_epoch, line.told, None))
 
     async def stop(self, seconds: float) -> None:
         """When nothing waits any more, or after this time: what waits then is refused."""
@@ -91,7 +93,7 @@ class Lines:
             await line.stop(StoreError("the log is closed"))
 
     # -- what they tell ----------------------------------------------------------------------------------------------
-    def on_stored(self, session: str, place: Place, size: int, body: Body) -> None:
+    def on_stored(self, session: str, place: MessagePlace, size: int, body: MessageBody) -> None:
         if size:
             self.counters["commits"] += 1
             self.counters["events"] += place.held
@@ -100,7 +102,7 @@ class Lines:
         self._reading.recent.keep(session, place, body)
         self._heads.put(session, place)
 
-    async def after_stored(self, session: str, place: Place, size: int) -> None:
+    async def after_stored(self, session: str, place: MessagePlace, size: int) -> None:
         before = self._retention.weigh(session, place, size)
         if before is not None:
             try:

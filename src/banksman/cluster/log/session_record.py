@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import Message, Write
+from banksman.cluster.jetstream import StreamMessage, Write
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.stream_mirror import Mirror
 from banksman.cluster.log.streams import TOMBSTONE_SECONDS, Names, token
@@ -32,7 +32,7 @@ class OwnerRecord(msgspec.Struct, frozen=True):
     address: str
 
 
-class Record(msgspec.Struct, frozen=True):
+class SessionRecord(msgspec.Struct, frozen=True):
     """`tenure`: the epoch that its last claim gave, by which a lease knows whose it is. `first`: the first seq that is
     kept, and `dropped` the sequence of the last message that is not. `seq` and `changed` are as of the last change of
     this record. `stuck`: why nobody can take it over."""
@@ -73,7 +73,7 @@ def encode(value: Any) -> bytes:
 T = TypeVar("T")
 
 
-def _decoded(message: Message, kind: type[T]) -> T | None:
+def _decoded(message: StreamMessage, kind: type[T]) -> T | None:
     """None: it was deleted. `StoreDamaged`."""
     try:
         return msgspec.json.decode(message.data, type=kind) if message.data else None
@@ -81,23 +81,23 @@ def _decoded(message: Message, kind: type[T]) -> T | None:
         raise message_codec.record(message.subject, message.seq) from exc
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundRecord(msgspec.Struct, frozen=True):
     """A record and the sequence under which it was found: what a change expects to be there. `record` None: there is
     none, or it was deleted."""
 
-    record: Record | None
+    record: SessionRecord | None
     seq: int
 
 
-class Records:
+class SessionRecords:
     """The records of a store: as the leader has them, for who changes one; and as they were last heard of, for who only
     looks."""
 
-    def __init__(self, nats: Nats, names: Names, on_change: Callable[[str, Record | None], None]) -> None:
+    def __init__(self, nats: Nats, names: Names, on_change: Callable[[str, SessionRecord | None], None]) -> None:
         self._nats = nats
         self._names = names
         self._tell = on_change
-        self.all: dict[str, Record] = {}
+        self.all: dict[str, SessionRecord] = {}
         self._ids: dict[str, str] = {}
         # By the part of the subject that stands for the session, which nobody may have known before.
         self._damaged: dict[str, StoreDamaged] = {}
@@ -122,10 +122,10 @@ class Records:
         """The session that a part of a subject stands for."""
         return self._ids.get(part)
 
-    def _on_change(self, subject: str, message: Message | None) -> None:
+    def _on_change(self, subject: str, message: StreamMessage | None) -> None:
         part = subject.removeprefix(self._subjects)
         try:
-            record = None if message is None else _decoded(message, Record)
+            record = None if message is None else _decoded(message, SessionRecord)
         except StoreDamaged as exc:
             # What was known of it stands, for who looks. Whoever would change it is told.
             log.warning("! %s (%s)", exc.args[0], exc.hint)
@@ -149,12 +149,12 @@ class Records:
         self._tell(id, record)
 
     # -- as the leader has it ----------------------------------------------------------------------------------------
-    async def find(self, session: str) -> Found:
+    async def find(self, session: str) -> FoundRecord:
         message = await self._nats.last(self._names.records, self._names.record("session", session))
         if message is None:
-            return Found(None, 0)
+            return FoundRecord(None, 0)
         self._mirror.put(message)
-        return Found(_decoded(message, Record), message.seq)
+        return FoundRecord(_decoded(message, SessionRecord), message.seq)
 
     async def find_name(self, name: str) -> tuple[str | None, int]:
         """The session that has a name, and the sequence of that."""
@@ -183,7 +183,7 @@ class Records:
             raise message_codec.record(message.subject, message.seq) from exc
 
     # -- changes, each of which may be one of several ----------------------------------------------------------------
-    def write(self, record: Record, expected: int) -> Write:
+    def write(self, record: SessionRecord, expected: int) -> Write:
         return Write(self._names.record("session", record.id), encode(record), expected)
 
     def erase(self, session: str, expected: int) -> Write:
@@ -207,4 +207,4 @@ class Records:
         last = await self._nats.publish_all(writes)
         for number, write in enumerate(writes, last - len(writes) + 1):
             if write.subject.startswith(self._subjects):
-                self._mirror.put(Message(write.subject, write.data, write.headers, number))
+                self._mirror.put(StreamMessage(write.subject, write.data, write.headers, number))

@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.message_codec import Place
-from banksman.cluster.log.session_record import LeaseRecord, Record
+from banksman.cluster.log.message_codec import MessagePlace
+from banksman.cluster.log.session_record import LeaseRecord, SessionRecord
 from banksman.cluster.log.streams import Names, token
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import Address
@@ -48,10 +48,10 @@ class Contents(msgspec.Struct, frozen=True):
 class _Events:
     """The messages under one subject, as they were read. `holes`: events between two messages that no message has."""
 
-    first: Place
-    last: Place
+    first: MessagePlace
+    last: MessagePlace
     holes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    blobs: dict[str, Place] = field(default_factory=dict[str, Place])
+    blobs: dict[str, MessagePlace] = field(default_factory=dict[str, MessagePlace])
 
 
 async def look(address: Address) -> Contents:
@@ -71,7 +71,7 @@ class _Look:
         self._faults: list[tuple[str, str]] = []
         # By the part of the subject that stands for the session.
         self._events: dict[str, _Events] = {}
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, SessionRecord] = {}
         self._unreadable: set[str] = set()
 
     async def look(self) -> Contents:
@@ -105,7 +105,7 @@ class _Look:
                 return False
         return True
 
-    def _take(self, part: str, message: Message) -> None:
+    def _take(self, part: str, message: StreamMessage) -> None:
         place = message_codec.place_of(message)
         body = message_codec.body_of(message, message.data)
         name = place.blob_name
@@ -139,7 +139,7 @@ class _Look:
             try:
                 match kind:
                     case "session":
-                        self._records[part] = msgspec.json.decode(message.data, type=Record)
+                        self._records[part] = msgspec.json.decode(message.data, type=SessionRecord)
                     case "lease":
                         msgspec.json.decode(message.data, type=LeaseRecord)
                     case "meta":
@@ -150,7 +150,7 @@ class _Look:
                 self._unreadable.add(part)
                 self._tell(message_codec.record(message.subject, message.seq))
 
-    async def _compare(self, record: Record, events: _Events, blobs: set[str]) -> None:
+    async def _compare(self, record: SessionRecord, events: _Events, blobs: set[str]) -> None:
         """What the record counts, and no message has. Retention may take messages while they are read: what lies before
         the first event that is kept by now is no loss."""
         missing = [(first, last) for first, last in events.holes if last >= record.first]
@@ -170,10 +170,10 @@ class _Look:
             hint = f"restore {self._names.events} and OBJ_{self._names.blobs} from a backup; or delete the session"
             self._faults.append((f"events {first} to {last} of session {record.id} are missing", hint))
 
-    async def _last(self, part: str) -> Message | None:
+    async def _last(self, part: str) -> StreamMessage | None:
         return await self._nats.last(self._names.events, f"{self._names.prefix}.ev.{part}")
 
-    async def _messages(self, stream: str, subject: str) -> AsyncGenerator[Message]:
+    async def _messages(self, stream: str, subject: str) -> AsyncGenerator[StreamMessage]:
         begin, left = 1, 1
         while left:
             found, left = await self._nats.read(stream, begin, subject, PAGE_MESSAGES)

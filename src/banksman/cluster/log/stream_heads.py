@@ -14,9 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.message_codec import Place
+from banksman.cluster.log.message_codec import MessagePlace
 from banksman.cluster.log.streams import Names
 from banksman.cluster.nats import Bell, Nats
 from banksman.errors import StoreDamaged, StoreError
@@ -31,7 +31,7 @@ LOOK_SECONDS = 2.0
 LOOKS_MAX = 200
 
 # Told with the session and its place when it has changed.
-OnMoved = Callable[[str, Place], None]
+OnMoved = Callable[[str, MessagePlace], None]
 
 
 class Heads:
@@ -40,7 +40,7 @@ class Heads:
         self._names = names
         self._id_of = id_of
         self._on_moved = on_moved
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, MessagePlace] = {}
         self._bells: OrderedDict[str, Bell | None] = OrderedDict()
         self._begun: dict[str, asyncio.Task[None]] = {}
         self._all: Bell | None = None
@@ -66,16 +66,16 @@ class Heads:
             await asyncio.wait(tasks)
 
     # -- what is known -----------------------------------------------------------------------------------------------
-    def place(self, session: str) -> Place | None:
+    def place(self, session: str) -> MessagePlace | None:
         """As far as it is known; and from now on it is heard of."""
         if session not in self._ours and session not in self._bells and session not in self._begun:
             self._begin(session)
         return self._places.get(session)
 
-    def known(self, session: str) -> Place | None:
+    def known(self, session: str) -> MessagePlace | None:
         return self._places.get(session)
 
-    async def look(self, session: str) -> Place | None:
+    async def look(self, session: str) -> MessagePlace | None:
         """As the servers have it now, for a session that was not heard of until now; else as it is known."""
         if session in self._ours or session in self._bells:
             if session in self._bells:
@@ -84,14 +84,14 @@ class Heads:
         await asyncio.shield(self._begun.get(session) or self._begin(session))
         return self._places.get(session)
 
-    async def look_closer(self, session: str) -> Place | None:
+    async def look_closer(self, session: str) -> MessagePlace | None:
         """As the leader has it. `StoreDamaged`: what is last there is none of ours."""
         message = await self._nats.last(self._names.events, self._names.event(session))
         if message is not None:
             self.put(session, message_codec.place_of(message))
         return self._places.get(session)
 
-    def put(self, session: str, place: Place) -> None:
+    def put(self, session: str, place: MessagePlace) -> None:
         before = self._places.get(session)
         if before is None or before.seq < place.seq:
             self._places[session] = place
@@ -153,13 +153,13 @@ class Heads:
                 return True
         return False
 
-    def _on_ring(self, session: str, message: Message) -> None:
+    def _on_ring(self, session: str, message: StreamMessage) -> None:
         if message.seq:
             # Whoever reads the session is told that what rang is none of ours.
             with suppress(StoreDamaged):
                 self.put(session, message_codec.place_of(message))
 
-    def _on_bell(self, message: Message) -> None:
+    def _on_bell(self, message: StreamMessage) -> None:
         session = self._id_of(message.subject.rpartition(".")[2])
         if session is not None:
             self._on_ring(session, message)

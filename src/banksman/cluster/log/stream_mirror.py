@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from banksman.cluster.jetstream import Message
+from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.nats import Bell, Nats
 from banksman.errors import StoreError, Unanswered
 
@@ -32,7 +32,7 @@ ENDED_MAX = 10_000
 SUBJECT = "Nats-Subject"
 
 # Tells what a subject holds now; None: nothing any more.
-OnChange = Callable[[str, Message | None], None]
+OnChange = Callable[[str, StreamMessage | None], None]
 
 
 class Mirror:
@@ -67,14 +67,14 @@ class Mirror:
             await self._bell.stop()
             self._bell = None  # It may be started again, on another connection.
 
-    def put(self, message: Message) -> None:
+    def put(self, message: StreamMessage) -> None:
         """What was just written, or read from the leader."""
         if self._seqs.get(message.subject, 0) < message.seq:
             self._seqs[message.subject] = message.seq
             self._note_end(message)
             self._on_change(message.subject, message if message.data else None)
 
-    def _note_end(self, message: Message) -> None:
+    def _note_end(self, message: StreamMessage) -> None:
         """Of what has ended it is remembered when, so that nothing older revives it: of the last of them."""
         self._ended.pop(message.subject, None)
         if not message.data:
@@ -88,7 +88,7 @@ class Mirror:
         self._is_stale = True
         self._rung.set()
 
-    def _on_bell(self, message: Message) -> None:
+    def _on_bell(self, message: StreamMessage) -> None:
         subject = message.headers.get(SUBJECT)
         if subject is not None and message.seq == self._read_to + 1:
             self._read_to = message.seq

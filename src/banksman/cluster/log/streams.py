@@ -80,7 +80,7 @@ class Names:
         return f"{self.prefix}.host.{id}"
 
 
-class Streams:
+class NatsStreams:
     """Makes what is missing, once for each."""
 
     def __init__(self, nats: Nats, address: Address) -> None:

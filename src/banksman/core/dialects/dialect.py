@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from banksman.core.dialects.meaning import Meaning, Requested, Told
+from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.session.permissions import Decision, Verdict
 
 # Of Banksman: agents are told who speaks to them. A test holds it to the package's.
@@ -102,7 +102,7 @@ class Speech(Protocol):
         without; the same speech again: there is not."""
         ...
 
-    def hear(self, told: Told) -> Spoken: ...
+    def hear(self, told: NeedsConversation) -> Spoken: ...
 
     def prompt(self, ref: str, prompt: Prompt) -> Spoken: ...
 
@@ -240,7 +240,7 @@ class Plain(Struct, frozen=True):
     def handshake(self, request: str) -> Spoken:
         return Spoken(self, (self.words.handshake(request, self.setup),))
 
-    def hear(self, told: Told) -> Spoken:
+    def hear(self, told: NeedsConversation) -> Spoken:
         return Spoken(self)
 
     def prompt(self, ref: str, prompt: Prompt) -> Spoken:

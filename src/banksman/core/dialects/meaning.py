@@ -145,7 +145,7 @@ class Forgot(Struct, frozen=True):
     error: str
 
 
-class Told(Struct, frozen=True):
+class NeedsConversation(Struct, frozen=True):
     """What only the memory of this process can tell: see `Speech`. `message` is the dialect's own."""
 
     message: Any
@@ -166,5 +166,5 @@ Meaning = (
     | Requested
     | RequestWithdrawn
     | Forgot
-    | Told
+    | NeedsConversation
 )

@@ -25,7 +25,7 @@ SHOWN_CHARS_MAX = 40
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
-class Fault(NamedTuple):
+class SchemaFault(NamedTuple):
     path: str
     why: str
 
@@ -71,7 +71,7 @@ TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def no_json(value: object) -> Fault | None:
+def no_json(value: object) -> SchemaFault | None:
     """Why a value is none that JSON has, or too deep. Level by level: it is this that makes all recursion safe."""
     level: list[tuple[str, object]] = [("", value)]
     parts = 0
@@ -80,19 +80,19 @@ def no_json(value: object) -> Fault | None:
         for path, item in level:
             if is_object(item) or is_list(item):
                 if depth == VALUE_DEPTH_MAX:
-                    return Fault("", f"must not be nested deeper than {VALUE_DEPTH_MAX}")
+                    return SchemaFault("", f"must not be nested deeper than {VALUE_DEPTH_MAX}")
                 # A list of Python's may hold itself twice, and then doubles with each level.
                 parts += len(item)
                 if parts > STEPS_MAX:
-                    return Fault("", f"must not have more than {STEPS_MAX} parts")
+                    return SchemaFault("", f"must not have more than {STEPS_MAX} parts")
                 if is_object(item):
                     if not all(isinstance(name, str) for name in item):
-                        return Fault(path, "must have text for its names")
+                        return SchemaFault(path, "must have text for its names")
                     below += [(member(path, name), each) for name, each in item.items() if type(each) not in LEAVES]
                 else:
                     below += [(f"{path}[{index}]", each) for index, each in enumerate(item) if type(each) not in LEAVES]
             elif not (item is None or isinstance(item, str | bool) or is_number(item)):
-                return Fault(path, f"must be a value of JSON, not {shown(item)}")
+                return SchemaFault(path, f"must be a value of JSON, not {shown(item)}")
         level = below
     return None
 

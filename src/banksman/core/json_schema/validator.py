@@ -14,7 +14,7 @@ from banksman.core.json_schema.json_value import (
     LEAVES,
     STEPS_MAX,
     TYPES,
-    Fault,
+    SchemaFault,
     canonical,
     is_list,
     is_multiple,
@@ -46,7 +46,7 @@ def fault(value: object, schema: object) -> str | None:
         try:
             found = _Holding(schema).hold(_Place(value, schema, "", 0))
         except TooMuch as exc:
-            found = Fault("", str(exc))
+            found = SchemaFault("", str(exc))
     return None if found is None else found.words()
 
 
@@ -89,12 +89,12 @@ class _Holding:
             made = self._choices[id(among)] = frozenset(map(self.compared, among))
         return made
 
-    def hold(self, at: _Place) -> Fault | None:
+    def hold(self, at: _Place) -> SchemaFault | None:
         self.spend(1)
         if at.nested > NESTED_MAX:
             raise TooMuch(f"cannot be checked: more than {NESTED_MAX} schemas apply within each other")
         if isinstance(at.schema, bool):
-            return None if at.schema else Fault(at.path, "must not be there")
+            return None if at.schema else SchemaFault(at.path, "must not be there")
         # The wrong type is the best reason there is: whatever else is wrong follows from it.
         if "type" in at.schema and not _is_typed(at.value, at.schema["type"]):
             return _exceeded(at, "type", at.schema["type"])
@@ -142,7 +142,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]
 }
 
 
-def _exceeded(at: _Place, keyword: str, given: Any) -> Fault | None:
+def _exceeded(at: _Place, keyword: str, given: Any) -> SchemaFault | None:
     if keyword not in _LIMITS:
         return None
     applies, allows, words = _LIMITS[keyword]
@@ -155,34 +155,34 @@ def _exceeded(at: _Place, keyword: str, given: Any) -> Fault | None:
     return _unfit(at, words.format(limit), is_shown=keyword == "type")
 
 
-def _unfit(at: _Place, words: str, *, is_shown: bool = False) -> Fault:
+def _unfit(at: _Place, words: str, *, is_shown: bool = False) -> SchemaFault:
     # A list or an object is not shown: that it is one was never the fault, but for the type.
     is_shown = is_shown or not (is_list(at.value) or is_object(at.value))
-    return Fault(at.path, words + (f", not {shown(at.value)}" if is_shown else ""))
+    return SchemaFault(at.path, words + (f", not {shown(at.value)}" if is_shown else ""))
 
 
-def _const(holding: _Holding, at: _Place, only: object) -> Fault | None:
+def _const(holding: _Holding, at: _Place, only: object) -> SchemaFault | None:
     return None if holding.compared(at.value) == holding.compared(only) else _unfit(at, f"must be {shown(only)}")
 
 
-def _enum(holding: _Holding, at: _Place, among: Sequence[Any]) -> Fault | None:
+def _enum(holding: _Holding, at: _Place, among: Sequence[Any]) -> SchemaFault | None:
     if holding.compared(at.value) in holding.choices(among):
         return None
     more = ", …" if len(among) > CHOICES_SHOWN_MAX else ""
     return _unfit(at, f"must be one of {', '.join(map(shown, among[:CHOICES_SHOWN_MAX]))}{more}")
 
 
-def _unique(holding: _Holding, at: _Place, is_wanted: bool) -> Fault | None:
+def _unique(holding: _Holding, at: _Place, is_wanted: bool) -> SchemaFault | None:
     if not is_wanted or not is_list(at.value) or len(set(map(holding.compared, at.value))) == len(at.value):
         return None
-    return Fault(at.path, "must not have an item twice")
+    return SchemaFault(at.path, "must not have an item twice")
 
 
-def _ref(holding: _Holding, at: _Place, ref: str) -> Fault | None:
+def _ref(holding: _Holding, at: _Place, ref: str) -> SchemaFault | None:
     return holding.hold(at.under(target(ref, holding.root, "$ref")))
 
 
-def _all_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> Fault | None:
+def _all_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFault | None:
     for schema in schemas:
         found = holding.hold(at.under(schema))
         if found is not None:
@@ -190,7 +190,7 @@ def _all_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> Fault | No
     return None
 
 
-def _any_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> Fault | None:
+def _any_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFault | None:
     reasons: list[str] = []
     for schema in schemas:
         found = holding.hold(at.under(schema))
@@ -200,7 +200,7 @@ def _any_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> Fault | No
     return _none_fits(at, reasons)
 
 
-def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> Fault | None:
+def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFault | None:
     reasons: list[str] = []
     for schema in schemas:
         found = holding.hold(at.under(schema))
@@ -208,32 +208,34 @@ def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> Fault | No
             reasons.append(found.words(at.path))
     fitting = len(schemas) - len(reasons)
     if fitting > 1:
-        return Fault(at.path, f"must fit one alternative, and fits {fitting}")
+        return SchemaFault(at.path, f"must fit one alternative, and fits {fitting}")
     return None if fitting else _none_fits(at, reasons)
 
 
-def _none_fits(at: _Place, reasons: list[str]) -> Fault:
+def _none_fits(at: _Place, reasons: list[str]) -> SchemaFault:
     # Cut, because they nest: a reason may hold those of the alternatives below.
     words = "; ".join(dict.fromkeys(reasons))
     cut = words if len(words) <= REASONS_CHARS_MAX else f"{words[:REASONS_CHARS_MAX]}…"
-    return Fault(at.path, f"fits no alternative ({cut})")
+    return SchemaFault(at.path, f"fits no alternative ({cut})")
 
 
-def _not(holding: _Holding, at: _Place, schema: object) -> Fault | None:
-    return Fault(at.path, "must not fit what stands under not") if holding.hold(at.under(schema)) is None else None
+def _not(holding: _Holding, at: _Place, schema: object) -> SchemaFault | None:
+    return (
+        SchemaFault(at.path, "must not fit what stands under not") if holding.hold(at.under(schema)) is None else None
+    )
 
 
-def _if(holding: _Holding, at: _Place, schema: object) -> Fault | None:
+def _if(holding: _Holding, at: _Place, schema: object) -> SchemaFault | None:
     branch = "then" if holding.hold(at.under(schema)) is None else "else"
     return holding.hold(at.under(at.schema.get(branch, True)))
 
 
-def _required(_: _Holding, at: _Place, names: Sequence[str]) -> Fault | None:
+def _required(_: _Holding, at: _Place, names: Sequence[str]) -> SchemaFault | None:
     missing = next((name for name in names if name not in at.value), None) if is_object(at.value) else None
-    return None if missing is None else Fault(member(at.path, missing), "is missing")
+    return None if missing is None else SchemaFault(member(at.path, missing), "is missing")
 
 
-_RULES: dict[str, Callable[[_Holding, _Place, Any], Fault | None]] = {
+_RULES: dict[str, Callable[[_Holding, _Place, Any], SchemaFault | None]] = {
     **{"$ref": _ref, "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "not": _not, "if": _if},
     **{"required": _required, "const": _const, "enum": _enum, "uniqueItems": _unique},
 }

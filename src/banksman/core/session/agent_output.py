@@ -20,6 +20,7 @@ from banksman.core.dialects.dialect import Plain
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
+    NeedsConversation,
     Noise,
     PromptRefused,
     PromptSettled,
@@ -29,7 +30,6 @@ from banksman.core.dialects.meaning import (
     RequestWithdrawn,
     TasksChanged,
     Thought,
-    Told,
     ToolBegan,
     ToolEnded,
     TurnOpened,
@@ -41,8 +41,8 @@ from banksman.core.session import turn as turns
 from banksman.core.session.effects import BeReady, HoldConversation
 from banksman.core.session.facts import FramesRead, Timer
 from banksman.core.session.state import Naming, ProcessPhase, Stale, Store
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.core.session.watchdogs import Name
 from banksman.errors import AgentError
 
@@ -58,7 +58,7 @@ OVERFLOWS_MAX = 2
 _UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
 
 
-def read_frames(work: Work, fact: FramesRead) -> None:
+def read_frames(work: Transition, fact: FramesRead) -> None:
     begin = idle = 0
     # An entry is tagged with the turn that was speaking when its frame was said. A frame that opens a turn is that
     # turn's first; the boundary is its last.
@@ -88,12 +88,12 @@ def read_frames(work: Work, fact: FramesRead) -> None:
         work.set(clocks=watchdogs.wind(work.state.clocks, work.at, *names))
 
 
-def _recites(work: Work) -> bool:
+def _recites(work: Transition) -> bool:
     speech = work.state.process.speech
     return speech is not None and speech.recites
 
 
-def _keep(work: Work, lines: Sequence[bytes], *, recites: bool | None = None) -> None:
+def _keep(work: Transition, lines: Sequence[bytes], *, recites: bool | None = None) -> None:
     if lines and work.state.store is Store.WORKING:
         kind = kinds.RECITED if (_recites(work) if recites is None else recites) else kinds.UPDATE
         tag = work.speaker
@@ -105,7 +105,7 @@ def _keep(work: Work, lines: Sequence[bytes], *, recites: bool | None = None) ->
             work.entries += [(None if speech.is_aside(line) else tag, kind, line) for line in lines]
 
 
-def hear(work: Work, meaning: Meaning) -> None:
+def hear(work: Transition, meaning: Meaning) -> None:
     match meaning:
         case Noise() | Thought():
             pass
@@ -137,12 +137,12 @@ def hear(work: Work, meaning: Meaning) -> None:
             # Whoever comes after it is told so, and begins anew: see process_life.py.
             work.set_process(has_forgotten=True)
             work.stop_process(AgentError(error))
-        case Told():
+        case NeedsConversation():
             raise AssertionError("it is resolved where it is read")
 
 
 # -- replies ---------------------------------------------------------------------------------------------------------
-def _on_reply(work: Work, reply: Replied) -> None:
+def _on_reply(work: Transition, reply: Replied) -> None:
     process = work.state.process
     if reply.request == f"{HANDSHAKE}-{process.number}":
         if process.phase is ProcessPhase.STARTING:
@@ -177,7 +177,7 @@ def _on_reply(work: Work, reply: Replied) -> None:
 
 
 # -- the turn opens --------------------------------------------------------------------------------------------------
-def _on_opened(work: Work, opened: TurnOpened) -> None:
+def _on_opened(work: Transition, opened: TurnOpened) -> None:
     if opened.conversation is not None:
         work.set(is_adopted=False)
         _know_conversation(work, opened.conversation)
@@ -211,11 +211,11 @@ def _on_opened(work: Work, opened: TurnOpened) -> None:
         is_acknowledged = turn.is_acknowledged and turn.can_interrupt
         turn = replace(turn, can_interrupt=True, is_acknowledged=is_acknowledged)
         work.set_turn(turn)
-        if turn.phase is Phase.INTERRUPTING:
+        if turn.phase is TurnPhase.INTERRUPTING:
             turn_end.interrupt(work, turn)
 
 
-def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool) -> bool:
+def _our_prompt_was_named(work: Transition, refs: tuple[str, ...], *, is_opened: bool) -> bool:
     """Whether one of these is a prompt of the open turn; if so, what that proves is noted."""
     turn = work.state.turn
     if turn is None or not turn.is_open or not set(refs) & set(turn.refs):
@@ -243,7 +243,7 @@ def _our_prompt_was_named(work: Work, refs: tuple[str, ...], *, is_opened: bool)
     return True
 
 
-def _open_own(work: Work, origin: str | None, refs: tuple[str, ...] = ()) -> None:
+def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) -> None:
     if work.state.store is not Store.WORKING:
         return  # Its beginning cannot be told, so its end must not be. The process is on its way out anyway.
     count = work.state.own_count + 1
@@ -257,7 +257,7 @@ def _open_own(work: Work, origin: str | None, refs: tuple[str, ...] = ()) -> Non
     # Whoever is more urgent waits already, or comes later: both are looked at where the next turn is chosen.
 
 
-def _log_own_episode(work: Work, boundary: TurnOver) -> None:
+def _log_own_episode(work: Transition, boundary: TurnOver) -> None:
     """A boundary with no turn of its own that we know: a turn that we hear of only when it is over."""
     if work.state.own is None:
         _open_own(work, boundary.origin, boundary.refs)
@@ -267,7 +267,7 @@ def _log_own_episode(work: Work, boundary: TurnOver) -> None:
         turn_end.end_by_boundary(work, own, boundary)
 
 
-def know_conversation(work: Work) -> None:
+def know_conversation(work: Transition) -> None:
     """The agent is about to be told something that must not be lost. Before that there is nothing to go on with, and
     some agents do not find a conversation in which nothing was said."""
     speech = work.state.process.speech
@@ -275,7 +275,7 @@ def know_conversation(work: Work) -> None:
         _know_conversation(work, speech.conversation)
 
 
-def _know_conversation(work: Work, conversation: str) -> None:
+def _know_conversation(work: Transition, conversation: str) -> None:
     if work.state.conversation != conversation and not work.state.process.has_overflowed:
         work.set(conversation=conversation)
         work.do(HoldConversation(conversation))
@@ -283,7 +283,7 @@ def _know_conversation(work: Work, conversation: str) -> None:
 
 
 # -- the turn ends ---------------------------------------------------------------------------------------------------
-def _on_over(work: Work, over: TurnOver) -> None:
+def _on_over(work: Transition, over: TurnOver) -> None:
     state = work.state
     turn = state.turn
     if over.conversation is not None and not over.is_error:
@@ -314,9 +314,9 @@ def _on_over(work: Work, over: TurnOver) -> None:
         _end_ours(work, turn, over)
 
 
-def _resolved(work: Work, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[bytes, ...]]:
+def _resolved(work: Transition, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[bytes, ...]]:
     """What it means with what was said before, and what is answered to it at once."""
-    if not isinstance(meaning, Told):
+    if not isinstance(meaning, NeedsConversation):
         return (meaning,), ()
     speech = work.state.process.speech
     if speech is None:
@@ -326,7 +326,7 @@ def _resolved(work: Work, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[
     return spoken.meanings, spoken.frames
 
 
-def _wait_for_quiet(work: Work) -> None:
+def _wait_for_quiet(work: Transition) -> None:
     """Something came after the boundary of an agent that may have a few words more: they are its turn's, and the wait
     for more of them begins anew. Not for ever: what does not end is not the end of a turn. And likewise of one that
     recites, and does not say when it is over with that."""
@@ -341,7 +341,7 @@ def _wait_for_quiet(work: Work) -> None:
         work.start_timer(seconds, Timer.SETTLE, turn.key)
 
 
-def _counted(work: Work, over: TurnOver) -> TurnOver:
+def _counted(work: Transition, over: TurnOver) -> TurnOver:
     """The boundary with what this turn has cost: the agent tells what all of them have, also those before a resume."""
     work.set_process(has_served=True)
     work.set(crashes=0)
@@ -356,7 +356,7 @@ def _counted(work: Work, over: TurnOver) -> TurnOver:
     return over
 
 
-def _notice_overflow(work: Work, over: TurnOver) -> None:
+def _notice_overflow(work: Transition, over: TurnOver) -> None:
     """A conversation that no longer fits into the model fails each time. One large prompt may have been too much for
     it, and is not sent again; but where a small one is, or the next one too, the conversation is at its end."""
     if work.state.process.has_overflowed:
@@ -383,7 +383,7 @@ def _notice_overflow(work: Work, over: TurnOver) -> None:
     work.do(HoldConversation(None))
 
 
-def _use_tools(work: Work, began: tuple[str, ...] = (), ended: tuple[str, ...] = ()) -> None:
+def _use_tools(work: Transition, began: tuple[str, ...] = (), ended: tuple[str, ...] = ()) -> None:
     turn = work.state.speaking
     if turn is not None:
         still = tuple(call for call in turn.tools if call not in ended)
@@ -393,22 +393,22 @@ def _use_tools(work: Work, began: tuple[str, ...] = (), ended: tuple[str, ...] =
             work.attend_clocks()
 
 
-def _is_certain(work: Work, turn: Turn, over: TurnOver) -> bool:
+def _is_certain(work: Transition, turn: Turn, over: TurnOver) -> bool:
     """Whether nothing that the agent may still say could make this another's boundary."""
     return bool(over.refs) or turn.is_opened or work.state.process.naming is Naming.ABSENT
 
 
-def _seems_over(work: Work, turn: Turn) -> bool:
+def _seems_over(work: Transition, turn: Turn) -> bool:
     return turn.settled is not None or (turn.boundary is not None and _is_certain(work, turn, turn.boundary))
 
 
-def _is_ours(work: Work, over: TurnOver) -> bool:
+def _is_ours(work: Transition, over: TurnOver) -> bool:
     """Whether this can be the boundary of the turn that we opened."""
     turn = work.state.turn
     return turn is not None and turn.is_open and turn.boundary is None and _may_be_of(work, turn, over)
 
 
-def _may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
+def _may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
     if over.origin is not None:
         return False
     if over.refs:
@@ -421,7 +421,7 @@ def _may_be_of(work: Work, turn: Turn, over: TurnOver) -> bool:
     return turn.can_interrupt or not process.announces
 
 
-def _on_settled(work: Work, settled: PromptSettled) -> None:
+def _on_settled(work: Transition, settled: PromptSettled) -> None:
     turn = work.state.turn
     if turn is None or not turn.is_open or settled.ref not in turn.refs:
         return
@@ -443,7 +443,7 @@ def _on_settled(work: Work, settled: PromptSettled) -> None:
         work.start_timer(seconds, Timer.SETTLE, turn.key)
 
 
-def _on_refused(work: Work, ref: str) -> None:
+def _on_refused(work: Transition, ref: str) -> None:
     """A prompt that was added to a turn came too late for it: it is an ask like any other again."""
     turn = work.state.turn
     if turn is None or not turn.is_open or ref not in turn.refs:
@@ -455,7 +455,7 @@ def _on_refused(work: Work, ref: str) -> None:
         turn_end.give_back(work, turn, next(ask for ask in turn.steered if ask.ref == ref))
 
 
-def settle(work: Work, turn: Turn) -> None:
+def settle(work: Transition, turn: Turn) -> None:
     """The time to confirm or to contradict is over."""
     boundary = turn.boundary
     if boundary is None and turn.settled is None:
@@ -471,7 +471,7 @@ def settle(work: Work, turn: Turn) -> None:
     _end_ours(work, turn, turn.boundary or _UNTOLD)
 
 
-def _end_ours(work: Work, turn: Turn, boundary: TurnOver) -> None:
+def _end_ours(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     if turn.settled is not None and turn.settled.is_cancelled:
         boundary = replace(boundary, is_aborted=True)
     turn_end.end_by_boundary(work, turn, boundary)

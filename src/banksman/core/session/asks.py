@@ -12,12 +12,12 @@ from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject
 from banksman.core.session.facts import QuestionAnswered, Timer
 from banksman.core.session.outcome import By, Kind, Receipt
 from banksman.core.session.state import MaySteer, Mode, Naming, ProcessPhase, Session, Store, not_open
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Ask, Cause, Phase, Turn, queued
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Ask, Cause, Turn, TurnPhase, queued
 from banksman.errors import BanksmanError, Busy, QueueFull
 
 
-def ask(work: Work, ask: Ask) -> None:
+def ask(work: Transition, ask: Ask) -> None:
     state = work.state
     # First, because whether there is a place for it depends on its class.
     ask = _as_held(state, ask)
@@ -73,7 +73,7 @@ def _dispensable(state: Session, ask: Ask) -> Turn | None:
     return ask_queue.dispensable(state.queue, ask.priority) if state.config.when_full == "drop" else None
 
 
-def _make_place(work: Work, ask: Ask) -> None:
+def _make_place(work: Transition, ask: Ask) -> None:
     state = work.state
     if ask_queue.count(state.queue) >= state.config.queue_max:
         dropped = _dispensable(state, ask)
@@ -81,7 +81,7 @@ def _make_place(work: Work, ask: Ask) -> None:
         drop(work, dropped, Kind.REFUSED, QueueFull("its place was needed for a more urgent ask"))
 
 
-def _log_queued(work: Work, ask: Ask, leader: Turn | None = None) -> None:
+def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
     work.log(
         ask.id,
         kinds.TURN_QUEUED,
@@ -98,7 +98,7 @@ def _log_queued(work: Work, ask: Ask, leader: Turn | None = None) -> None:
     )
 
 
-def _steer(work: Work, ask: Ask) -> bool:
+def _steer(work: Transition, ask: Ask) -> bool:
     """Add a prompt to the open turn, if there is one that can take it."""
     state = work.state
     turn = state.turn
@@ -112,7 +112,7 @@ def _steer(work: Work, ask: Ask) -> bool:
     return True
 
 
-def send_steered(work: Work, key: str, id: str) -> None:
+def send_steered(work: Transition, key: str, id: str) -> None:
     """Add the prompt now that the log has the intent, if the turn still takes it; else it waits for the turn's end, and
     is an ask like any other then."""
     turn = work.state.turn
@@ -126,20 +126,20 @@ def send_steered(work: Work, key: str, id: str) -> None:
 def _takes_prompts(state: Session, turn: Turn) -> bool:
     """Not of an agent that does not say what it works on: it may come to the added prompt only after the turn, and what
     it answers then would be taken for the answer to whatever was sent next."""
-    is_running = turn.phase is Phase.RUNNING and turn.boundary is None and turn.settled is None
+    is_running = turn.phase is TurnPhase.RUNNING and turn.boundary is None and turn.settled is None
     process = state.process
     is_there = process.phase is ProcessPhase.READY and process.naming is Naming.PRESENT
     return is_running and is_there and state.own is None
 
 
-def _interrupt_for(work: Work, priority: int) -> None:
+def _interrupt_for(work: Transition, priority: int) -> None:
     """Interrupt what runs, because the ask says so. Who is only less urgent gives way where the next is chosen."""
     for turn in (work.state.own, work.state.turn):
         if turn is not None and ask_queue.may_interrupt(priority, turn.priority):
             turn_end.stop(work, turn, Cause.INTERRUPT)
 
 
-def withdraw(work: Work, id: str) -> None:
+def withdraw(work: Transition, id: str) -> None:
     if _withdraw_queued(work, id):
         return
     turn = work.state.turn
@@ -149,7 +149,7 @@ def withdraw(work: Work, id: str) -> None:
         turn_end.stop_if_unwanted(work)
 
 
-def _withdraw_queued(work: Work, id: str) -> bool:
+def _withdraw_queued(work: Transition, id: str) -> bool:
     turn = ask_queue.find(work.state.queue, id)
     if turn is None:
         return _withdraw_unsent(work, id)
@@ -171,7 +171,7 @@ def _withdraw_queued(work: Work, id: str) -> bool:
     return True
 
 
-def _withdraw_unsent(work: Work, id: str) -> bool:
+def _withdraw_unsent(work: Transition, id: str) -> bool:
     """Not queued any more, and not sent either: it was to be added to the turn that runs."""
     turn = work.state.turn
     if turn is None or id not in turn.unsent:
@@ -183,20 +183,20 @@ def _withdraw_unsent(work: Work, id: str) -> bool:
     return True
 
 
-def take_out(work: Work, turn: Turn | Hold) -> None:
+def take_out(work: Transition, turn: Turn | Hold) -> None:
     work.set(
         queue=ask_queue.remove(work.state.queue, turn.id),
         collecting=tuple(other for other in work.state.collecting if other != turn.id),
     )
 
 
-def drop(work: Work, turn: Turn, kind: Kind, error: BanksmanError) -> None:
+def drop(work: Transition, turn: Turn, kind: Kind, error: BanksmanError) -> None:
     take_out(work, turn)
     for ask in turn.asks:
         turn_end.end_queued(work, ask, kind, error=error)
 
 
-def interrupt(work: Work, id: str, interrupt: str) -> None:
+def interrupt(work: Transition, id: str, interrupt: str) -> None:
     state = work.state
     if _withdraw_queued(work, id):
         ids = tuple(ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
@@ -213,14 +213,14 @@ def interrupt(work: Work, id: str, interrupt: str) -> None:
     work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
 
 
-def move(work: Work, id: str, before: str | None) -> None:
+def move(work: Transition, id: str, before: str | None) -> None:
     queue = ask_queue.move(work.state.queue, id, before)
     if queue != work.state.queue:
         work.set(queue=queue)
         work.log(id, kinds.QUEUE_CHANGED, before=before)
 
 
-def hold(work: Work, hold: Hold) -> None:
+def hold(work: Transition, hold: Hold) -> None:
     if not work.is_open:
         work.do(EndHold(hold.id, not_open(work.state)))
     elif work.state.store is not Store.WORKING:
@@ -231,7 +231,7 @@ def hold(work: Work, hold: Hold) -> None:
         work.set(queue=ask_queue.enqueue(work.state.queue, hold))
 
 
-def release(work: Work, id: str) -> None:
+def release(work: Transition, id: str) -> None:
     if work.state.hold is not None and work.state.hold.id == id:
         work.cancel_timer(Timer.HOLD, f"{id}#{work.state.hold_asks}")
         work.set(hold=None)
@@ -239,7 +239,7 @@ def release(work: Work, id: str) -> None:
         work.set(queue=tuple(w for w in work.state.queue if not isinstance(w, Hold) or w.id != id))
 
 
-def answer(work: Work, fact: QuestionAnswered) -> None:
+def answer(work: Transition, fact: QuestionAnswered) -> None:
     question = questions.answer(work, fact.question, fact.decision)
     if question is None or not fact.decision.interrupts:
         return

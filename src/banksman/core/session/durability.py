@@ -24,12 +24,12 @@ from banksman.core.session.event import entry
 from banksman.core.session.facts import AppendFailed, Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import OVER, MaySteer, MayWrite, OwnOver, Store
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import BanksmanError
 
 
-def commit(work: Work, seq: int) -> None:
+def commit(work: Transition, seq: int) -> None:
     state = work.state
     if seq <= state.committed:
         return
@@ -46,7 +46,7 @@ def commit(work: Work, seq: int) -> None:
         match deferred:
             case MayWrite(key=key):
                 turn = work.state.turn
-                if turn is not None and turn.key == key and turn.phase is Phase.STARTING:
+                if turn is not None and turn.key == key and turn.phase is TurnPhase.STARTING:
                     work.set_turn(replace(turn, may_write=True))
             case MaySteer(key=key, ask=ask):
                 asks.send_steered(work, key, ask)
@@ -56,7 +56,7 @@ def commit(work: Work, seq: int) -> None:
                 work.do(deferred)
 
 
-def fail(work: Work, fact: AppendFailed) -> None:
+def fail(work: Transition, fact: AppendFailed) -> None:
     if shutdown.has_gone(work.state):
         return  # Nothing of the session is here that it could cost.
     # That it has left is not in the log, so it has not.
@@ -79,7 +79,7 @@ def fail(work: Work, fact: AppendFailed) -> None:
     work.start_timer(seconds, Timer.STORE, str(retries))
 
 
-def _lose_store(work: Work, kind: Kind, error: BanksmanError) -> None:
+def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     """Nothing more is durable. Every open ask ends now, and so does the agent: nobody could prove what it did."""
     state = work.state
     work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
@@ -122,7 +122,7 @@ def _lose_store(work: Work, kind: Kind, error: BanksmanError) -> None:
     questions.lose_all(work)
 
 
-def retry(work: Work) -> None:
+def retry(work: Transition) -> None:
     state = work.state
     # There is always something to write: that the store was away is itself worth a line.
     note = entry(None, kinds.SESSION_STORE_RETURNED, retries=state.store_retries)

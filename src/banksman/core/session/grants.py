@@ -14,11 +14,11 @@ from banksman.core.session.ask_queue import Hold, Queue, Waiting
 from banksman.core.session.effects import GrantHold
 from banksman.core.session.facts import Timer
 from banksman.core.session.state import MayWrite, Mode, ProcessPhase, Session, Stale, Stdin, Store
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Cause, Move, Phase, Turn
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 
 
-def advance(work: Work) -> None:
+def advance(work: Transition) -> None:
     """Whatever has become possible now."""
     state = work.state
     if state.mode in (Mode.DRAINING, Mode.LEAVING):
@@ -40,7 +40,7 @@ def advance(work: Work) -> None:
     idle_process.look(work)
 
 
-def _make_room(work: Work) -> None:
+def _make_room(work: Transition) -> None:
     """Who speaks gives way to whoever is more urgent and ready: also one that the agent began by itself, or came to,
     while they waited."""
     state = work.state
@@ -51,12 +51,12 @@ def _make_room(work: Work) -> None:
                 turn_end.stop(work, turn, Cause.PREEMPT)
 
 
-def _write_prompt(work: Work) -> None:
+def _write_prompt(work: Transition) -> None:
     """Send the prompt of the granted turn, once the log has the intent. If the agent has opened a turn of its own in
     the meantime, it waits for that."""
     state = work.state
     turn = state.turn
-    if turn is None or turn.phase is not Phase.STARTING or not turn.may_write or not _is_free(state):
+    if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write or not _is_free(state):
         return
     assert turn.ask is not None
     if state.process.stale is Stale.NOW:
@@ -84,20 +84,20 @@ def _is_free(state: Session) -> bool:
     )
 
 
-def _give_up_start(work: Work) -> None:
+def _give_up_start(work: Transition) -> None:
     """Whoever wanted the process has gone before it was there: it may have a place to wait for, or to take."""
     process = work.state.process
     if process.phase is ProcessPhase.STARTING and not process.is_there and not work.state.is_busy:
         work.stop_process()
 
 
-def choose(work: Work, queue: Queue) -> Waiting | None:
+def choose(work: Transition, queue: Queue) -> Waiting | None:
     state = work.state
     seconds = state.config.ageing_seconds
     return ask_queue.choose(queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting)
 
 
-def _grant(work: Work) -> None:
+def _grant(work: Transition) -> None:
     while work.state.turn is None and work.state.own is None and work.state.queue:
         state = work.state
         chosen = choose(work, state.queue)

@@ -18,12 +18,12 @@ from banksman.core.session import ask_queue
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.event import Entry, Event
-from banksman.core.session.idempotency import Key, Keys
+from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
 from banksman.core.session.outcome import Kind
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Mode, Process, Session
-from banksman.core.session.turn import Ask, Phase, Turn, queued
+from banksman.core.session.state import Mode, ProcessState, Session
+from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
 from banksman.errors import StoreTooNew
 
 
@@ -61,7 +61,7 @@ def fold_event(state: Session, event: Event) -> Session:
             for name in ("turn", "own"):
                 open_turn: Turn | None = getattr(state, name)
                 if open_turn is not None and open_turn.id == turn:
-                    return replace(state, **{name: replace(open_turn, phase=Phase.INTERRUPTING)})
+                    return replace(state, **{name: replace(open_turn, phase=TurnPhase.INTERRUPTING)})
             return state
         case kinds.TURN_ENDED:
             assert turn is not None
@@ -74,7 +74,7 @@ def fold_event(state: Session, event: Event) -> Session:
             assert turn is not None
             return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
-            return replace(state, process=Process(number=event.body["process"]))
+            return replace(state, process=ProcessState(number=event.body["process"]))
         case _:
             return _fold_session(state, event)
 
@@ -133,7 +133,7 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
 
 def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     if "origin" in body:
-        own = Turn(id=id, ask=None, priority=ask_queue.OWN_PRIORITY, origin=body["origin"], phase=Phase.RUNNING)
+        own = Turn(id=id, ask=None, priority=ask_queue.OWN_PRIORITY, origin=body["origin"], phase=TurnPhase.RUNNING)
         return replace(state, own=own, own_count=state.own_count + 1)
     if state.turn is not None and state.turn.id == id:
         # It was added to a turn that is over, and the agent came to it by itself.
@@ -145,7 +145,7 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
         assert state.turn is not None
         assert waiting.ask is not None
         return replace(state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask)))
-    return replace(state, queue=queue, turn=replace(waiting, phase=Phase.STARTING, attempt=body["attempt"]))
+    return replace(state, queue=queue, turn=replace(waiting, phase=TurnPhase.STARTING, attempt=body["attempt"]))
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
@@ -210,7 +210,7 @@ def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
 
 _FRAMES = kinds.FRAMES
 _kind_of = itemgetter(1)
-_NO_KEYS = Keys()
+_NO_KEYS = IdempotencyKeys()
 # The form of a snapshot. One of another form is not read: the events are, from the first one.
 VERSION = 1
 
@@ -244,7 +244,7 @@ class Born(msgspec.Struct, frozen=True, array_like=True):
 class Past(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     opened: Mapping[str, Any] | None = None
-    keys: Keys = _NO_KEYS
+    keys: IdempotencyKeys = _NO_KEYS
     questions: tuple[OpenQuestion, ...] = ()
     process: Born | None = None
 
@@ -280,7 +280,7 @@ def _fold(past: Past, event: Event) -> Past:
             return replace(past, opened=event.body)
         case kinds.TURN_QUEUED if event.body["key"] is not None:
             assert event.turn is not None
-            key = Key(event.body["key"], event.turn, event.seq - 1)
+            key = IdempotencyKey(event.body["key"], event.turn, event.seq - 1)
             return replace(past, keys=past.keys.queued(key))
         case kinds.TURN_ENDED:
             return _end(past, event)
@@ -341,7 +341,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     own_count: int = 0
     processes: int = 0
     opened: dict[str, Any] | None = None
-    keys: tuple[Key, ...] = ()
+    keys: tuple[IdempotencyKey, ...] = ()
     questions: tuple[OpenQuestion, ...] = ()
     process: Born | None = None
 
@@ -396,8 +396,8 @@ def _decode(data: bytes, config: Config) -> Past:
         head=saved.head,
         committed=saved.head,
         queue=saved.queue,
-        process=Process(number=saved.processes),
+        process=ProcessState(number=saved.processes),
         **{name: getattr(saved, name) for name in _OF_SESSION},
     )
     parts = {name: getattr(saved, name) for name in _OF_PAST}
-    return Past(session=session, opened=saved.opened, keys=Keys(saved.keys), **parts)
+    return Past(session=session, opened=saved.opened, keys=IdempotencyKeys(saved.keys), **parts)

@@ -18,13 +18,13 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import AskToSave, BeIdle
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind
-from banksman.core.session.state import Mode, Process, ProcessPhase, Session, Stale, Store
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.state import Mode, ProcessPhase, ProcessState, Session, Stale, Store
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError
 
 
-def look(work: Work) -> None:
+def look(work: Transition) -> None:
     """Whether somebody needs the process has changed, perhaps."""
     state = work.state
     if _is_idle(state):
@@ -40,7 +40,7 @@ def look(work: Work) -> None:
         wake(work)
 
 
-def wake(work: Work) -> None:
+def wake(work: Transition) -> None:
     """Whatever rest there was is over."""
     if work.state.idle_since is not None:
         work.cancel_timer(Timer.IDLE, _idle_key(work.state))
@@ -59,17 +59,17 @@ def _idle_key(state: Session) -> str:
     return f"{state.process.number}.{state.idle_count}"
 
 
-def evict(work: Work, reason: str) -> None:
+def evict(work: Transition, reason: str) -> None:
     if work.state.idle_since is not None:
         retire(work, reason)
 
 
-def on_idle_long(work: Work, key: str) -> None:
+def on_idle_long(work: Transition, key: str) -> None:
     if key == _idle_key(work.state):
         evict(work, "idle")
 
 
-def retire(work: Work, reason: str) -> None:
+def retire(work: Transition, reason: str) -> None:
     """Stop the process, with no turn open. The next one resumes the conversation."""
     assert work.state.speaking is None
     work.log(None, kinds.PROCESS_RETIRED, process=work.state.process.number, reason=reason)
@@ -90,7 +90,7 @@ def must_replace(state: Session, turn: Turn) -> str | None:
     return None if process.schema == turn.ask.schema else "schema"
 
 
-def on_old(work: Work, subject: str) -> None:
+def on_old(work: Transition, subject: str) -> None:
     process = work.state.process
     config = work.state.config
     # Without a limit: the session was opened again, and its process may grow old now.
@@ -107,7 +107,7 @@ def on_old(work: Work, subject: str) -> None:
         work.start_timer(config.recycle_seconds, Timer.AGE, subject)
 
 
-def grow_old(work: Work) -> None:
+def grow_old(work: Transition) -> None:
     """Its age is counted from now."""
     process = work.state.process
     work.cancel_timer(Timer.AGE, str(process.number))
@@ -115,10 +115,10 @@ def grow_old(work: Work) -> None:
         work.start_timer(work.state.config.recycle_seconds, Timer.AGE, str(process.number))
 
 
-def drop_saving(work: Work) -> None:
+def drop_saving(work: Transition) -> None:
     """The process that was to put down what it knows is gone. The next one has nothing to put down yet."""
     for turn in _turns(work.state):
-        if turn.phase is Phase.QUEUED and turn.ask is not None and turn.ask.is_last:
+        if turn.phase is TurnPhase.QUEUED and turn.ask is not None and turn.ask.is_last:
             asks.drop(work, turn, Kind.REFUSED, AgentError("the process that was to save is gone"))
 
 
@@ -127,7 +127,7 @@ def _turns(state: Session) -> list[Turn]:
 
 
 # -- crashes ---------------------------------------------------------------------------------------------------------
-def count_crash(work: Work, process: Process) -> None:
+def count_crash(work: Transition, process: ProcessState) -> None:
     """It came to nothing. After the first one another is tried at once; after that it takes longer and longer."""
     crashes = work.state.crashes + 1
     work.set(crashes=crashes)
@@ -140,6 +140,6 @@ def count_crash(work: Work, process: Process) -> None:
     work.log(None, kinds.PROCESS_BACKED_OFF, crashes=crashes, seconds=seconds)
 
 
-def on_backed_off(work: Work, subject: str) -> None:
+def on_backed_off(work: Transition, subject: str) -> None:
     if subject == str(work.state.process.number):
         work.set(is_backing_off=False)

@@ -10,9 +10,9 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import HoldConversation
 from banksman.core.session.facts import ProcessExited, ProcessGone, ProcessStarted, Timer
 from banksman.core.session.outcome import By, Kind
-from banksman.core.session.state import Mode, Process, ProcessPhase
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.state import Mode, ProcessPhase, ProcessState
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError
 
 # The end of its stderr, in each outcome that its death has failed.
@@ -23,7 +23,7 @@ RESUME_FAILURES_MAX = 3
 START_ATTEMPTS_MAX = 3
 
 
-def started(work: Work, fact: ProcessStarted) -> None:
+def started(work: Transition, fact: ProcessStarted) -> None:
     work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid, born=fact.born)
     work.set_process(is_there=True, epoch=fact.epoch)
     state = work.state
@@ -44,7 +44,7 @@ def started(work: Work, fact: ProcessStarted) -> None:
         work.start_timer(seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(fact.process))
 
 
-def exited(work: Work, fact: ProcessExited) -> None:
+def exited(work: Transition, fact: ProcessExited) -> None:
     how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
     work.log(None, kinds.PROCESS_EXITED, process=fact.process, code=fact.code, signal=fact.signal)
     work.set_process(
@@ -56,7 +56,7 @@ def exited(work: Work, fact: ProcessExited) -> None:
     )
 
 
-def lose_conversation(work: Work, error: BanksmanError, held: str | None) -> None:
+def lose_conversation(work: Transition, error: BanksmanError, held: str | None) -> None:
     """The process has come into a conversation that another session drives. It has to go, and whoever comes after it
     must not follow it there."""
     work.set(conversation=held)
@@ -64,7 +64,7 @@ def lose_conversation(work: Work, error: BanksmanError, held: str | None) -> Non
     work.give_up_process(error)
 
 
-def gone(work: Work, fact: ProcessGone) -> None:
+def gone(work: Transition, fact: ProcessGone) -> None:
     process = work.state.process
     if fact.ladder:
         rungs = [{"rung": each.rung, "at": each.at} for each in fact.ladder]
@@ -85,7 +85,7 @@ def gone(work: Work, fact: ProcessGone) -> None:
     lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
 
 
-def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> None:
+def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False) -> None:
     """Nothing of the process is left. What rested on it ends, and what comes next gets a new one."""
     state = work.state
     process = state.process
@@ -93,7 +93,7 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     settings.forget_all(work)
     # Again and again: a boundary that was not yet certain may make way for a prompt that was added to its turn.
     while (turn := work.state.own or work.state.turn) is not None:
-        if turn.phase is Phase.STARTING:
+        if turn.phase is TurnPhase.STARTING:
             _begin_again(work, turn, error)
         else:
             turn_end.end_by_exit(work, turn, error)
@@ -104,7 +104,7 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
     work.cancel_timer(Timer.AGE, str(process.number))
     work.cancel_timer(Timer.SWEEP, str(process.number))
     idle_process.drop_saving(work)
-    work.set(process=Process(number=process.number))
+    work.set(process=ProcessState(number=process.number))
     is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
     if is_crash and not has_forgotten and state.mode is Mode.OPEN:
         idle_process.count_crash(work, process)
@@ -130,7 +130,7 @@ def lost(work: Work, error: BanksmanError, *, has_forgotten: bool = False) -> No
         asks.drop(work, chosen, Kind.FAILED, error)
 
 
-def _lose_memory(work: Work, error: BanksmanError) -> AgentError:
+def _lose_memory(work: Transition, error: BanksmanError) -> AgentError:
     """The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
 
     But who wanted to go on with one that was begun elsewhere, and has never spoken in it here, is not answered out of
@@ -143,7 +143,7 @@ def _lose_memory(work: Work, error: BanksmanError) -> AgentError:
     return AgentError(f"the agent knows no conversation {conversation!r}", hint=str(error))
 
 
-def _begin_again(work: Work, turn: Turn, error: BanksmanError) -> None:
+def _begin_again(work: Transition, turn: Turn, error: BanksmanError) -> None:
     """The process died between the grant and the first byte: the ask was not touched, and may have another."""
     if turn.restarts + 1 >= START_ATTEMPTS_MAX:
         turn_end.end(work, turn, Kind.FAILED, By.EXIT, error=error)

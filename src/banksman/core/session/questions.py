@@ -27,9 +27,9 @@ from banksman.core.session.effects import AskHuman, CallBack, CloseCallback, Clo
 from banksman.core.session.facts import CallbackAnswered, Timer
 from banksman.core.session.history import OpenQuestion, Past
 from banksman.core.session.permissions import Decision, Verdict
-from banksman.core.session.state import Kept, ProcessPhase, Question, Store
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Phase, Turn
+from banksman.core.session.state import AgentRequest, KeptQuestion, ProcessPhase, Store
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Turn, TurnPhase
 
 # Questions that wait for somebody.
 QUESTIONS_MAX = 64
@@ -37,7 +37,7 @@ QUESTIONS_MAX = 64
 CALLBACKS_MAX = 64
 
 
-def on_request(work: Work, asked: Requested) -> None:
+def on_request(work: Transition, asked: Requested) -> None:
     speech = work.state.process.speech
     if speech is not None and speech.recites:
         # It repeats what it had asked in another process: nobody is to answer that again.
@@ -58,7 +58,7 @@ def on_request(work: Work, asked: Requested) -> None:
             _refuse(work, asked, f"Banksman does not answer {asked.subtype!r}")
 
 
-def on_withdrawn(work: Work, request: str) -> None:
+def on_withdrawn(work: Transition, request: str) -> None:
     """The agent no longer wants that answer."""
     for question in work.state.questions:
         if question.asked.request == request:
@@ -66,7 +66,7 @@ def on_withdrawn(work: Work, request: str) -> None:
     _forget_callback(work, request)
 
 
-def _serve(work: Work, asked: Requested) -> None:
+def _serve(work: Transition, asked: Requested) -> None:
     """The agent has us do it, and so has not asked whether it may: what the rules say of such a tool is said here."""
     verdict = _verdict(work, asked, work.state.speaking) if asked.tool else None
     match verdict:
@@ -79,12 +79,12 @@ def _serve(work: Work, asked: Requested) -> None:
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
-def _ask(work: Work, asked: Requested) -> None:
+def _ask(work: Transition, asked: Requested) -> None:
     state = work.state
     speaking = state.speaking
     if not state.process.is_there or state.process.phase is ProcessPhase.STOPPING:
         return  # It could not be told the answer. And one that was stopped since the log failed has no names any more.
-    if speaking is not None and speaking.phase is Phase.INTERRUPTING:
+    if speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
         work.speak(work.speaker, lambda speech: speech.cancel(asked))
         return
     if any(question.asked.request == asked.request for question in state.questions):
@@ -93,7 +93,7 @@ def _ask(work: Work, asked: Requested) -> None:
         _refuse(work, asked, "too many questions are open")
         return
     id = _name(work)
-    work.set(questions=(*state.questions, Question(id, work.speaker, asked)))
+    work.set(questions=(*state.questions, AgentRequest(id, work.speaker, asked)))
     if asked.wants is Wants.WORKSPACE:
         # Whether it may, is what is asked: whoever answers need not know who does it then.
         asked = replace(asked, wants=Wants.PERMISSION)
@@ -123,17 +123,17 @@ def _ask(work: Work, asked: Requested) -> None:
     work.attend_clocks()
 
 
-def _name(work: Work) -> str:
+def _name(work: Transition) -> str:
     """Of the question that is logged next. See the module."""
     return f"q-{work.state.process.epoch}.{work.state.head + len(work.entries) + 1}"
 
 
-def _verdict(work: Work, asked: Requested, speaking: Turn | None) -> Verdict | None:
+def _verdict(work: Transition, asked: Requested, speaking: Turn | None) -> Verdict | None:
     asks = () if speaking is None or speaking.ask is None else (speaking.ask.rules,)
     return permissions.verdict(asked.tool, (*asks, work.state.config.rules))
 
 
-def answer(work: Work, id: str, decision: Decision) -> Question | None:
+def answer(work: Transition, id: str, decision: Decision) -> AgentRequest | None:
     """Give a question its answer; None: it has one already, or needs none any more, or nobody is there to hear it."""
     if answer_kept(work, id, decision):
         return None
@@ -150,7 +150,7 @@ def answer(work: Work, id: str, decision: Decision) -> Question | None:
     return question
 
 
-def expire(work: Work, id: str) -> None:
+def expire(work: Transition, id: str) -> None:
     """Nobody has answered it in time."""
     seconds = work.state.config.question_seconds
     if seconds is None:
@@ -163,7 +163,7 @@ def expire(work: Work, id: str) -> None:
     answer(work, id, Decision(allows=allows, message=message, by="expiry"))
 
 
-def close(work: Work, *turns: str | None) -> None:
+def close(work: Transition, *turns: str | None) -> None:
     """Those of these turns need no answer any more; the agent is told so, if it still hears us."""
     for question in work.state.questions:
         if question.turn in turns:
@@ -172,7 +172,7 @@ def close(work: Work, *turns: str | None) -> None:
             forget(work, question.id, "cancelled", by="turn")
 
 
-def leave(work: Work, turn: str) -> None:
+def leave(work: Transition, turn: str) -> None:
     """A turn that came to its end by itself did not wait for these: they are of a task in its background, which goes
     on, and still wants to know."""
     if any(question.turn == turn for question in work.state.questions):
@@ -180,13 +180,15 @@ def leave(work: Work, turn: str) -> None:
         work.set(questions=tuple(left))
 
 
-def lose_all(work: Work) -> None:
+def lose_all(work: Transition) -> None:
     """The log has failed, and the process that asked is on its way out: no answer could reach it, nor be written."""
     for question in work.state.questions:
         forget(work, question.id, "withdrawn", by="store")
 
 
-def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = None, option: str | None = None) -> None:
+def forget(
+    work: Transition, id: str, answer: str, *, by: str, message: str | None = None, option: str | None = None
+) -> None:
     question = next(question for question in work.state.questions if question.id == id)
     work.set(questions=tuple(other for other in work.state.questions if other is not question))
     more = {} if option is None else {"option": option}
@@ -198,12 +200,12 @@ def forget(work: Work, id: str, answer: str, *, by: str, message: str | None = N
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
-def _call_back(work: Work, asked: Requested) -> None:
+def _call_back(work: Transition, asked: Requested) -> None:
     state = work.state
     if any(other.request == asked.request for other in state.callbacks):
         return
     speaking = state.speaking
-    if asked.wants is Wants.WORKSPACE and speaking is not None and speaking.phase is Phase.INTERRUPTING:
+    if asked.wants is Wants.WORKSPACE and speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
         # What it would begin now would outlive the turn, and what it would write was told to stop.
         work.speak(work.speaker, lambda speech: speech.cancel(asked))
         return
@@ -214,7 +216,7 @@ def _call_back(work: Work, asked: Requested) -> None:
     work.do(CallBack(state.process.number, asked))
 
 
-def on_called(work: Work, fact: CallbackAnswered) -> None:
+def on_called(work: Transition, fact: CallbackAnswered) -> None:
     asked = next((other for other in work.state.callbacks if other.request == fact.request), None)
     if asked is None or fact.process != work.state.process.number:
         return  # The agent has withdrawn it, or is gone; the next one may use its names again.
@@ -226,14 +228,14 @@ def on_called(work: Work, fact: CallbackAnswered) -> None:
         work.speak(work.speaker, lambda speech: speech.respond(asked, response))
 
 
-def _forget_callback(work: Work, request: str) -> None:
+def _forget_callback(work: Transition, request: str) -> None:
     rest = tuple(other for other in work.state.callbacks if other.request != request)
     if len(rest) < len(work.state.callbacks):
         work.set(callbacks=rest)
         work.do(CloseCallback(request))
 
 
-def forget_all(work: Work) -> None:
+def forget_all(work: Transition) -> None:
     """The process that asked is gone."""
     for question in work.state.questions:
         forget(work, question.id, "withdrawn", by="exit")
@@ -242,7 +244,7 @@ def forget_all(work: Work) -> None:
 
 
 # -- both ------------------------------------------------------------------------------------------------------------
-def _refuse(work: Work, asked: Requested, error: str) -> None:
+def _refuse(work: Transition, asked: Requested, error: str) -> None:
     work.speak(work.speaker, lambda speech: speech.refuse(asked, error))
 
 
@@ -256,9 +258,9 @@ def _refuse(work: Work, asked: Requested, error: str) -> None:
 # its name. An answer is remembered by the host that took it, and no longer.
 
 
-def kept(past: Past) -> tuple[Kept, ...]:
+def kept(past: Past) -> tuple[KeptQuestion, ...]:
     """Those of a session that is taken over."""
-    return tuple(Kept(question.id, requested(question)) for question in past.questions if question.is_kept)
+    return tuple(KeptQuestion(question.id, requested(question)) for question in past.questions if question.is_kept)
 
 
 def is_about_a_tool(question: OpenQuestion) -> bool:
@@ -278,13 +280,13 @@ def requested(question: OpenQuestion) -> Requested:
     )
 
 
-def show(work: Work) -> None:
+def show(work: Transition) -> None:
     """To whoever answers questions now."""
     for question in work.state.kept:
         work.do(AskHuman(question.id, question.asked, None))
 
 
-def answer_kept(work: Work, id: str, decision: Decision) -> bool:
+def answer_kept(work: Transition, id: str, decision: Decision) -> bool:
     """Whether it was one of these."""
     found = next((question for question in work.state.kept if question.id == id), None)
     if found is None or found.decision is not None:
@@ -298,13 +300,13 @@ def answer_kept(work: Work, id: str, decision: Decision) -> bool:
     return True
 
 
-def _end(work: Work, question: Kept, answer: str, by: str, message: str | None = None) -> None:
+def _end(work: Transition, question: KeptQuestion, answer: str, by: str, message: str | None = None) -> None:
     work.log(None, kinds.QUESTION_ANSWERED, question=question.id, answer=answer, by=by, message=message)
     work.do(CloseQuestion(question.id))
     work.after_commit(TellAnswer(question.id, answer, by, message))
 
 
-def reopen(work: Work, id: str) -> None:
+def reopen(work: Transition, id: str) -> None:
     """The log has lost its answer, and whoever gave it was told so: it waits again."""
     found = next((question for question in work.state.kept if question.id == id), None)
     if found is not None:
@@ -312,7 +314,7 @@ def reopen(work: Work, id: str) -> None:
         work.do(AskHuman(found.id, found.asked, None))
 
 
-def decision_for(work: Work, asked: Requested) -> Decision | None:
+def decision_for(work: Transition, asked: Requested) -> Decision | None:
     """What was answered, if this is what was asked then."""
     found = next((question for question in work.state.kept if _is_same(question.asked, asked)), None)
     if found is None:
@@ -328,5 +330,5 @@ def _is_same(kept: Requested, asked: Requested) -> bool:
     return (kept.wants, kept.tool, kept.input) == (asked.wants, asked.tool, asked.input)
 
 
-def _replace(work: Work, found: Kept, by: Iterable[Kept]) -> None:
+def _replace(work: Transition, found: KeptQuestion, by: Iterable[KeptQuestion]) -> None:
     work.set(kept=(*(question for question in work.state.kept if question is not found), *by))

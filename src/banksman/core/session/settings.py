@@ -16,14 +16,14 @@ from banksman.core.session import idle_process
 from banksman.core.session.effects import SettingTaken
 from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
 from banksman.core.session.state import Change, Mode, ProcessPhase, Stale, Store, not_open
-from banksman.core.session.transition import Work
+from banksman.core.session.transition import Transition
 from banksman.errors import AgentError, BanksmanError, Closed, QueueFull
 
 # Changes that the agent has not answered.
 CHANGES_MAX = 16
 
 
-def ask(work: Work, fact: SettingAsked) -> None:
+def ask(work: Transition, fact: SettingAsked) -> None:
     state = work.state
     process = state.process
     if state.mode is not Mode.OPEN:
@@ -50,19 +50,19 @@ def ask(work: Work, fact: SettingAsked) -> None:
         _take(work, Change("", fact.change, fact.name, fact.value), by="start")
 
 
-def tell_ready(work: Work) -> None:
+def tell_ready(work: Transition) -> None:
     """The process listens now: it is told what was changed while it started."""
     for change in work.state.process.changes:
         _tell(work, change)
 
 
-def _tell(work: Work, change: Change) -> None:
+def _tell(work: Transition, change: Change) -> None:
     config = work.state.config
     work.speak(None, lambda speech: speech.setting(change.request, change.name, change.value))
     work.start_timer(config.setting_seconds, Timer.SETTING, change.request)
 
 
-def reconfigure(work: Work, fact: Reconfigured) -> None:
+def reconfigure(work: Transition, fact: Reconfigured) -> None:
     # So that a rest that has begun is measured by the new time.
     idle_process.wake(work)
     work.set(config=fact.config)
@@ -88,7 +88,7 @@ def reconfigure(work: Work, fact: Reconfigured) -> None:
         work.after_commit(SettingTaken(fact.change))
 
 
-def on_reply(work: Work, reply: Replied) -> None:
+def on_reply(work: Transition, reply: Replied) -> None:
     change = _find(work, reply.request)
     if change is None:
         return
@@ -105,7 +105,7 @@ def on_reply(work: Work, reply: Replied) -> None:
     _take(work, change, by="reply")
 
 
-def expire(work: Work, request: str) -> None:
+def expire(work: Transition, request: str) -> None:
     change = _find(work, request)
     if change is None:
         return
@@ -119,7 +119,7 @@ def expire(work: Work, request: str) -> None:
         _told(work, change, AgentError(f"the agent did not answer to {change.name} {change.value!r} in {seconds:g} s"))
 
 
-def forget_all(work: Work) -> None:
+def forget_all(work: Transition) -> None:
     """The process that was told is gone. The next one is started that way."""
     for change in work.state.process.changes:
         _forget(work, change)
@@ -129,16 +129,16 @@ def forget_all(work: Work) -> None:
             _told(work, change, Closed("the session was closed before the agent had it"))
 
 
-def _find(work: Work, request: str) -> Change | None:
+def _find(work: Transition, request: str) -> Change | None:
     return next((change for change in work.state.process.changes if change.request == request), None)
 
 
-def _forget(work: Work, change: Change) -> None:
+def _forget(work: Transition, change: Change) -> None:
     work.set_process(changes=tuple(other for other in work.state.process.changes if other is not change))
     work.cancel_timer(Timer.SETTING, change.request)
 
 
-def _take(work: Work, change: Change, *, by: str) -> None:
+def _take(work: Transition, change: Change, *, by: str) -> None:
     kept = tuple(pair for pair in work.state.settings if pair[0] != change.name)
     work.state = replace(work.state, settings=(*kept, (change.name, change.value)))
     work.log(None, kinds.SESSION_SETTING, name=change.name, value=change.value, by=by)
@@ -146,7 +146,7 @@ def _take(work: Work, change: Change, *, by: str) -> None:
         work.after_commit(SettingTaken(change.id))
 
 
-def _told(work: Work, change: Change, error: BanksmanError | None = None) -> None:
+def _told(work: Transition, change: Change, error: BanksmanError | None = None) -> None:
     """Whoever waits for it, if anybody does."""
     if change.id:
         work.do(SettingTaken(change.id, error))

@@ -23,8 +23,8 @@ from banksman.core.session.effects import Accept, EndHold, Finish, PassOn, Start
 from banksman.core.session.facts import AskMoved, AskWithdrawn, CallerFact, CloseAsked, InterruptAsked, Timer
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.state import OVER, Mode, ProcessPhase, Session, Store, not_open
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Cause, Move, Phase, Turn
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 from banksman.errors import Closed
 
 # There is one such wait in a session's life here.
@@ -32,20 +32,20 @@ LEAVE = (Timer.LEAVE, "session")
 
 
 # -- what is wanted --------------------------------------------------------------------------------------------------
-def drain(work: Work) -> None:
+def drain(work: Transition) -> None:
     if work.is_open:
         work.set(mode=Mode.DRAINING)
         _refuse_queue(work)
 
 
-def close(work: Work) -> None:
+def close(work: Transition) -> None:
     if work.state.mode in (Mode.CLOSING, Mode.CLOSED):
         return
     work.set(mode=Mode.CLOSING)
     idle_process.look(work)
     _refuse_queue(work)
     turn = work.state.turn
-    if turn is not None and turn.phase is Phase.STARTING:
+    if turn is not None and turn.phase is TurnPhase.STARTING:
         turn_end.end(work, turn, Kind.REFUSED, By.WITHDRAWN, error=_closing())
     _stop_open(work)
     for turn in (work.state.own, work.state.turn):
@@ -54,14 +54,14 @@ def close(work: Work) -> None:
     work.stop_process()
 
 
-def leave(work: Work, by: float | None) -> None:
+def leave(work: Transition, by: float | None) -> None:
     """Of several deadlines the first one counts. One that is being closed is not waited for longer, either."""
     if work.is_open:
         work.set(mode=Mode.LEAVING)
         idle_process.look(work)
         _end_holds(work)
         turn = work.state.turn
-        if turn is not None and turn.phase is Phase.STARTING:
+        if turn is not None and turn.phase is TurnPhase.STARTING:
             turn_end.put_back(work, turn.requeued())
         work.set(collecting=())
     if by is None or work.state.mode in OVER:
@@ -73,14 +73,14 @@ def leave(work: Work, by: float | None) -> None:
         work.do(StartTimer(by, LEAVE))
 
 
-def hurry(work: Work) -> None:
+def hurry(work: Transition) -> None:
     """What runs has had its time."""
     if not work.is_open and work.state.mode not in OVER:
         work.set(is_overdue=True)
         end(work)
 
 
-def end(work: Work) -> None:
+def end(work: Transition) -> None:
     """What was to come to its end has, or may not go on any longer."""
     if work.state.mode is Mode.DRAINING:
         close(work)
@@ -92,13 +92,13 @@ def end(work: Work) -> None:
 
 
 # -- what it means for who runs, holds and waits ---------------------------------------------------------------------
-def _stop_open(work: Work) -> None:
+def _stop_open(work: Transition) -> None:
     for turn in (work.state.own, work.state.turn):
-        if turn is not None and turn.phase is Phase.RUNNING and turn.boundary is None:
+        if turn is not None and turn.phase is TurnPhase.RUNNING and turn.boundary is None:
             work.set_turn(replace(turn.moved(Move.STOP), cause=Cause.CLOSE))
 
 
-def _end_holds(work: Work) -> None:
+def _end_holds(work: Transition) -> None:
     """They are their holders', who are here."""
     if work.state.hold is not None:
         work.do(EndHold(work.state.hold.id))
@@ -109,7 +109,7 @@ def _end_holds(work: Work) -> None:
     work.set(hold=None, queue=turns)
 
 
-def _refuse_queue(work: Work) -> None:
+def _refuse_queue(work: Transition) -> None:
     _end_holds(work)
     for waiting in work.state.queue:
         assert isinstance(waiting, Turn)
@@ -123,7 +123,7 @@ def _closing() -> Closed:
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
-def finish(work: Work) -> None:
+def finish(work: Transition) -> None:
     state = work.state
     if state.process.phase is not ProcessPhase.NONE:
         return
@@ -161,14 +161,14 @@ def has_gone(state: Session) -> bool:
     return state.mode is Mode.LEFT and not _is_going(state)
 
 
-def take_back(work: Work) -> None:
+def take_back(work: Transition) -> None:
     """It has not left yet, after all, and says so again when it does."""
     if _is_going(work.state):
         kept = tuple(pair for pair in work.state.deferred if not isinstance(pair[1], PassOn | Finish))
         work.set(mode=Mode.PARTING, deferred=kept)
 
 
-def takes_back(work: Work, fact: CallerFact) -> bool:
+def takes_back(work: Transition, fact: CallerFact) -> bool:
     """Whether this is a reason to, and it was done."""
     match fact:
         case AskWithdrawn(turn=id) | InterruptAsked(turn=id) | AskMoved(turn=id):

@@ -86,7 +86,7 @@ class Change(Struct, frozen=True):
     value: str
 
 
-class Process(Struct, frozen=True, kw_only=True):
+class ProcessState(Struct, frozen=True, kw_only=True):
     """The agent's process, as far as the session cares. `number` counts them; a fact of another one is late. `epoch`:
     see `ProcessStarted`."""
 
@@ -138,7 +138,7 @@ class Process(Struct, frozen=True, kw_only=True):
     error: BanksmanError | None = None
 
 
-class Question(Struct, frozen=True):
+class AgentRequest(Struct, frozen=True):
     """Something the agent asks us; `turn` None: while nobody's turn was open. `id` is ours: see questions.py."""
 
     id: str
@@ -146,7 +146,7 @@ class Question(Struct, frozen=True):
     asked: Requested
 
 
-class Kept(Struct, frozen=True):
+class KeptQuestion(Struct, frozen=True):
     """A question whose process is gone, and what was answered to it since. See questions.py."""
 
     id: str
@@ -224,9 +224,9 @@ class Session(Struct, frozen=True, kw_only=True):
     own: Turn | None = None
     own_count: int = 0
     clocks: Clocks = ()
-    process: Process = Process()
-    questions: tuple[Question, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    process: ProcessState = ProcessState()
+    questions: tuple[AgentRequest, ...] = ()
+    kept: tuple[KeptQuestion, ...] = ()
     # Requests of the agent that callbacks of the caller are answering.
     callbacks: tuple[Requested, ...] = ()
     # The log: the last seq that was appended, the last that is durable, and what waits for that.
@@ -245,7 +245,7 @@ class Session(Struct, frozen=True, kw_only=True):
             return self.own
         return self.turn if self.turn is not None and self.turn.is_open else None
 
-    def open_question(self, id: str) -> Question | Kept | None:
+    def open_question(self, id: str) -> AgentRequest | KeptQuestion | None:
         """The question of this name, if it waits for an answer."""
         waiting = (*self.questions, *(kept for kept in self.kept if kept.decision is None))
         return next((question for question in waiting if question.id == id), None)

@@ -66,14 +66,14 @@ from banksman.core.session.facts import (
 from banksman.core.session.history import replay
 from banksman.core.session.outcome import By, Receipt
 from banksman.core.session.state import OVER, ProcessPhase, Session, not_open
-from banksman.core.session.transition import Work
+from banksman.core.session.transition import Transition
 
 __all__ = ["replay", "step"]
 
 
 def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
     """Take one fact. Total: there is no fact that a state does not know, and none that is an error."""
-    work = Work(state, fact.at)
+    work = Transition(state, fact.at)
     match fact:
         case FramesRead():
             if _is_current(state, fact):
@@ -116,7 +116,7 @@ def _is_current(state: Session, fact: ProcessFact) -> bool:
     return fact.process == state.process.number and state.process.phase is not ProcessPhase.NONE
 
 
-def _from_process(work: Work, fact: ProcessFact) -> None:
+def _from_process(work: Transition, fact: ProcessFact) -> None:
     match fact:
         case ProcessStarted():
             process_life.started(work, fact)
@@ -142,7 +142,7 @@ def _from_process(work: Work, fact: ProcessFact) -> None:
             assert_never(fact)
 
 
-def _from_caller(work: Work, fact: CallerFact) -> None:
+def _from_caller(work: Transition, fact: CallerFact) -> None:
     match fact:
         case Begun():
             questions.show(work)  # Who is served next is looked at after every fact.
@@ -178,7 +178,7 @@ def _from_caller(work: Work, fact: CallerFact) -> None:
             assert_never(fact)
 
 
-def _from_late_caller(work: Work, fact: CallerFact) -> None:
+def _from_late_caller(work: Transition, fact: CallerFact) -> None:
     """Nothing happens any more in a session that is closed or has left, but whoever asks is answered."""
     refusal = not_open(work.state)
     match fact:

@@ -19,15 +19,15 @@ from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import EndHold
 from banksman.core.session.facts import Timer
 from banksman.core.session.state import OVER, ProcessPhase, Session, Stdin, Store
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Cause, Phase, Turn
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Cause, Turn, TurnPhase
 from banksman.errors import AgentError
 
 # How often it is looked whether a handshake waits for something that it can do without.
 HURRY_SECONDS = 5.0
 
 
-def fire(work: Work, timer: Timer, subject: str) -> None:
+def fire(work: Transition, timer: Timer, subject: str) -> None:
     state = work.state
     match timer:
         case Timer.DRAIN | Timer.SETTLE | Timer.CLOCKS:
@@ -52,13 +52,13 @@ def fire(work: Work, timer: Timer, subject: str) -> None:
             shutdown.hurry(work)
 
 
-def _of_turn(work: Work, timer: Timer, key: str) -> None:
+def _of_turn(work: Transition, timer: Timer, key: str) -> None:
     state = work.state
     turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None)
     match timer:
         case Timer.DRAIN:
             # Where only the quiet after the boundary is waited for, it has come.
-            is_due = turn is not None and turn.phase is Phase.INTERRUPTING and turn.quiet_until is None
+            is_due = turn is not None and turn.phase is TurnPhase.INTERRUPTING and turn.quiet_until is None
             if is_due or any(other == key for _, other in state.process.unacknowledged):
                 work.stop_process()
         case Timer.SETTLE:
@@ -69,7 +69,7 @@ def _of_turn(work: Work, timer: Timer, key: str) -> None:
                 _look_at_clocks(work, turn)
 
 
-def _of_process(work: Work, timer: Timer, subject: str) -> None:
+def _of_process(work: Transition, timer: Timer, subject: str) -> None:
     config, process = work.state.config, work.state.process
     match timer:
         case Timer.START:
@@ -88,7 +88,7 @@ def _of_process(work: Work, timer: Timer, subject: str) -> None:
             idle_process.on_backed_off(work, subject)
 
 
-def _may_hurry(work: Work) -> bool:
+def _may_hurry(work: Transition) -> bool:
     """A handshake of several steps may wait for one that it can do without, and then goes on. Looked at now and then,
     and not only at the end: nobody should wait a minute for that."""
     process = work.state.process
@@ -102,9 +102,9 @@ def _may_hurry(work: Work) -> bool:
     return True
 
 
-def _look_at_clocks(work: Work, turn: Turn) -> None:
+def _look_at_clocks(work: Transition, turn: Turn) -> None:
     ran_out = watchdogs.expired(work.state.clocks, work.at)
-    if ran_out is not None and turn.phase is Phase.RUNNING:
+    if ran_out is not None and turn.phase is TurnPhase.RUNNING:
         turn_end.stop(work, turn, Cause.CLOCK, ran_out.name)
         return
     wound, warnings = watchdogs.warn(work.state.clocks, work.at)
@@ -115,7 +115,7 @@ def _look_at_clocks(work: Work, turn: Turn) -> None:
     work.arm_clocks(turn)
 
 
-def _on_hold_idle(work: Work, subject: str) -> None:
+def _on_hold_idle(work: Transition, subject: str) -> None:
     state = work.state
     hold = state.hold
     if hold is None or subject != f"{hold.id}#{state.hold_asks}":

@@ -14,7 +14,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import EndTerminals, SweepTools
 from banksman.core.session.facts import ProcessSwept, TerminalsEnded, Timer
 from banksman.core.session.state import ProcessPhase
-from banksman.core.session.transition import Work
+from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import AgentError
 
@@ -24,7 +24,7 @@ SWEEP_SECONDS_MAX = 10.0
 SWEEPS_MAX = 2
 
 
-def after(work: Work, turn: Turn) -> None:
+def after(work: Transition, turn: Turn) -> None:
     """A turn was stopped, and has come to its boundary."""
     config, process = work.state.config, work.state.process
     if not config.leaves_tools or process.phase is not ProcessPhase.READY:
@@ -35,14 +35,14 @@ def after(work: Work, turn: Turn) -> None:
         _begin(work)
 
 
-def _begin(work: Work) -> None:
+def _begin(work: Transition) -> None:
     process = work.state.process
     _, since = process.sweeps[0]
     work.do(SweepTools(process.number, since, work.state.config.after_interrupt == "sweep"))
     work.start_timer(SWEEP_SECONDS_MAX, Timer.SWEEP, str(process.number))
 
 
-def swept(work: Work, fact: ProcessSwept) -> None:
+def swept(work: Transition, fact: ProcessSwept) -> None:
     process = work.state.process
     if not process.sweeps:
         return
@@ -54,7 +54,7 @@ def swept(work: Work, fact: ProcessSwept) -> None:
         _begin(work)
 
 
-def _tell(work: Work, turn: str, fact: ProcessSwept | TerminalsEnded) -> None:
+def _tell(work: Transition, turn: str, fact: ProcessSwept | TerminalsEnded) -> None:
     """Not as a part of the turn, which may have had its last event; but it says after which."""
     commands, left = (fact.commands, ()) if isinstance(fact, TerminalsEnded) else (fact.swept, fact.survivors)
     found = [{"pid": swept.pid, "command": swept.command} for swept in commands]
@@ -68,7 +68,7 @@ def _tell(work: Work, turn: str, fact: ProcessSwept | TerminalsEnded) -> None:
         work.log(None, kinds.PROCESS_LEFT, process=fact.process, left=[*found, *survivors], after=turn)
 
 
-def end_terminals(work: Work, turn: Turn) -> None:
+def end_terminals(work: Transition, turn: Turn) -> None:
     """A turn is told to stop. What it has had us run is no part of the agent's tree: no sweep of that would find it."""
     config = work.state.config
     if config.serves_terminals:
@@ -76,11 +76,11 @@ def end_terminals(work: Work, turn: Turn) -> None:
         work.do(EndTerminals(work.state.process.number, turn.id, turn.began_at, ends))
 
 
-def terminals_ended(work: Work, fact: TerminalsEnded) -> None:
+def terminals_ended(work: Transition, fact: TerminalsEnded) -> None:
     _tell(work, fact.turn, fact)
 
 
-def expire(work: Work, subject: str) -> None:
+def expire(work: Transition, subject: str) -> None:
     process = work.state.process
     if process.sweeps and subject == str(process.number):
         work.stop_process(AgentError(f"what an interrupted turn left was not ended within {SWEEP_SECONDS_MAX:g} s"))

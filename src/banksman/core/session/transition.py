@@ -34,15 +34,15 @@ from banksman.core.session.effects import (
 )
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import Timer
-from banksman.core.session.state import KEEPING, Deferred, Mode, Process, ProcessPhase, Session, Stdin, Store
-from banksman.core.session.turn import Cause, Move, Phase, Turn
+from banksman.core.session.state import KEEPING, Deferred, Mode, ProcessPhase, ProcessState, Session, Stdin, Store
+from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError, UsageError
 
 # Frames that wait for the pipe: a few interrupts and answers. More are an agent that asks and asks, and never reads.
 OUTBOX_FRAMES_MAX = 1024
 
 
-class Work:
+class Transition:
     __slots__ = ("at", "effects", "entries", "heard", "state")
 
     def __init__(self, state: Session, at: float) -> None:
@@ -126,7 +126,7 @@ class Work:
         conversation = state.conversation or state.fork_of
         forks = conversation is not None and state.conversation is None
         starting = ProcessPhase.STARTING
-        self.set(process=Process(number=number, phase=starting, resumes=conversation, forks=forks, schema=schema))
+        self.set(process=ProcessState(number=number, phase=starting, resumes=conversation, forks=forks, schema=schema))
         # Its clock runs from the moment it is there: it may have to wait for its place.
         self.do(StartProcess(number, conversation, forks, state.settings))
 
@@ -141,7 +141,7 @@ class Work:
     def give_up_process(self, error: BanksmanError) -> None:
         """It cannot be used any more. Its turn fails for this reason, unless it was to end for another anyway."""
         for turn in (self.state.turn, self.state.own):
-            if turn is not None and turn.phase is Phase.RUNNING:
+            if turn is not None and turn.phase is TurnPhase.RUNNING:
                 self.set_turn(replace(turn.moved(Move.STOP), cause=Cause.REPLACE))
         self.stop_process(error)
 
@@ -205,7 +205,7 @@ class Work:
         """A question or a tool came or went: some clocks stand still, others go on."""
         ours = self.state.turn
         turn = ours if ours is not None and ours.is_open else self.state.own
-        if turn is not None and turn.phase is Phase.RUNNING:
+        if turn is not None and turn.phase is TurnPhase.RUNNING:
             has_question = any(question.turn == turn.id for question in self.state.questions)
             has_tool = bool(turn.tools)
             self.set(clocks=watchdogs.attend(self.state.clocks, self.at, has_tool=has_tool, has_question=has_question))
@@ -214,7 +214,7 @@ class Work:
     def arm_clocks(self, turn: Turn) -> None:
         """One timer for all clocks of a turn; it looks again when it fires."""
         due = watchdogs.next_at(self.state.clocks)
-        if due is not None and turn.phase is Phase.RUNNING:
+        if due is not None and turn.phase is TurnPhase.RUNNING:
             self.do(StartTimer(due, (Timer.CLOCKS, turn.key)))
 
     def watch_hold(self) -> None:

@@ -32,7 +32,7 @@ from banksman.core.dialects.meaning import PromptSettled, TurnOver
 from banksman.core.session.permissions import Rules
 
 
-class Phase(enum.StrEnum):
+class TurnPhase(enum.StrEnum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
@@ -48,12 +48,12 @@ class Move(enum.Enum):
     END = enum.auto()
 
 
-TABLE: dict[Phase, dict[Move, Phase]] = {
-    Phase.QUEUED: {Move.GRANT: Phase.STARTING, Move.END: Phase.ENDED},
-    Phase.STARTING: {Move.WRITE: Phase.RUNNING, Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
-    Phase.RUNNING: {Move.STOP: Phase.INTERRUPTING, Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
-    Phase.INTERRUPTING: {Move.REQUEUE: Phase.QUEUED, Move.END: Phase.ENDED},
-    Phase.ENDED: {},
+TABLE: dict[TurnPhase, dict[Move, TurnPhase]] = {
+    TurnPhase.QUEUED: {Move.GRANT: TurnPhase.STARTING, Move.END: TurnPhase.ENDED},
+    TurnPhase.STARTING: {Move.WRITE: TurnPhase.RUNNING, Move.REQUEUE: TurnPhase.QUEUED, Move.END: TurnPhase.ENDED},
+    TurnPhase.RUNNING: {Move.STOP: TurnPhase.INTERRUPTING, Move.REQUEUE: TurnPhase.QUEUED, Move.END: TurnPhase.ENDED},
+    TurnPhase.INTERRUPTING: {Move.REQUEUE: TurnPhase.QUEUED, Move.END: TurnPhase.ENDED},
+    TurnPhase.ENDED: {},
 }
 
 
@@ -94,7 +94,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     ask: Ask | None
     priority: int
     origin: str | None = None
-    phase: Phase = Phase.QUEUED
+    phase: TurnPhase = TurnPhase.QUEUED
     attempt: int = 1
     # How often a process has died under it before anything was sent.
     restarts: int = 0
@@ -172,7 +172,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Between the prompt and the boundary."""
-        return self.phase in (Phase.RUNNING, Phase.INTERRUPTING)
+        return self.phase in (TurnPhase.RUNNING, TurnPhase.INTERRUPTING)
 
     def moved(self, move: Move) -> Turn:
         following = TABLE[self.phase].get(move)
@@ -206,7 +206,7 @@ def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...]
         ask=None,
         priority=priority,
         origin=origin,
-        phase=Phase.RUNNING,
+        phase=TurnPhase.RUNNING,
         seq=seq,
         began_at=at,
         is_opened=True,

@@ -13,8 +13,8 @@ from banksman.core.session.effects import GiveReceipt, Resolve
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import Mode, OwnOver, ProcessPhase, Stale
-from banksman.core.session.transition import Work
-from banksman.core.session.turn import Ask, Cause, Move, Phase, Turn
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError, Closed
 
 # What a turn that was to end is called, by why.
@@ -27,13 +27,13 @@ KIND_OF = {
 }
 
 
-def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None:
+def stop(work: Transition, turn: Turn, cause: Cause, clock: str | None = None) -> None:
     """Ask a turn to end. It ends by its boundary, or by the ladder when the drain is over; or at once, if not one byte
     of it was sent."""
     match turn.phase:
-        case Phase.STARTING:
+        case TurnPhase.STARTING:
             end(work, replace(turn, cause=cause, clock=clock), KIND_OF[cause], By.WITHDRAWN)
-        case Phase.RUNNING if turn.boundary is None:
+        case TurnPhase.RUNNING if turn.boundary is None:
             work.log(turn.id, kinds.TURN_INTERRUPTED, cause=cause.value, clock=clock)
             work.set_turn(replace(turn.moved(Move.STOP), cause=cause, clock=clock))
             # The interrupt first: an agent that is told "cancelled" before it knows that it is to stop takes it for an
@@ -42,10 +42,10 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
             questions.close(work, turn.id)
             tool_cleanup.end_terminals(work, turn)
             work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
-        case Phase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
+        case TurnPhase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
             # Somebody wants it to end, and not only to give way: it is not to come back.
             work.set_turn(replace(turn, cause=cause, clock=clock))
-        case Phase.RUNNING if cause is not Cause.PREEMPT:
+        case TurnPhase.RUNNING if cause is not Cause.PREEMPT:
             # It seems to have ended. If that was another's boundary, the wish still stands. (Who is to give way is
             # looked at after every fact.)
             work.set_turn(replace(turn, wish=turn.wish or cause, clock=turn.clock or clock))
@@ -53,18 +53,18 @@ def stop(work: Work, turn: Turn, cause: Cause, clock: str | None = None) -> None
             pass  # It is ending already.
 
 
-def stop_if_unwanted(work: Work) -> None:
+def stop_if_unwanted(work: Transition) -> None:
     """A turn that nobody wants any more is stopped; one that was only granted passes the grant on."""
     turn = work.state.turn
     if turn is None or not all(ask.id in turn.unwanted for ask in turn.asks):
         return
-    if turn.phase is Phase.STARTING:
+    if turn.phase is TurnPhase.STARTING:
         end(work, turn, Kind.WITHDRAWN, By.WITHDRAWN)
     else:
         stop(work, turn, Cause.INTERRUPT)
 
 
-def interrupt(work: Work, turn: Turn) -> None:
+def interrupt(work: Transition, turn: Turn) -> None:
     """Tell the agent. It acts on whatever the agent is doing, so it is only sent while that is this turn, and the next
     prompt is not sent before it is acknowledged."""
     process = work.state.process
@@ -78,7 +78,7 @@ def interrupt(work: Work, turn: Turn) -> None:
     work.speak(turn.id, lambda speech: speech.interrupt(request))
 
 
-def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
+def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """The agent says that it is over. Whether it was stopped or finished is told by its flags and by the order of the
     acknowledgement, never by what it wrote."""
     # Of an agent that says from when on it takes interrupts, an acknowledgement before that means nothing.
@@ -106,7 +106,7 @@ def end_by_boundary(work: Work, turn: Turn, boundary: TurnOver) -> None:
     end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
 
 
-def end_by_exit(work: Work, turn: Turn, error: BanksmanError) -> None:
+def end_by_exit(work: Transition, turn: Turn, error: BanksmanError) -> None:
     """The process is gone, and everything it wrote was heard."""
     if turn.boundary is not None:
         end_by_boundary(work, turn, turn.boundary)
@@ -118,7 +118,7 @@ def end_by_exit(work: Work, turn: Turn, error: BanksmanError) -> None:
 
 
 def end(
-    work: Work,
+    work: Transition,
     turn: Turn,
     kind: Kind,
     by: By,
@@ -132,7 +132,7 @@ def end(
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still owed keeps the next prompt back, so what waits for it stays: see `timing`.
         is_needed = timer is Timer.DRAIN and any(key == turn.key for _, key in work.state.process.unacknowledged)
-        if turn.phase is not Phase.STARTING and not is_needed:
+        if turn.phase is not TurnPhase.STARTING and not is_needed:
             work.cancel_timer(timer, turn.key)
     is_stopped = kind in (Kind.INTERRUPTED, Kind.PREEMPTED)
     if by is By.BOUNDARY and not is_stopped and not boundary.is_aborted:
@@ -166,7 +166,7 @@ def end(
         work.after_commit(GiveReceipt(id, Receipt(stopped=is_stopped, by=by, queued=queued)))
 
 
-def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOver) -> None:
+def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: TurnOver) -> None:
     assert turn.ask is not None
     state = work.state
     work.set(turn=None, clocks=())
@@ -198,7 +198,9 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
     if coming:
         first, *others = coming
         work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
-        following = Turn(id=first.id, ask=first, priority=first.priority, phase=Phase.RUNNING, steered=tuple(others))
+        following = Turn(
+            id=first.id, ask=first, priority=first.priority, phase=TurnPhase.RUNNING, steered=tuple(others)
+        )
         following = replace(following, granted_at=work.at, began_at=work.at)
         if state.mode in (Mode.CLOSING, Mode.PARTING):
             following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
@@ -209,7 +211,7 @@ def _end_ours(work: Work, turn: Turn, outcome: Outcome, by: By, boundary: TurnOv
         stop_if_unwanted(work)
 
 
-def end_steered(work: Work, turn: Turn, boundary: TurnOver) -> None:
+def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """The agent is over with prompts that were added to a turn, and not with the turn."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
     failed = boundary.is_aborted or boundary.is_error
@@ -228,13 +230,13 @@ def end_steered(work: Work, turn: Turn, boundary: TurnOver) -> None:
     work.set_turn(replace(turn, boundary=None, steered=tuple(ask for ask in turn.steered if ask not in named)))
 
 
-def _requeue_unsent(work: Work, turn: Turn) -> None:
+def _requeue_unsent(work: Transition, turn: Turn) -> None:
     """Prompts that were to be added, and of which not one byte was sent, are asks like any other again."""
     for ask in reversed([ask for ask in turn.steered if ask.id in turn.unsent]):
         _requeue(work, ask)
 
 
-def _requeue(work: Work, ask: Ask) -> None:
+def _requeue(work: Transition, ask: Ask) -> None:
     """One that was to be added to a turn, and is not a part of it."""
     if work.keeps_queue:
         work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
@@ -243,7 +245,7 @@ def _requeue(work: Work, ask: Ask) -> None:
         end_queued(work, ask, Kind.REFUSED, error=Closed("the session was closed before this was sent"))
 
 
-def give_back(work: Work, turn: Turn, ask: Ask) -> None:
+def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
     """A prompt that was added to a turn was not taken."""
     if ask.id in turn.unwanted:
         end_queued(work, ask, Kind.WITHDRAWN)
@@ -252,7 +254,7 @@ def give_back(work: Work, turn: Turn, ask: Ask) -> None:
     work.set_turn(replace(turn, steered=tuple(other for other in turn.steered if other is not ask)))
 
 
-def give_back_all(work: Work, turn: Turn) -> None:
+def give_back_all(work: Transition, turn: Turn) -> None:
     """The prompt of a turn was not taken, and neither were those that were added to it."""
     while turn.steered:
         give_back(work, turn, turn.steered[-1])
@@ -268,20 +270,20 @@ def give_back_all(work: Work, turn: Turn) -> None:
     put_back(work, turn.requeued())
 
 
-def put_back(work: Work, again: Turn) -> None:
+def put_back(work: Transition, again: Turn) -> None:
     """The granted turn waits again, as this attempt."""
     work.log(again.id, kinds.TURN_REQUEUED, attempt=again.attempt)
     work.set(turn=None, queue=ask_queue.requeue(work.state.queue, again))
 
 
-def end_queued(work: Work, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:
+def end_queued(work: Transition, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:
     """Settle an ask that was never granted. The caller has taken it out of the queue."""
     outcome = Outcome(kind=kind, error=error)
     log_ended(work, ask.id, outcome, By.WITHDRAWN)
     work.after_commit(Resolve(ask.id, outcome))
 
 
-def log_ended(work: Work, id: str, outcome: Outcome, by: By, **more: object) -> None:
+def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: object) -> None:
     work.log(
         id,
         kinds.TURN_ENDED,

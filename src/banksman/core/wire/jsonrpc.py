@@ -55,7 +55,7 @@ _CANCELS = {"$/cancel_request": "requestId", "$/cancelRequest": "id", "notificat
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
-class Call(msgspec.Struct, frozen=True):
+class RpcCall(msgspec.Struct, frozen=True):
     """A request: the other side waits for an answer to it. `is_cut`: there was more of it."""
 
     id: Id
@@ -92,7 +92,7 @@ class Failure(msgspec.Struct, frozen=True):
         return f"{self.message} ({self.code})" if self.code else self.message
 
 
-class Reply(msgspec.Struct, frozen=True):
+class RpcReply(msgspec.Struct, frozen=True):
     """The answer to a request of ours. `id` None: it does not say to which, or that could not be read."""
 
     id: Id | None
@@ -115,7 +115,7 @@ class Garbage(msgspec.Struct, frozen=True):
     id: Id | None = None
 
 
-Message = Call | Notice | Reply | Garbage
+Message = RpcCall | Notice | RpcReply | Garbage
 
 
 def withdrawn(notice: Notice) -> Id | None:
@@ -165,11 +165,11 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
             found[name] = _partial(start)
     if not {"method", "params", "result", "error", "id"} & found.keys():
         # What it says of itself is in the middle that is gone.
-        return Reply(None, is_cut=True)
+        return RpcReply(None, is_cut=True)
     if "method" not in found and "params" in found:
         return Garbage("a request that names no method")
     message = _message(_Envelope(**found), is_cut=True)
-    return Reply(None, is_cut=True) if isinstance(message, Garbage) and "method" not in found else message
+    return RpcReply(None, is_cut=True) if isinstance(message, Garbage) and "method" not in found else message
 
 
 def as_id(value: Any) -> Id | None:
@@ -201,16 +201,16 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
         if envelope.id is msgspec.UNSET or envelope.id is None:
             return Notice(method, envelope.params, is_cut)
         id = as_id(envelope.id)
-        return Garbage(_NO_ID, is_request=True) if id is None else Call(id, method, envelope.params, is_cut)
+        return Garbage(_NO_ID, is_request=True) if id is None else RpcCall(id, method, envelope.params, is_cut)
     id = as_id(envelope.id)
     if id is None and envelope.id is not None and envelope.id is not msgspec.UNSET:
         return Garbage(_NO_ID)
     if envelope.error is not None:
-        return Reply(id, None, _failure(envelope.error), is_cut)
+        return RpcReply(id, None, _failure(envelope.error), is_cut)
     if envelope.result is not msgspec.UNSET:
-        return Reply(id, envelope.result, None, is_cut)
+        return RpcReply(id, envelope.result, None, is_cut)
     # A writer in JavaScript leaves out a result that is undefined. It still is the answer.
-    return Garbage("neither a request nor a reply") if id is None else Reply(id, None, None, is_cut)
+    return Garbage("neither a request nor a reply") if id is None else RpcReply(id, None, None, is_cut)
 
 
 def _failure(error: Any) -> Failure:
@@ -251,7 +251,7 @@ def _from_batch(items: list[Any]) -> tuple[Message, ...]:
 
 def _unread(*, holds_message: bool) -> Message:
     """A batch that is not taken apart."""
-    return Reply(None, is_cut=True) if holds_message else Garbage("an array that begins with no message")
+    return RpcReply(None, is_cut=True) if holds_message else Garbage("an array that begins with no message")
 
 
 def _from_value(value: Any) -> Message:
@@ -320,7 +320,7 @@ def _last_members(tail: bytes) -> dict[str, Any]:
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-class Writer(msgspec.Struct, frozen=True):
+class RpcWriter(msgspec.Struct, frozen=True):
     """Messages as lines. `version` None: without the member that tells it."""
 
     version: str | None = "2.0"
@@ -353,6 +353,6 @@ class Writer(msgspec.Struct, frozen=True):
         return line + b"\n"
 
 
-JSONRPC = Writer()
+JSONRPC = RpcWriter()
 # For an agent that leaves the version out, and wants it left out.
-BARE = Writer(version=None)
+BARE = RpcWriter(version=None)

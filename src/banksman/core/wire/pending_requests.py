@@ -17,7 +17,16 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from banksman.core.wire.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, JSONRPC, Call, Garbage, Id, Writer, id_from
+from banksman.core.wire.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    JSONRPC,
+    Garbage,
+    Id,
+    RpcCall,
+    RpcWriter,
+    id_from,
+)
 
 Purpose = TypeVar("Purpose")
 
@@ -93,7 +102,7 @@ _NOTHING_ASKED = Theirs()
 class Exchange(Struct, Generic[Purpose], frozen=True):
     """`last`: the request that was the last thing we wrote; None: we have written something since."""
 
-    writer: Writer = JSONRPC
+    writer: RpcWriter = JSONRPC
     ours: Ours[Purpose] = field(default_factory=Ours[Purpose])
     theirs: Theirs = _NOTHING_ASKED
     last: int | None = None
@@ -111,7 +120,7 @@ class Exchange(Struct, Generic[Purpose], frozen=True):
         return replace(self, ours=ours), purpose
 
     # -- theirs ------------------------------------------------------------------------------------------------------
-    def take(self, call: Call) -> tuple[Exchange[Purpose], bool, tuple[bytes, ...]]:
+    def take(self, call: RpcCall) -> tuple[Exchange[Purpose], bool, tuple[bytes, ...]]:
         """Whether it is to be answered, and what is said at once if not. One that is asked again is open already."""
         theirs, is_new = self.theirs.take(call.id)
         if is_new:

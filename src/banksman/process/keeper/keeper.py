@@ -37,7 +37,7 @@ from banksman.process.keeper.bare_process import (
 )
 from banksman.process.keeper.kill_newer import Pruning
 from banksman.process.keeper.kill_tree import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Sweep
-from banksman.process.keeper.lease_timer import Lease
+from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.keeper.proc_tree import is_ignoring, survey
 from banksman.process.keeper.spawn import SpawnFailed, spawn
 from banksman.process.keeper.sudo_kill import Helper
@@ -116,7 +116,7 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
         syscalls.send(control, messages.encode(messages.FAILED, "stopped", 0))
         return
     try:
-        lease = Lease(page)
+        lease = LeaseTimer(page)
         if lease.is_due(RUNNING, time.monotonic()):
             raise SpawnFailed("lease", 0)  # The order has waited for us, or for a host that was stopped, too long.
         leader = spawn(order, cwd, fds)
@@ -151,7 +151,7 @@ def rehearse(host: int) -> None:
     folder = syscalls.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_spoken_to(theirs)
-        Keeper(theirs, host, woken[0], spawn(order, folder, [null, null]), order, Lease(None)).stay()
+        Keeper(theirs, host, woken[0], spawn(order, folder, [null, null]), order, LeaseTimer(None)).stay()
     finally:
         for fd in (null, folder, *woken):
             syscalls.close(fd)
@@ -169,7 +169,7 @@ def is_spoken_to(control: _socket.socket) -> bool:
 
 class Keeper:
     def __init__(  # noqa: PLR0917
-        self, control: _socket.socket, host: int, woken: int, leader: int, order: dict[str, Any], lease: Lease
+        self, control: _socket.socket, host: int, woken: int, leader: int, order: dict[str, Any], lease: LeaseTimer
     ) -> None:
         self._control = control
         self._host = host

@@ -13,7 +13,7 @@ NEVER = float("inf")
 MARGIN_SECONDS = 0.02
 
 
-class Lease:
+class LeaseTimer:
     """`page`: an fd of it, which may be closed afterwards; None: the tree may live for as long as its host does."""
 
     def __init__(self, page: int | None) -> None:

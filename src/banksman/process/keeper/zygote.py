@@ -42,7 +42,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from banksman.process.fault_plan import Plan
+    from banksman.process.fault_plan import FaultPlan
 
 
 # How many ends of orphans are kept for the report: more would not fit one message.
@@ -56,11 +56,11 @@ HELD_SECONDS = 0.5
 
 
 def main(request_fd: int, host_pid: int, plan_text: str) -> None:
-    plan: Plan | None = None
+    plan: FaultPlan | None = None
     if plan_text:
-        from banksman.process.fault_plan import Plan  # noqa: PLC0415
+        from banksman.process.fault_plan import FaultPlan  # noqa: PLC0415
 
-        plan = Plan(plan_text)
+        plan = FaultPlan(plan_text)
         plan.follow("zygote")
     syscalls.open_proc()
     # No process of this user may trace us, or take fds out of us, unless it has CAP_SYS_PTRACE. Forks inherit it, and
@@ -92,12 +92,12 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
 
 
 class Zygote:
-    def __init__(self, requests: _socket.socket, host: int, plan: Plan | None) -> None:
+    def __init__(self, requests: _socket.socket, host: int, plan: FaultPlan | None) -> None:
         self._requests: _socket.socket | None = requests
         self._host = host
         self._plan = plan
         self._woken, _ = wake_on_child()
-        self._keepers: dict[int, Kept] = {}
+        self._keepers: dict[int, KnownKeeper] = {}
         # Keepers that must be gone by a time. `(when, is_killed)`: at that time it is killed, or given up as lost.
         self._dues: dict[int, tuple[float, bool]] = {}
         self._spare: Spare | None = None
@@ -203,7 +203,7 @@ class Zygote:
             _tell(control, messages.FAILED, "fork", exc.errno or 0)
             syscalls.close(control)
         else:
-            self._keepers[pid] = Kept(control, grace)
+            self._keepers[pid] = KnownKeeper(control, grace)
         for fd in fds[1:]:
             syscalls.close(fd)
 
@@ -270,7 +270,7 @@ class Zygote:
             else:
                 self._kill_keeper(pid)
 
-    def _lose(self, lost: list[Kept]) -> None:
+    def _lose(self, lost: list[KnownKeeper]) -> None:
         """What these kept is ours to end."""
         self._orphans = self._orphans or Orphans(self._reap)
         self._orphans.controls.extend(kept.control for kept in lost)
@@ -283,7 +283,7 @@ class Zygote:
 
     def _reap(self) -> None:
         statuses: dict[int, int] = {}
-        lost: list[Kept] = []
+        lost: list[KnownKeeper] = []
         while True:
             try:
                 pid, status = syscalls.waitpid(-1, os.WNOHANG | os.WUNTRACED | syscalls.WALL)
@@ -315,7 +315,7 @@ class Zygote:
                 del self._orphans.statuses[pid]
 
 
-class Kept:
+class KnownKeeper:
     """What we know of a keeper: our copy of its control socket, and its command's grace.
 
     While we hold the copy the host sees no end of file, so a lost keeper's report arrives on the same socket, in order,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from banksman import __version__
 from banksman.runtime.host_stats import has_working_store
 from banksman.server.api.messages import admin_messages as messages
-from banksman.server.api.route import Answer, Call, Route
+from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.http.auth import bearer
 from banksman.server.http.page_tokens import CODE_SECONDS_MAX
@@ -18,7 +18,7 @@ from banksman.server.problems import Problem
 from banksman.sessions import installed_agents
 
 
-async def health(call: Call) -> Answer:
+async def health(call: RouteCall) -> HttpAnswer:
     """Readiness. It names the reason and no more: anybody may ask, without a token."""
     context: Context = call.context
     if context.is_closing or (context.member is not None and context.member.is_draining):
@@ -27,29 +27,29 @@ async def health(call: Call) -> Answer:
     if is_cut_off or not has_working_store(context.host):
         hint = "see the server's log; /livez tells whether the server itself answers"
         raise Problem(503, "StoreBroken", "the store cannot be read or written", hint=hint)
-    return Answer(messages.Health("ok"))
+    return HttpAnswer(messages.Health("ok"))
 
 
-async def live(_: Call) -> Answer:
+async def live(_: RouteCall) -> HttpAnswer:
     """Liveness: the loop turns. A restart would not end what `health` refuses for."""
-    return Answer(messages.Health("ok"))
+    return HttpAnswer(messages.Health("ok"))
 
 
-async def show_metrics(call: Call) -> Answer:
+async def show_metrics(call: RouteCall) -> HttpAnswer:
     # Not before somebody asks: it takes as long to load as all the rest of a verb that has a host inside.
     from banksman.server.ops import metrics  # noqa: PLC0415
 
     context: Context = call.context
-    return Answer(metrics.render(context.host, context.streams.counts), media_type=metrics.CONTENT_TYPE)
+    return HttpAnswer(metrics.render(context.host, context.streams.counts), media_type=metrics.CONTENT_TYPE)
 
 
-async def show_stacks(_: Call) -> Answer:
-    return Answer(stack_dump.take())
+async def show_stacks(_: RouteCall) -> HttpAnswer:
+    return HttpAnswer(stack_dump.take())
 
 
-async def server(call: Call) -> Answer:
+async def server(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
-    return Answer(
+    return HttpAnswer(
         messages.Server(
             version=__version__,
             pid=os.getpid(),
@@ -61,27 +61,27 @@ async def server(call: Call) -> Answer:
     )
 
 
-async def agents(_: Call) -> Answer:
-    return Answer(messages.Agents([messages.Agent(**each.facts()) for each in installed_agents.look()]))
+async def agents(_: RouteCall) -> HttpAnswer:
+    return HttpAnswer(messages.Agents([messages.Agent(**each.facts()) for each in installed_agents.look()]))
 
 
-async def drain(call: Call) -> Answer:
+async def drain(call: RouteCall) -> HttpAnswer:
     """Take nothing new, finish what runs, then end. Reading goes on until then."""
     body: messages.Drain = call.body
     call.context.drain(body.timeout)
-    return Answer(messages.Draining(True), 202)
+    return HttpAnswer(messages.Draining(True), 202)
 
 
-async def make_code(call: Call) -> Answer:
+async def make_code(call: RouteCall) -> HttpAnswer:
     """Make a one-time code: `URL/#code=CODE` opens the page in a browser and logs it in."""
     context: Context = call.context
     if not context.url:
         raise Problem(409, "NoPage", "this host has no page", hint="run `banksman serve`")
     assert context.door is not None
-    return Answer(messages.LoginCode(context.door.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
+    return HttpAnswer(messages.LoginCode(context.door.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
 
 
-async def login(call: Call) -> Answer:
+async def login(call: RouteCall) -> HttpAnswer:
     """Exchange a one-time code, or the server's token, for a page token."""
     body: messages.Login = call.body
     door = call.context.door
@@ -92,10 +92,10 @@ async def login(call: Call) -> Answer:
         raise Problem(401, "NotLetIn", "this link was used already, or is too old", hint=hint)
     if body.token is not None and not door.knows(body.token):
         raise Problem(401, "NotLetIn", "that is not the token", hint="run `banksman page` for a link that needs none")
-    return Answer(messages.LoggedIn(*door.pages.make()))
+    return HttpAnswer(messages.LoggedIn(*door.pages.make()))
 
 
-async def logout(call: Call) -> Response:
+async def logout(call: RouteCall) -> Response:
     """Revoke the page token that this request carries, and end its streams. The server's own token stays as it is."""
     pages = call.context.door.pages
     given = bearer(call.request.headers)

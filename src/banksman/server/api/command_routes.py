@@ -17,7 +17,7 @@ from typing import Any
 from banksman import Command, Piece
 from banksman.server.api.messages import command_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
-from banksman.server.api.route import Answer, Call, Route
+from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
 
@@ -27,11 +27,11 @@ OUTPUT_BYTES_MAX = 1 << 20
 STDIN_SECONDS_MAX = 30.0
 
 
-async def start(call: Call) -> Answer:
+async def start(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     body: messages.StartCommand = call.body
 
-    async def do() -> Answer:
+    async def do() -> HttpAnswer:
         policy = context.policy
         command = await context.host.start(
             policy.command(body.argv),
@@ -48,21 +48,21 @@ async def start(call: Call) -> Answer:
             output_bytes_max=body.output_bytes_max,
             pty=body.pty if isinstance(body.pty, bool) else (body.pty[0], body.pty[1]),
         )
-        return Answer(shown(command), 201, {"Location": f"/v1/commands/{command.id}"})
+        return HttpAnswer(shown(command), 201, {"Location": f"/v1/commands/{command.id}"})
 
     return await context.once.do("commands", call.key, body, do)
 
 
-async def list_commands(call: Call) -> Answer:
-    return Answer(messages.Commands([shown(command) for command in call.context.host.commands()]))
+async def list_commands(call: RouteCall) -> HttpAnswer:
+    return HttpAnswer(messages.Commands([shown(command) for command in call.context.host.commands()]))
 
 
-async def take_ended(call: Call) -> Answer:
+async def take_ended(call: RouteCall) -> HttpAnswer:
     """Each end is reported once: here, or by the request that waited for it or stopped the command."""
     context: Context = call.context
     body: messages.TakeEnded = call.body
 
-    async def do() -> Answer:
+    async def do() -> HttpAnswer:
         ended = context.host.take_ended()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(body.wait, WAIT_SECONDS_MAX)):
@@ -73,7 +73,7 @@ async def take_ended(call: Call) -> Answer:
     return await context.once.do("commands/ended", call.key, body, do)
 
 
-async def look(call: Call) -> Answer:
+async def look(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     query: WaitFor = call.query
     # A request that waits for the end gets the one report of it, as `wait` does; one that only looks leaves it.
@@ -84,10 +84,10 @@ async def look(call: Call) -> Answer:
                 return _ended(command)
     elif command.is_over:
         command.result()  # Raises what kept it from being started.
-    return Answer(shown(command))
+    return HttpAnswer(shown(command))
 
 
-async def read(call: Call) -> Answer:
+async def read(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     query: messages.ReadOutput = call.query
     _one_of("encoding", query.encoding, "text", "base64")
@@ -103,51 +103,51 @@ async def read(call: Call) -> Answer:
                 piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
     if query.encoding == "base64":
         data = base64.b64encode(piece.data).decode()
-        return Answer(messages.OutputPiece(piece.next, piece.missed, piece.is_end, base64=data))
+        return HttpAnswer(messages.OutputPiece(piece.next, piece.missed, piece.is_end, base64=data))
     # A character that is not all there yet is left for the next piece; unless that is all that may be had.
     cut = 0 if piece.is_end or len(piece.data) >= limit == _cut(piece.data) else _cut(piece.data)
     whole = piece.data[: len(piece.data) - cut]
-    return Answer(
+    return HttpAnswer(
         messages.OutputPiece(piece.next - cut, piece.missed, piece.is_end, text=whole.decode(errors="replace"))
     )
 
 
-async def watch(call: Call) -> Answer:
+async def watch(call: RouteCall) -> HttpAnswer:
     """Answered as soon as the output matches; or when it has ended, or the time is up, without."""
     command = _command(call)
     query: messages.WatchOutput = call.query
     timeout = min(query.wait, WAIT_SECONDS_MAX)
     found = await command.watch(query.pattern, after=query.after, stream=query.stream, timeout=timeout)
     if found is None:
-        return Answer(messages.Matched(False, None, None, None, [], command.is_over))
-    return Answer(messages.Matched(True, found.begin, found.next, found.text, list(found.groups), command.is_over))
+        return HttpAnswer(messages.Matched(False, None, None, None, [], command.is_over))
+    return HttpAnswer(messages.Matched(True, found.begin, found.next, found.text, list(found.groups), command.is_over))
 
 
-async def write(call: Call) -> Answer:
+async def write(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     body: messages.WriteStdin = call.body
     if body.text is not None or body.base64 is not None:
         await command.write(_bytes(body), timeout=STDIN_SECONDS_MAX)
     if body.end:
         await command.close_stdin()
-    return Answer(shown(command))
+    return HttpAnswer(shown(command))
 
 
-async def send_signal(call: Call) -> Answer:
+async def send_signal(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     body: messages.SendSignal = call.body
     await command.signal(_signal(body.signal), group=body.group)
-    return Answer(shown(command))
+    return HttpAnswer(shown(command))
 
 
-async def resize(call: Call) -> Answer:
+async def resize(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     body: messages.Resize = call.body
     await command.resize(body.rows, body.columns)
-    return Answer(shown(command))
+    return HttpAnswer(shown(command))
 
 
-async def stop(call: Call) -> Answer:
+async def stop(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     body: messages.StopCommand = call.body
     # Not `command.stop()`, which takes the report: a stop goes on without its client, and may take longer than that one
@@ -157,21 +157,21 @@ async def stop(call: Call) -> Answer:
     return _ended(command)
 
 
-def _ended(command: Command) -> Answer:
+def _ended(command: Command) -> HttpAnswer:
     """The one report of an end."""
     is_news = command.take_report()
     command.result()  # Raises what kept it from being started.
     return _reported(shown(command), [command] if is_news else [])
 
 
-def _reported(value: Any, ended: Sequence[Command]) -> Answer:
+def _reported(value: Any, ended: Sequence[Command]) -> HttpAnswer:
     """An answer that reports these ends. If its client has gone, they are reported to the next one."""
 
     def give_back() -> None:
         for command in ended:
             command.return_report()
 
-    return Answer(value, on_unsent=give_back if ended else None)
+    return HttpAnswer(value, on_unsent=give_back if ended else None)
 
 
 def shown(command: Command) -> messages.Command:
@@ -191,7 +191,7 @@ def shown(command: Command) -> messages.Command:
     return messages.Command(command.id, list(command.argv), str(command.state), command.pid, finished)
 
 
-def _command(call: Call) -> Command:
+def _command(call: RouteCall) -> Command:
     return call.context.host.command(call.path["id"])
 
 

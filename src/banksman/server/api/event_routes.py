@@ -8,21 +8,21 @@ from banksman.errors import NotFound
 from banksman.server.api import event_pages
 from banksman.server.api.messages import event_messages as messages
 from banksman.server.api.messages.event_messages import EVENTS_MAX
-from banksman.server.api.route import Answer, Asgi, Call, Route
+from banksman.server.api.route import Asgi, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
-from banksman.server.streams.event_encoding import Form
+from banksman.server.streams.event_encoding import StreamForm
 from banksman.server.streams.follower import Follower
 from banksman.server.streams.sources import ManySessions, OneSession
 
-STREAMS = (Form.SSE.value, Form.NDJSON.value)
+STREAMS = (StreamForm.SSE.value, StreamForm.NDJSON.value)
 # As many as a URL has room for.
 SESSIONS_MAX = 500
 # No position of any store is called so.
 NOW = "now"
 
 
-async def of_session(call: Call) -> Answer | Asgi:
+async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     context: Context = call.context
     query: messages.ReadEvents = call.query
     session = context.session(call.path["id"])
@@ -35,15 +35,15 @@ async def of_session(call: Call) -> Answer | Asgi:
             raise Problem(422, "BadRequest", "a page is after a cursor or before one", hint="after=, or before=")
         if form is not None:
             raise Problem(422, "BadRequest", "a stream leads forward", hint="before= is for a page: ask for JSON")
-        return Answer(await event_pages.before(session, query.before, wanted))
+        return HttpAnswer(await event_pages.before(session, query.before, wanted))
     after = query.after if query.after is not None else call.header("last-event-id")
     if form is not None:
         source = OneSession(session, raw=query.raw, partial=query.partial, frames=query.frames)
         return Follower(context.streams, source, await source.begin(after or None), form, kind="session")
-    return Answer(await event_pages.after(session, after or None, wanted))
+    return HttpAnswer(await event_pages.after(session, after or None, wanted))
 
 
-async def of_many(call: Call) -> Asgi:
+async def of_many(call: RouteCall) -> Asgi:
     context: Context = call.context
     query: messages.FollowMany = call.query
     wanted: frozenset[str] | None = None
@@ -59,7 +59,7 @@ async def of_many(call: Call) -> Asgi:
         after = came_back
     source = ManySessions(context.host, wanted, raw=query.raw, partial=query.partial, frames_of=frames_of)
     place = await (source.end() if after == NOW else source.begin(after or None))
-    return Follower(context.streams, source, place, _form(call) or Form.SSE, kind="many")
+    return Follower(context.streams, source, place, _form(call) or StreamForm.SSE, kind="many")
 
 
 def _names(listed: str, parameter: str) -> list[str]:
@@ -80,10 +80,10 @@ def _known(context: Context, names: list[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _form(call: Call) -> Form | None:
+def _form(call: RouteCall) -> StreamForm | None:
     """What `Accept` asks for; None: a page."""
     accepted = [part.partition(";")[0].strip().lower() for part in (call.header("accept") or "").split(",")]
-    return next((form for word in accepted for form in Form if form.value == word), None)
+    return next((form for word in accepted for form in StreamForm if form.value == word), None)
 
 
 ROUTES = (

@@ -8,14 +8,14 @@ from contextlib import suppress
 
 import msgspec
 
-from banksman.cluster.http.forwarded_request import Request, Response
+from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse
 from banksman.cluster.http.host_view import FRONT
 from banksman.cluster.http.owner_proxy import Front, answered
 from banksman.cluster.interfaces import HostSeen
 from banksman.errors import BanksmanError, NotFound
 from banksman.server.api.messages import host_messages as messages
 from banksman.server.api.messages.admin_messages import Drain
-from banksman.server.api.route import Answer, Call, Result, Route
+from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
 
@@ -27,23 +27,23 @@ NEEDS_MAX = 64
 NEEDS_SECONDS_MAX = 1.0
 
 
-async def list_hosts(call: Call) -> Answer:
+async def list_hosts(call: RouteCall) -> HttpAnswer:
     """None: the store is of this machine alone."""
     context: Context = call.context
     if context.front is None:
-        return Answer(messages.Hosts([]))
+        return HttpAnswer(messages.Hosts([]))
     fleet = context.front.fleet
     owners = {owner.address.partition("@")[0] for owner, _ in context.host.log.owned() if owner is not None}
     # Who only looks, as a verb does, is on the bus for that moment, and is nobody's host.
     hosts = [host for host in fleet.all() if host.room or FRONT in host.labels or host.id in owners]
-    return Answer(
+    return HttpAnswer(
         messages.Hosts(
             [shown(host, is_here=host.id == fleet.own_id, is_silent=fleet.is_silent(host)) for host in hosts]
         )
     )
 
 
-async def drain(call: Call) -> Result:
+async def drain(call: RouteCall) -> Result:
     """It says that it will; `GET /v1/hosts` shows what is left on it, until it is gone."""
     context: Context = call.context
     body: Drain = call.body
@@ -54,11 +54,11 @@ async def drain(call: Call) -> Result:
     outlook = await _outlook(context, front, host)
     if host.id == front.fleet.own_id:
         context.drain(body.timeout)
-        return Answer(outlook, 202)
-    request = Request("POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body))
+        return HttpAnswer(outlook, 202)
+    request = ForwardedRequest("POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body))
     answer = await front.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
-    if isinstance(answer, Response):
-        return Answer(outlook, 202) if answer.status == 202 else answered(answer)
+    if isinstance(answer, ForwardedResponse):
+        return HttpAnswer(outlook, 202) if answer.status == 202 else answered(answer)
     hint = "try again; it may have gone already, or is silent: then its sessions are taken over when its lease ends"
     raise Problem(503, "Unreachable", f"{host.name} does not answer", hint=hint, ids={"host": host.id})
 

@@ -11,7 +11,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHOWN_MAX = 256
 
 
-class Seen(NamedTuple):
+class SeenProcess(NamedTuple):
     pid: int
     parent: int
     command: str
@@ -19,13 +19,13 @@ class Seen(NamedTuple):
     rss_bytes: int
 
 
-def of(pids: Iterable[int]) -> list[Seen]:
+def of(pids: Iterable[int]) -> list[SeenProcess]:
     """These, all below them, and all that their keepers have taken in: everything that would be ended with them."""
     everything = {seen.pid: seen for seen in _all()} if (wanted := list(pids)) else {}
-    children: dict[int, list[Seen]] = {}
+    children: dict[int, list[SeenProcess]] = {}
     for seen in everything.values():
         children.setdefault(seen.parent, []).append(seen)
-    found: list[Seen] = []
+    found: list[SeenProcess] = []
     for pid in wanted:
         leader = everything.get(pid)
         # The leader's parent is its keeper, and the keeper of nothing else.
@@ -37,7 +37,7 @@ def of(pids: Iterable[int]) -> list[Seen]:
     return found
 
 
-def _all() -> Iterable[Seen]:
+def _all() -> Iterable[SeenProcess]:
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -53,4 +53,4 @@ def _all() -> Iterable[Seen]:
         # The name is in parentheses, and may have some itself.
         command = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
         state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
-        yield Seen(int(name), int(parent), command, state.decode(), int(rest[19]) * PAGE_BYTES)
+        yield SeenProcess(int(name), int(parent), command, state.decode(), int(rest[19]) * PAGE_BYTES)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from banksman.server.api.route import Answer
+from banksman.server.api.route import HttpAnswer
 from banksman.server.problems import MEDIA_TYPE, Problem
 
 KEYS_MAX = 10_000
@@ -28,14 +28,14 @@ class _Entry(NamedTuple):
     """What came with a key, and the answer to it: of a request that is being done, the future of one."""
 
     body: bytes
-    answer: Answer | asyncio.Future[Answer]
+    answer: HttpAnswer | asyncio.Future[HttpAnswer]
 
     @property
     def weight(self) -> int:
-        return ENTRY_BYTES + (len(self.answer.value or b"") if isinstance(self.answer, Answer) else 0)
+        return ENTRY_BYTES + (len(self.answer.value or b"") if isinstance(self.answer, HttpAnswer) else 0)
 
 
-async def _always(_: Answer) -> bool:
+async def _always(_: HttpAnswer) -> bool:
     return True
 
 
@@ -52,10 +52,10 @@ class Once:
         place: str,
         key: str | None,
         body: msgspec.Struct,
-        do: Callable[[], Awaitable[Answer]],
+        do: Callable[[], Awaitable[HttpAnswer]],
         *,
-        is_still_so: Callable[[Answer], Awaitable[bool]] = _always,
-    ) -> Answer:
+        is_still_so: Callable[[HttpAnswer], Awaitable[bool]] = _always,
+    ) -> HttpAnswer:
         """`do`, or what it has answered to the same before. What failed is not remembered: it may be tried again. Nor
         is what is no longer so: what was made has been deleted since, or what was asked was never sent."""
         if key is None:
@@ -74,10 +74,10 @@ class Once:
                 self._forget(name)
         return await self._do(name, wanted, do)
 
-    async def _do(self, name: bytes, body: bytes, do: Callable[[], Awaitable[Answer]]) -> Answer:
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def _do(self, name: bytes, body: bytes, do: Callable[[], Awaitable[HttpAnswer]]) -> HttpAnswer:
+        done: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
         self._remember(name, _Entry(body, done))
-        answer: Answer | None = None
+        answer: HttpAnswer | None = None
         try:
             first = await do()
             answer = _encoded(first)
@@ -110,7 +110,7 @@ class Once:
                 self._forget(name)
 
 
-def _encoded(answer: Answer) -> Answer:
+def _encoded(answer: HttpAnswer) -> HttpAnswer:
     """An answer in bytes. What cannot be told was done all the same, and is not to be done again: that is the answer to
     every request with this key."""
     try:
@@ -118,7 +118,7 @@ def _encoded(answer: Answer) -> Answer:
     except UnicodeEncodeError:
         hint = "it was done; look at it by another way, and rename what has a name that is not UTF-8"
         problem = Problem(500, "NotText", "the answer has a name that is not UTF-8", hint=hint)
-        return Answer(problem.body(), problem.status, answer.headers, MEDIA_TYPE)
+        return HttpAnswer(problem.body(), problem.status, answer.headers, MEDIA_TYPE)
 
 
 def _digest(data: bytes) -> bytes:

@@ -53,7 +53,7 @@ class ToOwner(enum.Enum):
     ENDS = enum.auto()
 
 
-class Call(msgspec.Struct, frozen=True):
+class RouteCall(msgspec.Struct, frozen=True):
     """One request, taken apart. `context` is the server that it came to. `data`: its body, as it came. `is_forwarded`:
     another host has sent it here, since we have the session."""
 
@@ -70,7 +70,7 @@ class Call(msgspec.Struct, frozen=True):
         return self.request.headers.get(name)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpAnswer(msgspec.Struct, frozen=True):
     """A success: a value to be shown as JSON, or bytes as they are. `on_unsent` is called instead of sending it if the
     client has disconnected by then: it gives back what was taken for that client."""
 
@@ -90,16 +90,16 @@ class Answer(msgspec.Struct, frozen=True):
         """The id of what was made, by its address."""
         return self.headers["Location"].rpartition("/")[2]
 
-    def encoded(self) -> Answer:
+    def encoded(self) -> HttpAnswer:
         """The same in bytes, to be sent to anybody."""
         data = self.value
         if data is not None and not isinstance(data, bytes):
             data = msgspec.json.encode(data, enc_hook=str)
-        return Answer(data, self.status, self.headers, self.media_type)
+        return HttpAnswer(data, self.status, self.headers, self.media_type)
 
 
-Result = Answer | Response | Asgi
-Handle = Callable[[Call], Coroutine[Any, Any, Result]]
+Result = HttpAnswer | Response | Asgi
+Handle = Callable[[RouteCall], Coroutine[Any, Any, Result]]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,18 +158,18 @@ class Endpoint:
             if exc.errno not in _NO_ROOM:
                 raise
             response = problem_of(no_room("answer this", exc)).response()
-        if isinstance(response, Answer) and response.on_unsent is not None and request.state.connection.lost.done():
+        if isinstance(response, HttpAnswer) and response.on_unsent is not None and request.state.connection.lost.done():
             # As late as can be: the answer is written next. A client that goes after that may have read it.
             response.on_unsent()
             return
-        await (response.response() if isinstance(response, Answer) else response)(scope, receive, send)
+        await (response.response() if isinstance(response, HttpAnswer) else response)(scope, receive, send)
 
-    async def _taken_apart(self, route: Route, request: Request) -> Call:
+    async def _taken_apart(self, route: Route, request: Request) -> RouteCall:
         key = request.headers.get("idempotency-key")
         if key is not None and _KEY.fullmatch(key) is None:
             raise Problem(400, "BadKey", "this cannot be an Idempotency-Key", hint="1 to 255 visible ASCII characters")
         data = b"" if route.body is None else await self._read(request)
-        return Call(
+        return RouteCall(
             context=self._context,
             request=request,
             path={name: unquote(value) for name, value in request.path_params.items()},
@@ -214,7 +214,7 @@ class Endpoint:
         return b"".join(pieces)
 
 
-async def _handled(route: Route, call: Call) -> Result:
+async def _handled(route: Route, call: RouteCall) -> Result:
     """Here; or, where many hosts share the store, by whoever has the session."""
     front = call.context.front
     if front is not None and route.path.startswith("/v1/sessions/"):

@@ -14,7 +14,7 @@ from banksman.server.api import process_tree, turn_routes
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
-from banksman.server.api.route import Answer, Call, Result, Route, ToOwner
+from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall, ToOwner
 from banksman.server.context import Context
 from banksman.sessions import profiles
 from banksman.sessions import session as sessions
@@ -24,23 +24,23 @@ from banksman.sessions.status import Status
 FRAME_CHARACTERS_MAX = 500
 
 
-async def open_session(call: Call) -> Result:
+async def open_session(call: RouteCall) -> Result:
     context: Context = call.context
     if context.front is not None and not call.is_forwarded:
         return await session_placement.open_session(context.front, call, _open_here)
     return await _open_here(call)
 
 
-async def _open_here(call: Call) -> Answer:
+async def _open_here(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     body: messages.OpenSession = call.body
 
-    async def do() -> Answer:
+    async def do() -> HttpAnswer:
         session = await _open(context, body, None if call.key is None else session_id(call.key))
         headers = {"Location": f"/v1/sessions/{session.id}"}
-        return Answer(shown(await session.look(), session, call.context.front), 201, headers)
+        return HttpAnswer(shown(await session.look(), session, call.context.front), 201, headers)
 
-    async def is_still_there(answer: Answer) -> bool:
+    async def is_still_there(answer: HttpAnswer) -> bool:
         return context.has_session(answer.made)
 
     return await context.once.do("sessions", call.key, body, do, is_still_so=is_still_there)
@@ -77,13 +77,13 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
     )
 
 
-async def list_sessions(call: Call) -> Answer:
+async def list_sessions(call: RouteCall) -> HttpAnswer:
     """Oldest first. The next page begins after the last one of this."""
     query: messages.ListSessions = call.query
     if call.is_forwarded:
         # Another host has the list, and wants to know what ours are doing.
         ours = [session for session in call.context.host.our_sessions() if not session.is_closed]
-        return Answer(messages.Sessions([shown(each.status(), each, call.context.front) for each in ours], None))
+        return HttpAnswer(messages.Sessions([shown(each.status(), each, call.context.front) for each in ours], None))
     limit = min(query.limit, SESSIONS_MAX)
     after = None if query.after is None else call.context.session(query.after).id
     # One more than is shown tells whether there is a next page.
@@ -92,20 +92,22 @@ async def list_sessions(call: Call) -> Answer:
     front: Front | None = call.context.front
     statuses = await call.context.nobodys.glance(found[:limit])
     listed = [shown(status, session, front) for status, session in zip(statuses, found[:limit], strict=True)]
-    return Answer(messages.Sessions(listed if front is None else await session_list.filled(front, listed), following))
+    return HttpAnswer(
+        messages.Sessions(listed if front is None else await session_list.filled(front, listed), following)
+    )
 
 
-async def look(call: Call) -> Answer:
+async def look(call: RouteCall) -> HttpAnswer:
     session = call.context.session(call.path["id"])
-    return Answer(shown(await session.look(), session, call.context.front))
+    return HttpAnswer(shown(await session.look(), session, call.context.front))
 
 
-async def why(call: Call) -> Answer:
+async def why(call: RouteCall) -> HttpAnswer:
     session = call.context.session(call.path["id"])
     status = await session.look()
     base = shown(status, session, call.context.front)
     heard, told = await session.last_frames()
-    return Answer(
+    return HttpAnswer(
         messages.Why(
             **{name: getattr(base, name) for name in messages.Session.__struct_fields__},
             holder_prompt=status.holder_prompt,
@@ -133,7 +135,7 @@ def _frame(event: Event | None) -> messages.Frame | None:
     return messages.Frame(event.at, data.decode(errors="replace").rstrip("\n")[:FRAME_CHARACTERS_MAX])
 
 
-async def change(call: Call) -> Answer:
+async def change(call: RouteCall) -> HttpAnswer:
     session = call.context.session(call.path["id"])
     body: messages.ChangeSession = call.body
     if body.name is not msgspec.UNSET:
@@ -142,20 +144,20 @@ async def change(call: Call) -> Answer:
         await session.set_model(body.model)
     if body.permission_mode is not msgspec.UNSET:
         await session.set_permission_mode(body.permission_mode)
-    return Answer(shown(await session.look(), session, call.context.front))
+    return HttpAnswer(shown(await session.look(), session, call.context.front))
 
 
-async def close(call: Call) -> Answer:
+async def close(call: RouteCall) -> HttpAnswer:
     """What runs in it is stopped. It stays in the store, unless it is to be forgotten."""
     session = call.context.session(call.path["id"])
     query: messages.DeleteSession = call.query
     if query.forget:
         await call.context.host.delete(session)
         call.context.streams.pages.clear()
-        return Answer(status=204)
+        return HttpAnswer(status=204)
     _check_not_elsewhere(session)
     await session.close()
-    return Answer(shown(await session.look(), session, call.context.front))
+    return HttpAnswer(shown(await session.look(), session, call.context.front))
 
 
 def _check_not_elsewhere(session: sessions.Session) -> None:

@@ -8,20 +8,20 @@ from banksman import Kind, Outcome, Receipt
 from banksman.errors import NotFound
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
-from banksman.server.api.route import Answer, Call, Route, ToOwner
+from banksman.server.api.route import HttpAnswer, Route, RouteCall, ToOwner
 from banksman.server.context import Context
 from banksman.sessions.questions import Question
 from banksman.sessions.status import Waiting
 from banksman.sessions.turn import Turn
 
 
-async def ask(call: Call) -> Answer:
+async def ask(call: RouteCall) -> HttpAnswer:
     """Answered once the log has it."""
     context: Context = call.context
     body: messages.Ask = call.body
     session = context.session(call.path["id"])
 
-    async def do() -> Answer:
+    async def do() -> HttpAnswer:
         turn = await session.ask(
             body.prompt,
             priority=body.priority,
@@ -32,9 +32,9 @@ async def ask(call: Call) -> Answer:
             rules=body.rules,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
-        return Answer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
+        return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
 
-    async def is_still_so(answer: Answer) -> bool:
+    async def is_still_so(answer: HttpAnswer) -> bool:
         """Not if the turn was never sent: the session is asked again then. One that retention took was."""
         try:
             turn = await session.turn(answer.made)
@@ -46,7 +46,7 @@ async def ask(call: Call) -> Answer:
     return await context.once.do(place, call.key, body, do, is_still_so=is_still_so)
 
 
-async def look(call: Call) -> Answer:
+async def look(call: RouteCall) -> HttpAnswer:
     query: WaitFor = call.query
     turn = await _turn(call)
     outcome: Outcome | None = None
@@ -58,33 +58,33 @@ async def look(call: Call) -> Answer:
         if str(turn.state) == "ended":
             outcome = await turn.outcome()
     state = str(turn.state) if outcome is None else "ended"
-    return Answer(messages.Turn(turn.id, state, None if outcome is None else shown(outcome)))
+    return HttpAnswer(messages.Turn(turn.id, state, None if outcome is None else shown(outcome)))
 
 
-async def interrupt(call: Call) -> Answer:
+async def interrupt(call: RouteCall) -> HttpAnswer:
     turn = await _turn(call)
-    return Answer(receipt(await call.context.session(call.path["id"]).interrupt(turn)))
+    return HttpAnswer(receipt(await call.context.session(call.path["id"]).interrupt(turn)))
 
 
-async def interrupt_now(call: Call) -> Answer:
+async def interrupt_now(call: RouteCall) -> HttpAnswer:
     """The turn that runs at this moment, if one does."""
-    return Answer(receipt(await call.context.session(call.path["id"]).interrupt()))
+    return HttpAnswer(receipt(await call.context.session(call.path["id"]).interrupt()))
 
 
-async def move(call: Call) -> Answer:
+async def move(call: RouteCall) -> HttpAnswer:
     """Who asks hears the queue as it is then."""
     body: messages.MoveTurn = call.body
     session = call.context.session(call.path["id"])
     await session.reorder(call.path["turn"], before=body.before)
-    return Answer(messages.Moved([waiting(each) for each in session.status().queue]))
+    return HttpAnswer(messages.Moved([waiting(each) for each in session.status().queue]))
 
 
-async def list_questions(call: Call) -> Answer:
+async def list_questions(call: RouteCall) -> HttpAnswer:
     questions = await call.context.session(call.path["id"]).open_questions()
-    return Answer(messages.Questions([question(each) for each in questions]))
+    return HttpAnswer(messages.Questions([question(each) for each in questions]))
 
 
-async def answer(call: Call) -> Answer:
+async def answer(call: RouteCall) -> HttpAnswer:
     """The question has one answer: whoever comes second is told which."""
     body: messages.Answer = call.body
     given = await call.context.session(call.path["id"]).answer(
@@ -96,10 +96,10 @@ async def answer(call: Call) -> Answer:
         remember=body.remember,
         interrupt=body.interrupt,
     )
-    return Answer(messages.Answered(given.question, given.answer, given.by, given.message, given.is_first))
+    return HttpAnswer(messages.Answered(given.question, given.answer, given.by, given.message, given.is_first))
 
 
-async def _turn(call: Call) -> Turn:
+async def _turn(call: RouteCall) -> Turn:
     return await call.context.session(call.path["id"]).turn(call.path["turn"])
 
 

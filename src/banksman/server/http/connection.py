@@ -57,7 +57,7 @@ HEADERS_FOR_BROWSERS = (
 )
 
 
-class Part(enum.Enum):
+class RequestPart(enum.Enum):
     """What of a request comes next."""
 
     BEGIN, HEAD, BODY = range(3)
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         self._head_bytes = 0
         self._fields_bytes = 0
-        self._part = Part.BEGIN
+        self._part = RequestPart.BEGIN
         self._requests = 0
         self._has_said_something = False
         self._refusal: Problem | None = None
@@ -166,11 +166,11 @@ class Connection(HttpToolsProtocol):
         if not newest.response_complete:
             return None
         match self._part:
-            case Part.BEGIN:
+            case RequestPart.BEGIN:
                 return Awaited.NEXT
-            case Part.HEAD:
+            case RequestPart.HEAD:
                 return Awaited.HEAD
-            case Part.BODY:
+            case RequestPart.BODY:
                 return Awaited.REST
 
     def _on_late(self, awaited: Awaited) -> None:
@@ -195,7 +195,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         # Of a head that has not ended nothing may have been handed to us yet that could have been counted. If another
         # request ended in the same piece, it is counted from the next one on.
-        if self._part is Part.HEAD and not self.transport.is_closing():
+        if self._part is RequestPart.HEAD and not self.transport.is_closing():
             self._head_bytes += len(data) if self._requests == before else 0
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_too_large())
@@ -203,7 +203,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._part = Part.HEAD
+        self._part = RequestPart.HEAD
         self._head_bytes = self._fields_bytes = 0
         self.scope["state"]["connection"] = self  # pyright: ignore[reportTypedDictNotRequiredAccess]
 
@@ -218,13 +218,13 @@ class Connection(HttpToolsProtocol):
             raise self._remember(_too_large())
         # What comes after the body must not pass for what stood before it: that was looked at already, here or by a
         # proxy.
-        if self._part is Part.HEAD:
+        if self._part is RequestPart.HEAD:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._fields_bytes = 0
         super().on_headers_complete()
-        self._part = Part.BODY
+        self._part = RequestPart.BODY
         if len(self.pipeline) > PIPELINED_MAX:
             # It is cut off. An answer would be taken for the one to a request before it. To raise stops the parser.
             self.abort()
@@ -232,7 +232,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._part = Part.BEGIN
+        self._part = RequestPart.BEGIN
         self._requests += 1
 
     def on_response_complete(self) -> None:
@@ -258,11 +258,11 @@ class Connection(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             # Into the middle of another answer, or in its place, nothing may be written. But the last request that is
             # not answered may be the very one that is refused: its body is what could not be read.
-            is_own = self._part is Part.BODY and not self.pipeline
+            is_own = self._part is RequestPart.BODY and not self.pipeline
             if cycle.response_started or not is_own:
                 self.abort()
                 return
-        elif self._part is Part.BODY and cycle is not None:
+        elif self._part is RequestPart.BODY and cycle is not None:
             self.transport.close()  # It was answered already, and the rest of it is of no interest.
             return
         body = problem.body()

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 from banksman.errors import UsageError
 from banksman.server.problems import Problem
-from banksman.server.server_settings import Settings
+from banksman.server.server_settings import ServerSettings
 
 log = logging.getLogger("banksman.serve")
 
 
 class Policy:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._roots = None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
         for root in self._roots or ():
             if not os.path.isdir(root):

@@ -53,8 +53,8 @@ def configure(format: str, level: str, secrets: Sequence[str] = ()) -> None:  # 
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    redactor = Redactor(secrets)
-    handler = StderrHandler(Json(redactor) if format == "json" else Text(redactor))
+    redactor = LogRedactor(secrets)
+    handler = StderrHandler(JsonForm(redactor) if format == "json" else TextForm(redactor))
     root.addHandler(handler)
     root.setLevel(level.upper())
 
@@ -80,7 +80,7 @@ def write(text: str) -> None:
         sys.stderr.flush()
 
 
-class Redactor:
+class LogRedactor:
     """Replaces secrets in text, also as a repr, as JSON and as a part of a URL have them."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
@@ -104,10 +104,10 @@ class Redactor:
         return text if left <= 0 else f"{text[:TEXT_CHARACTERS_MAX]}… ({left} characters more)"
 
 
-class Form(ABC):
+class LogForm(ABC):
     """How a record becomes a line, or a few, each with its end."""
 
-    def __init__(self, redactor: Redactor) -> None:
+    def __init__(self, redactor: LogRedactor) -> None:
         self._clean = redactor.clean
         self._redact = redactor.redact
 
@@ -137,7 +137,7 @@ class Form(ABC):
         return self._clean(value if isinstance(value, str) else _text(value))
 
 
-class Json(Form):
+class JsonForm(LogForm):
     """One object a line, in ASCII: nothing in it can be taken for the end of the line."""
 
     def _line(self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str) -> str:
@@ -154,7 +154,7 @@ class Json(Form):
         return self._line(at=_at(time.time()), level="info", logger="banksman", message=message, extra={}, exception="")
 
 
-class Text(Form):
+class TextForm(LogForm):
     """For people. Whatever somebody else has put into a message, it stays on its line: what cannot be printed is
     escaped. Only an exception has more lines, each set in, so that none can be taken for a record."""
 
@@ -170,7 +170,7 @@ class Text(Form):
 class StderrHandler(logging.Handler):
     """One thread that writes, and a queue before it."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: LogForm) -> None:
         super().__init__()
         self.form = form
         # Each counted on one side only, so that neither waits for the other: what was put is written under the

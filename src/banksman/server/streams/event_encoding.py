@@ -15,7 +15,7 @@ RETRY_MILLISECONDS = 1000
 _encoder = msgspec.json.Encoder()
 
 
-class Form(enum.Enum):
+class StreamForm(enum.Enum):
     SSE = "text/event-stream"
     NDJSON = "application/x-ndjson"
 
@@ -47,27 +47,27 @@ def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
     return _encoder.encode(shown)
 
 
-def stored(form: Form, id: str, data: bytes) -> bytes:
+def stored(form: StreamForm, id: str, data: bytes) -> bytes:
     """An event of the log, with the place right after it. JSON has no line end in it."""
-    return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is Form.SSE else data + b"\n"
+    return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is StreamForm.SSE else data + b"\n"
 
 
-def placed(form: Form, position: str, data: bytes) -> bytes:
+def placed(form: StreamForm, position: str, data: bytes) -> bytes:
     """An event among those of many sessions. NDJSON has no `id:`, and a cursor is of one session, so that the position
     is a member there: without it nobody could come back."""
-    if form is Form.NDJSON:
+    if form is StreamForm.NDJSON:
         assert data.startswith(b'{"')
         return b'{"position":"%b",%b\n' % (position.encode(), data[1:])
     return stored(form, position, data)
 
 
-def made(form: Form, kind: str, **more: object) -> bytes:
+def made(form: StreamForm, kind: str, **more: object) -> bytes:
     """What is made for one reader. It has no place, so that nobody comes back to it."""
     data = _encoder.encode({"kind": kind, **more})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is Form.SSE else data + b"\n"
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is StreamForm.SSE else data + b"\n"
 
 
-def preamble(form: Form) -> bytes:
+def preamble(form: StreamForm) -> bytes:
     """The first bytes of a stream. `retry:` is a line of the first event and no block of its own: some clients deliver
     a block without `data:` as an event, and fail to decode it."""
-    return b"retry: %d\n" % RETRY_MILLISECONDS if form is Form.SSE else b""
+    return b"retry: %d\n" % RETRY_MILLISECONDS if form is StreamForm.SSE else b""

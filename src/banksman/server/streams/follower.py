@@ -23,9 +23,9 @@ from banksman.server.http.auth import bearer
 from banksman.server.http.connection import Connection
 from banksman.server.http.slices import send_slices
 from banksman.server.problems import Problem
-from banksman.server.streams.event_encoding import RETRY_MILLISECONDS, Form, made, preamble
-from banksman.server.streams.shared_pages import Page, Pages
-from banksman.server.streams.sources import Source
+from banksman.server.streams.event_encoding import RETRY_MILLISECONDS, StreamForm, made, preamble
+from banksman.server.streams.shared_pages import EncodedPage, SharedPages
+from banksman.server.streams.sources import StreamSource
 from banksman.server.streams.stream_counters import Counts
 
 
@@ -108,13 +108,13 @@ _HEADERS = (
 
 
 @dataclass(slots=True)
-class Streams:
+class EventStreams:
     """What all streams share. `closing` is done when the server lets go of its clients; from before that, when what
     runs may finish and nothing new is taken, `is_ending`."""
 
     closing: asyncio.Future[None]
     counts: Counts
-    pages: Pages[Any]
+    pages: SharedPages[Any]
     heartbeat_seconds: float
     streams_max: int
     by_client: dict[str, int] = field(default_factory=dict[str, int])
@@ -160,7 +160,9 @@ class Streams:
 class Follower(Generic[Place]):
     """The answer to a request for a stream: an ASGI response."""
 
-    def __init__(self, streams: Streams, source: Source[Place], place: Place, form: Form, *, kind: str) -> None:
+    def __init__(
+        self, streams: EventStreams, source: StreamSource[Place], place: Place, form: StreamForm, *, kind: str
+    ) -> None:
         """`kind`, for counting: "session" or "many"."""
         self._streams = streams
         self._source = source
@@ -220,7 +222,7 @@ class Follower(Generic[Place]):
             await self._send_page(page, send)
             self._place = page.place
 
-    async def _next(self, waking: Waking, send: Send) -> Page[Place] | None:
+    async def _next(self, waking: Waking, send: Send) -> EncodedPage[Place] | None:
         """None: there will be none for this client. Heartbeats until there is one."""
         key = (self._source.key, self._form, self._place)
         make = functools.partial(self._source.next, self._place, self._form)
@@ -233,7 +235,7 @@ class Follower(Generic[Place]):
         # The server lets go of its clients: what is there is still theirs, and nothing is waited for any more.
         return None if await self._source.is_at_end(self._place) else await make()
 
-    async def _send_page(self, page: Page[Place], send: Send) -> None:
+    async def _send_page(self, page: EncodedPage[Place], send: Send) -> None:
         counts = self._streams.counts
         for session, (first, last) in page.gaps.items():
             if self._gaps.get(session, 0) < last:

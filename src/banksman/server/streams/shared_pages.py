@@ -26,7 +26,7 @@ PAGE_BYTES = 1024
 Place = TypeVar("Place", bound=Hashable)
 
 
-class Page(Struct, Generic[Place], frozen=True):
+class EncodedPage(Struct, Generic[Place], frozen=True):
     """What is to be sent, which may be nothing, and the place after it. `gaps`: what is no longer there, by session:
     the first and the last seq."""
 
@@ -41,12 +41,12 @@ class Making(Generic[Place]):
 
     __slots__ = ("_forsake", "_waiting", "task")
 
-    def __init__(self, task: asyncio.Task[Page[Place]], forsake: Callable[[Making[Place]], None]) -> None:
+    def __init__(self, task: asyncio.Task[EncodedPage[Place]], forsake: Callable[[Making[Place]], None]) -> None:
         self.task = task
         self._forsake = forsake
         self._waiting = 0
 
-    def __enter__(self) -> asyncio.Task[Page[Place]]:
+    def __enter__(self) -> asyncio.Task[EncodedPage[Place]]:
         self._waiting += 1
         return self.task
 
@@ -57,7 +57,7 @@ class Making(Generic[Place]):
             self._forsake(self)
 
 
-class Pages(Generic[Place]):
+class SharedPages(Generic[Place]):
     """The pages that are being made, and the last ones that were. It owns the tasks that make them."""
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class Pages(Generic[Place]):
         self._made: OrderedDict[Hashable, tuple[float, Making[Place]]] = OrderedDict()
         self._bytes = 0
         # Those that nobody wants any more, until they have ended.
-        self._forsaken: set[asyncio.Task[Page[Place]]] = set()
+        self._forsaken: set[asyncio.Task[EncodedPage[Place]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Page[Place]]]) -> Making[Place]:
+    def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]) -> Making[Place]:
         """The page of this key: `with pages.at(key, make) as task`."""
         made = self._made.get(key)
         if made is not None and self._loop.time() - made[0] < PAGE_SECONDS_MAX:
@@ -97,7 +97,7 @@ class Pages(Generic[Place]):
             self._drop(key)
         self._making.clear()
 
-    def _keep(self, key: Hashable, making: Making[Place], task: asyncio.Task[Page[Place]]) -> None:
+    def _keep(self, key: Hashable, making: Making[Place], task: asyncio.Task[EncodedPage[Place]]) -> None:
         self._forsaken.discard(task)
         is_wanted = self._making.get(key) is making
         self._let_go(key, making)

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from banksman import Event
 from banksman.errors import HistoryLost
 from banksman.runtime.base_host import Host
-from banksman.server.streams.event_encoding import Form, encode, placed, stored
-from banksman.server.streams.shared_pages import Page
+from banksman.server.streams.event_encoding import StreamForm, encode, placed, stored
+from banksman.server.streams.shared_pages import EncodedPage
 from banksman.sessions.log_reader import place_of
 from banksman.sessions.session import Session
 from banksman.store import log as store
@@ -30,12 +30,12 @@ SCAN_EVENTS_MAX = 1000
 Place = TypeVar("Place", bound=Hashable)
 
 
-class Source(Protocol[Place]):
+class StreamSource(Protocol[Place]):
     """`key` tells those apart that do not show the same."""
 
     @property
     def key(self) -> Hashable: ...
-    async def next(self, place: Place, form: Form) -> Page[Place]:
+    async def next(self, place: Place, form: StreamForm) -> EncodedPage[Place]:
         """The page after a place: what is there now, or, if there is nothing, what comes."""
         ...
 
@@ -86,7 +86,7 @@ class OneSession:
     async def is_at_end(self, place: Cursor) -> bool:
         return self._session.committed <= place.seq
 
-    async def next(self, place: Cursor, form: Form) -> Page[Cursor]:
+    async def next(self, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
         # First this: where there is something it costs nothing, and where there is nothing it spares a look at the disk
         # by another thread, which nearly everybody who is live would take before each event.
         await self._session.wait_past(place.seq)
@@ -98,9 +98,9 @@ class OneSession:
         end = page.events[taken - 1]
         assert end.seq > place.seq, "a page leads on"
         gaps = {} if page.gap is None else {self._session.id: page.gap}
-        return Page(data, shown, Cursor(end.epoch, end.seq), gaps)
+        return EncodedPage(data, shown, Cursor(end.epoch, end.seq), gaps)
 
-    def _line(self, event: Event, form: Form) -> bytes | None:
+    def _line(self, event: Event, form: StreamForm) -> bytes | None:
         if event.is_frame and not self._frames:
             return None
         return stored(form, event.cursor, encode(event, raw=self._raw, partial=self._partial))
@@ -164,7 +164,7 @@ class ManySessions:
         page = await self._host.read_many(place, limit=1, sessions=self._sessions)
         return not page.events and not page.gaps
 
-    async def next(self, place: str | None, form: Form) -> Page[str | None]:
+    async def next(self, place: str | None, form: StreamForm) -> EncodedPage[str | None]:
         page = await self._host.read_many(place, limit=self._page_events_max, sessions=self._sessions)
         while not page.events and not page.gaps:
             await self._host.wait_past(page.position)
@@ -174,9 +174,9 @@ class ManySessions:
         data, shown, taken = _joined(self._line(one, form) for one in page.events)
         position = page.position if taken == len(page.events) else page.events[taken - 1].position
         assert position != place, "a page leads on"
-        return Page(data, shown, position, gaps)
+        return EncodedPage(data, shown, position, gaps)
 
-    def _line(self, one: store.Placed, form: Form) -> bytes | None:
+    def _line(self, one: store.Placed, form: StreamForm) -> bytes | None:
         event = one.event
         if event.is_frame and self._frames_of is not None and event.session not in self._frames_of:
             return None

@@ -18,7 +18,7 @@ from importlib.resources.abc import Traversable
 
 from starlette.responses import Response
 
-from banksman.server.api.route import Call, Route
+from banksman.server.api.route import Route, RouteCall
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -81,7 +81,7 @@ def _route(path: str, name: str, data: bytes) -> Route:
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = {**_HEADERS, "ETag": tag}
 
-    async def show(call: Call) -> Response:
+    async def show(call: RouteCall) -> Response:
         if _has_it(call.header("if-none-match"), tag):
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type=media_type)

@@ -4,7 +4,7 @@ An agent that speaks ACP may leave its reading, its writing and its commands to 
 these requests for one process of an agent; what it is made of is told in each file.
 """
 
-from banksman.sessions.workspace.requests import GROUPS, Workspace
+from banksman.sessions.workspace.request_handler import GROUPS, Workspace
 from banksman.sessions.workspace.terminals import start_command
 
 __all__ = ["GROUPS", "Workspace", "start_command"]

@@ -27,7 +27,7 @@ from banksman.commands.output import OUTPUT_BYTES_MAX
 from banksman.core.process_facts import Swept
 from banksman.errors import BanksmanError, Closed, NotFound, ProgramNotFound, Refused
 from banksman.process.launch import Launch, prepare
-from banksman.process.lease_page import Lease
+from banksman.process.lease_page import LeasePage
 from banksman.sessions.workspace.safe_paths import Folder
 
 # What is cut off is cut off rarely: a command that writes single bytes would otherwise pay for each a copy of the rest.
@@ -112,7 +112,7 @@ _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+")
 Start = Callable[[Launch, Options], Command]
 
 
-def start_command(launch: Launch, options: Options, lease: Lease | None = None) -> Command:
+def start_command(launch: Launch, options: Options, lease: LeasePage | None = None) -> Command:
     """One that nobody but its terminal knows. `lease`: that of the session it is for."""
     return Command(launch, options, id=os.urandom(6).hex(), on_end=lambda _: None, lease=lease)
 
@@ -125,7 +125,7 @@ class Surroundings(Struct, frozen=True):
     scrub: Iterable[str] = ()
 
 
-class Order(Struct, frozen=True):
+class TerminalOrder(Struct, frozen=True):
     """What the agent wants to be run."""
 
     command: str
@@ -171,7 +171,7 @@ class Terminals:
         return f"<Terminals {', '.join(self._terminals) or 'none'}>"
 
     # -- one of them -------------------------------------------------------------------------------------------------
-    async def create(self, order: Order, find_folder: Callable[[], Awaitable[Folder]], generation: int) -> str:
+    async def create(self, order: TerminalOrder, find_folder: Callable[[], Awaitable[Folder]], generation: int) -> str:
         """Start it in the folder that is found for it; its id. Cancelled, it is ended. `generation`: when it was asked
         for."""
         folder = await find_folder()
@@ -227,7 +227,7 @@ class Terminals:
     def _running(self) -> list[Command]:
         return [command for _, command in self._commands if not command.is_over]
 
-    def _launch(self, order: Order, folder: Folder) -> tuple[str, Terminal]:
+    def _launch(self, order: TerminalOrder, folder: Folder) -> tuple[str, Terminal]:
         wanted = OUTPUT_BYTES_MAX if order.output_bytes_max is None else order.output_bytes_max
         tail = Tail(min(wanted, OUTPUT_BYTES_MAX))
         # Its output is kept by the tail alone, to the bound that the agent has given.
@@ -239,7 +239,7 @@ class Terminals:
         self._commands.append((asyncio.get_running_loop().time(), terminal.command))
         return id, terminal
 
-    def _prepare(self, order: Order, folder: Folder) -> Launch:
+    def _prepare(self, order: TerminalOrder, folder: Folder) -> Launch:
         try:
             return self._prepared([order.command, *order.args], order, folder)
         except ProgramNotFound:
@@ -251,7 +251,7 @@ class Terminals:
         except ProgramNotFound:
             return self._prepared(["/bin/sh", "-c", order.command], order, folder)
 
-    def _prepared(self, argv: list[str], order: Order, folder: Folder) -> Launch:
+    def _prepared(self, argv: list[str], order: TerminalOrder, folder: Folder) -> Launch:
         held = f"/proc/self/fd/{folder.fd}" if sys.platform == "linux" else order.cwd
         launch = prepare(
             argv,

@@ -15,7 +15,7 @@ from banksman.errors import NotOwner
 from banksman.store.log import Done, Snapshot
 from banksman.store.sqlite import turn_table
 from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
-from banksman.store.sqlite.operations import Told, Work, behind
+from banksman.store.sqlite.operations import WriterContext, WriterOperation, behind
 from banksman.store.turn_index import marks_of
 
 _MOVE = (
@@ -28,7 +28,7 @@ _STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner
 _INSERT = "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
-class Append(Told):
+class AppendOperation(WriterOperation):
     """One append. It is packed when it is made: the caller may go on using its list, and what cannot be stored raises
     in the face of who wrote it."""
 
@@ -68,11 +68,11 @@ class Append(Told):
 class Runs:
     """The appends of the group at hand, by session, until they are written."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: WriterContext) -> None:
         self._work = work
-        self._runs: dict[str, list[Append]] = {}
+        self._runs: dict[str, list[AppendOperation]] = {}
 
-    def add(self, append: Append) -> None:
+    def add(self, append: AppendOperation) -> None:
         run = self._runs.get(append.session)
         if run is not None:
             if append.epoch == run[-1].epoch and append.expected_seq == run[-1].seq:
@@ -94,7 +94,7 @@ class Runs:
         """The transaction is over, and was not committed."""
         self._runs.clear()
 
-    def _write(self, run: list[Append]) -> None:
+    def _write(self, run: list[AppendOperation]) -> None:
         first, last = run[0], run[-1]
         believed = (first.session, first.epoch, first.expected_seq, self._work.host)
         rows = [
@@ -129,7 +129,7 @@ class Runs:
             assert last.snapshot is not None
             keep_snapshot(self._work, last.session, Snapshot(last.seq, last.snapshot))
 
-    def _refuse(self, run: list[Append]) -> None:
+    def _refuse(self, run: list[AppendOperation]) -> None:
         first, *rest = run
         error = no_owner(self._work, first.session, first.epoch)
         if error is not None:
@@ -147,7 +147,7 @@ class Runs:
             self._work.failures.refuse(append, behind(append.session, append.epoch))
 
 
-def no_owner(work: Work, session: str, epoch: int) -> NotOwner | None:
+def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
     """Why this host does not own a session under this epoch, if so."""
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     current, owner = row or (0, None)
@@ -162,7 +162,7 @@ def no_owner(work: Work, session: str, epoch: int) -> NotOwner | None:
     return None
 
 
-def keep_snapshot(work: Work, session: str, snapshot: Snapshot) -> None:
+def keep_snapshot(work: WriterContext, session: str, snapshot: Snapshot) -> None:
     crc = checksum(session, snapshot.seq, 0, snapshot.data)
     work.execute(
         "INSERT OR REPLACE INTO snapshots (session, seq, crc, data) VALUES (?, ?, ?, ?)",

@@ -13,7 +13,7 @@ two sessions could not be told apart. Ids are random, so nobody does but who res
 from __future__ import annotations
 
 from banksman.store.sqlite import turn_table
-from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.operations import WriterContext
 
 # Of one piece, whichever is first: some hundredths of a second.
 PIECE_CHUNKS_MAX = 1000
@@ -23,7 +23,7 @@ PIECE_BYTES_MAX = 8 << 20
 _REST_OF = "rest of "
 
 
-def begin(work: Work, session: str, number: int) -> bool:
+def begin(work: WriterContext, session: str, number: int) -> bool:
     """Its row was deleted in this transaction: remove a first piece of it. Whether there is more. The session's number
     is kept with the rest: its turns have no other name."""
     work.execute("INSERT INTO store VALUES (?, ?)", (_REST_OF + session, number))
@@ -31,7 +31,7 @@ def begin(work: Work, session: str, number: int) -> bool:
     return remove_some(work, session)
 
 
-def remove_some(work: Work, session: str) -> bool:
+def remove_some(work: WriterContext, session: str) -> bool:
     """A piece, if there is a rest: whether there is more."""
     number = _rest(work, session)
     if number is None:
@@ -58,7 +58,7 @@ def remove_some(work: Work, session: str) -> bool:
     return False
 
 
-def clear(work: Work, session: str) -> None:
+def clear(work: WriterContext, session: str) -> None:
     """A session of this id is about to be made: none of the last one's chunks may become its own."""
     number = _rest(work, session)
     if number is not None:
@@ -67,7 +67,7 @@ def clear(work: Work, session: str) -> None:
         _end(work, session)
 
 
-def found(work: Work) -> list[str]:
+def found(work: WriterContext) -> list[str]:
     """The sessions that have a rest, whoever deleted them."""
     rows = work.execute(
         # What lies between has the words above at its beginning: "!" is next to the space.
@@ -77,13 +77,13 @@ def found(work: Work) -> list[str]:
     return [key.removeprefix(_REST_OF) for (key,) in rows]
 
 
-def _rest(work: Work, session: str) -> int | None:
+def _rest(work: WriterContext, session: str) -> int | None:
     """The number that the session had; 0 where a version without the index of turns has deleted it."""
     row = work.row("SELECT value FROM store WHERE key = ?", _REST_OF + session)
     return None if row is None else row[0]
 
 
-def _end(work: Work, session: str) -> None:
+def _end(work: WriterContext, session: str) -> None:
     work.execute("DELETE FROM store WHERE key = ?", (_REST_OF + session,))
     work.rests.pop(session, None)
     work.is_tidy_due = True

@@ -47,7 +47,7 @@ _SUFFIX = "-hosts"
 _FLOCK = struct.Struct("@hhqqi4x")
 
 
-class Process(NamedTuple):
+class HostProcess(NamedTuple):
     """By what a process can be known: the boot's id, the pid, and the start in clock ticks. "" and 0: unknown."""
 
     boot: str
@@ -99,7 +99,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-class Hosts:
+class HostLocks:
     """The hosts of the store at `path`, as one log of this process sees them. Safe to use from any thread.
 
     `StoreError` from every method if the file cannot be made, opened or locked. Not for a forked child: it must open
@@ -141,7 +141,7 @@ class Hosts:
             shared.held.add(host_id)
             self._mine.add(host_id)
 
-    def is_alive(self, host_id: int, process: Process | None = None) -> bool:
+    def is_alive(self, host_id: int, process: HostProcess | None = None) -> bool:
         """Whether a process holds this id right now, this one included, or is the one that `process` names: see the
         module."""
         assert host_id > 0, f"not an id of a host: {host_id}"
@@ -199,7 +199,7 @@ class Hosts:
             raise StoreError(f"{self._path} {why}", hint="open the store in this process")
         return self._shared
 
-    def _is_held_here(self, host_id: int, process: Process) -> bool:
+    def _is_held_here(self, host_id: int, process: HostProcess) -> bool:
         """Whether a log of this very process holds it, maybe in a file that was at this path before."""
         assert _lock.locked()
         shared = [one for one in _files.values() if one.path == self._path and host_id in one.held]
@@ -239,10 +239,10 @@ def is_locked(fd: int, offset: int) -> bool:
     return found != fcntl.F_UNLCK
 
 
-def identity() -> Process:
+def identity() -> HostProcess:
     """This process."""
     stat = _stat(os.getpid())
-    return Process(_boot(), os.getpid(), 0 if stat is None else stat[1])
+    return HostProcess(_boot(), os.getpid(), 0 if stat is None else stat[1])
 
 
 def _boot() -> str:
@@ -264,7 +264,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
-def is_there(process: Process) -> bool:
+def is_there(process: HostProcess) -> bool:
     """Whether this other process lives, and may be a host: it has locks' files open, as far as that can be seen.
 
     The last is asked because a pid and a start outlive what they stood for: an `exec`, and a host that has closed its

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from banksman.errors import StoreReadOnly
 from banksman.store.log import Head, Known, Owner
-from banksman.store.sqlite.host_locks import Hosts, Process, is_there
+from banksman.store.sqlite.host_locks import HostLocks, HostProcess, is_there
 from banksman.store.sqlite.sqlite_errors import translate
 
 _KNOWN = (
@@ -26,30 +26,30 @@ _OWNED = (
 )
 
 
-class Place(NamedTuple):
+class SessionPlace(NamedTuple):
     """Where a session is. `number` is its identity: None if there is none. See the schema."""
 
     head: Head
     number: int | None
 
 
-NOWHERE = Place(Head(0, 0, 1), None)
+NOWHERE = SessionPlace(Head(0, 0, 1), None)
 
 
-class Look:
+class Lookup:
     """Errors are translated here. For one thread only."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._connection = connection
         self._path = path
-        self._hosts: Hosts | None = None
+        self._hosts: HostLocks | None = None
 
-    def place(self, session: str) -> Place:
+    def place(self, session: str) -> SessionPlace:
         rows = self._rows("SELECT epoch, seq, first, number FROM sessions WHERE id = ?", session)
         if not rows:
             return NOWHERE
         ((epoch, seq, first, number),) = rows
-        return Place(Head(epoch, seq, first), number)
+        return SessionPlace(Head(epoch, seq, first), number)
 
     def newest_chunk(self) -> int:
         return self._rows("SELECT coalesce(max(id), 0) FROM chunks")[0][0]
@@ -93,7 +93,7 @@ class Look:
     def has_live_hosts(self) -> bool:
         """Whether somebody else has sessions of this store, or had some: we are no host any more."""
         rows = self._rows("SELECT id, boot, pid, started FROM hosts")
-        return any(self._is_alive(host, Process(*process)) for host, *process in rows)
+        return any(self._is_alive(host, HostProcess(*process)) for host, *process in rows)
 
     def close(self) -> None:
         if self._hosts is not None:
@@ -111,13 +111,13 @@ class Look:
         if owner is None or pid is None:
             return None
         if owner not in alive:
-            alive[owner] = owner == host or self._is_alive(owner, Process(boot, pid, started))
+            alive[owner] = owner == host or self._is_alive(owner, HostProcess(boot, pid, started))
         return Owner(pid, address, is_here=owner == host, is_alive=alive[owner])
 
-    def _is_alive(self, owner: int, process: Process) -> bool:
+    def _is_alive(self, owner: int, process: HostProcess) -> bool:
         if self._hosts is None:
             try:
-                self._hosts = Hosts(self._path)
+                self._hosts = HostLocks(self._path)
             except StoreReadOnly:
                 return is_there(process)  # There is no lock that could be seen from here.
         return self._hosts.is_alive(owner, process)

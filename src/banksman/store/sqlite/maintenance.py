@@ -16,12 +16,12 @@ from banksman.store.log import Snapshot
 from banksman.store.sqlite import deleted_sessions, turn_table
 from banksman.store.sqlite.append import keep_snapshot
 from banksman.store.sqlite.chunks import CHUNK_BYTES
-from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
 from banksman.store.sqlite.spool import History
 
 
-class Retention(Struct, frozen=True):
+class SqliteRetention(Struct, frozen=True):
     """What a session may keep: so many bytes, so many seconds. None: all."""
 
     bytes_max: int | None = None
@@ -31,7 +31,7 @@ class Retention(Struct, frozen=True):
         return self.bytes_max is not None or self.seconds_max is not None
 
 
-def rename(work: Work, session: str, name: str | None, expected: str | None) -> None:
+def rename(work: WriterContext, session: str, name: str | None, expected: str | None) -> None:
     row = work.row("SELECT name FROM sessions WHERE id = ?", session)
     if row is None:
         raise UsageError("there is no such session", session=session)
@@ -41,7 +41,7 @@ def rename(work: Work, session: str, name: str | None, expected: str | None) -> 
     work.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, session))
 
 
-def trim(work: Work, session: str, before: int) -> int:
+def trim(work: WriterContext, session: str, before: int) -> int:
     row = work.row(f"SELECT first, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
     if row is None:
         return 1
@@ -52,7 +52,7 @@ def trim(work: Work, session: str, before: int) -> int:
     return first if found[0] is None else _remove(work, session, found[0])
 
 
-def retain(work: Work, session: str, retention: Retention, now: float) -> None:
+def retain(work: WriterContext, session: str, retention: SqliteRetention, now: float) -> None:
     """Take what is beyond the bounds."""
     last = excess(work, session, retention, now)
     if last is not None:
@@ -64,7 +64,7 @@ def retain(work: Work, session: str, retention: Retention, now: float) -> None:
 AHEAD_MAX = 100
 
 
-def excess(work: Work, session: str, retention: Retention, now: float) -> int | None:
+def excess(work: WriterContext, session: str, retention: SqliteRetention, now: float) -> int | None:
     """The last seq of what is beyond the bounds and may go."""
     row = work.row(f"SELECT bytes, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
     if row is None:
@@ -99,7 +99,7 @@ _REMOVABLE = """min(
 )"""
 
 
-def _remove(work: Work, session: str, last: int) -> int:
+def _remove(work: WriterContext, session: str, last: int) -> int:
     """Every chunk up to that seq, at which one ends."""
     weight, number = work.row(
         "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?", CHUNK_BYTES, session, last
@@ -120,7 +120,7 @@ class Deleted(NamedTuple):
     has_rest: bool
 
 
-def delete(work: Work, session: str) -> Deleted | None:
+def delete(work: WriterContext, session: str) -> Deleted | None:
     """None: there is no such session."""
     row = work.row("SELECT number, epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
@@ -143,7 +143,7 @@ def delete(work: Work, session: str) -> Deleted | None:
 
 
 def restore(  # noqa: PLR0917
-    work: Work, session: str, name: str | None, agent: str, history: History, snapshot: Snapshot | None
+    work: WriterContext, session: str, name: str | None, agent: str, history: History, snapshot: Snapshot | None
 ) -> None:
     """A session of what is in the spool, which is attached."""
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:

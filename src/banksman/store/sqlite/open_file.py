@@ -88,7 +88,7 @@ def checked_path(path: object) -> str:
     return os.path.realpath(name)
 
 
-class Opening:
+class StoreOpening:
     """A store that is being opened, and then is open: how many connections it gets, and as what."""
 
     def __init__(self, path: str, *, level: str) -> None:

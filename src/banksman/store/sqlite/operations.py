@@ -23,7 +23,7 @@ from typing import Any
 
 from banksman.errors import NotOwner, Refused, StoreError, UsageError
 from banksman.store.log import Done
-from banksman.store.sqlite.host_locks import Hosts, Process, identity
+from banksman.store.sqlite.host_locks import HostLocks, HostProcess, identity
 
 log = logging.getLogger("banksman")
 
@@ -32,7 +32,7 @@ log = logging.getLogger("banksman")
 LOST_CHUNKS_MAX = 1 << 20
 
 
-class Work:
+class WriterContext:
     """The means of one writer: its connection, its identity among the hosts, and the failures not yet told."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, address: str) -> None:
@@ -51,7 +51,7 @@ class Work:
         self.unreleased: dict[tuple[str, int], None] = {}
         self._path = path
         self._address = address
-        self._hosts: Hosts | None = None
+        self._hosts: HostLocks | None = None
 
     def row(self, statement: str, *parameters: object) -> Any:
         """The one row of a query, or None. Always read to its end, so that no statement keeps its place in the log."""
@@ -62,7 +62,7 @@ class Work:
     def is_alive(self, host: int) -> bool:
         # One without a row has closed in good order, and could not say so everywhere.
         row = self.row("SELECT boot, pid, started FROM hosts WHERE id = ?", host)
-        return self._lazy_hosts().is_alive(host, None if row is None else Process(*row))
+        return self._lazy_hosts().is_alive(host, None if row is None else HostProcess(*row))
 
     def check_seen(self) -> None:
         """`StoreError` if others could not see that we live: then nothing may become ours."""
@@ -111,9 +111,9 @@ class Work:
             except StoreError as exc:
                 log.warning("! store=%s could not let go of its locks: %s", self._path, exc)
 
-    def _lazy_hosts(self) -> Hosts:
+    def _lazy_hosts(self) -> HostLocks:
         if self._hosts is None:
-            self._hosts = Hosts(self._path)
+            self._hosts = HostLocks(self._path)
         return self._hosts
 
     def _skip_lost(self, boot: str) -> None:
@@ -159,15 +159,15 @@ class Operation:
         self.error: Exception | None = None
         self.settled = settled
 
-    def around(self, work: Work) -> AbstractContextManager[None]:
+    def around(self, work: WriterContext) -> AbstractContextManager[None]:
         """Entered before the transaction of one that is alone, and left after it: for what cannot be done inside."""
         del work
         return nullcontext()
 
-    def perform(self, work: Work) -> None:
+    def perform(self, work: WriterContext) -> None:
         raise NotImplementedError
 
-    def fail(self, work: Work, error: StoreError) -> None:
+    def fail(self, work: WriterContext, error: StoreError) -> None:
         """What it did is undone, with all that its group did. What was refused anyway keeps its own reason."""
         self.error = self.error or error
 
@@ -176,20 +176,20 @@ class Operation:
         self.error = None
 
 
-class Call(Operation):
+class AwaitedOperation(Operation):
     """For somebody who waits for what a function returns. It raises what it refuses for, before it writes."""
 
     __slots__ = ("_around", "_function", "is_alone", "is_synced", "needs_host", "value")
 
     def __init__(
         self,
-        settled: Callable[[Call], None],
-        function: Callable[[Work], Any],
+        settled: Callable[[AwaitedOperation], None],
+        function: Callable[[WriterContext], Any],
         *,
         is_synced: bool = False,
         needs_host: bool = False,
         is_alone: bool = False,
-        around: Callable[[Work], AbstractContextManager[None]] | None = None,
+        around: Callable[[WriterContext], AbstractContextManager[None]] | None = None,
     ) -> None:
         super().__init__(settled)
         assert around is None or is_alone
@@ -200,17 +200,17 @@ class Call(Operation):
         self.is_alone = is_alone
         self.value: Any = None
 
-    def around(self, work: Work) -> AbstractContextManager[None]:
+    def around(self, work: WriterContext) -> AbstractContextManager[None]:
         return super().around(work) if self._around is None else self._around(work)
 
-    def perform(self, work: Work) -> None:
+    def perform(self, work: WriterContext) -> None:
         try:
             self.value = self._function(work)
         except (Refused, UsageError, StoreError) as exc:
             self.error = exc
 
 
-class Told(Operation):
+class WriterOperation(Operation):
     """A call of a session's writer, in line with its others."""
 
     __slots__ = ("done", "epoch", "failure", "session", "told")
@@ -227,7 +227,7 @@ class Told(Operation):
         # Its number, if this is a failure that those behind it wait to be told of.
         self.failure = 0
 
-    def fail(self, work: Work, error: StoreError) -> None:
+    def fail(self, work: WriterContext, error: StoreError) -> None:
         if self.error is None:
             work.failures.refuse(self, error)
 
@@ -236,7 +236,7 @@ class Told(Operation):
         self.failure = 0
 
 
-class Change(Told):
+class OwnerChange(WriterOperation):
     """A writer's call that is no append. It raises `NotOwner`, before it writes."""
 
     __slots__ = ("_function", "is_of_owner", "is_synced")
@@ -248,7 +248,7 @@ class Change(Told):
         epoch: int,
         told: int,
         done: Done,
-        function: Callable[[Work], None],
+        function: Callable[[WriterContext], None],
         *,
         is_synced: bool = False,
         is_of_owner: bool = True,
@@ -258,7 +258,7 @@ class Change(Told):
         self.is_synced = is_synced
         self.is_of_owner = is_of_owner
 
-    def perform(self, work: Work) -> None:
+    def perform(self, work: WriterContext) -> None:
         if work.failures.is_behind(self):
             work.failures.refuse(self, behind(self.session, self.epoch))
             return
@@ -282,10 +282,10 @@ class Failures:
         """What failed since had never been: nobody was told of it, and all of it is performed once more."""
         self._number, self._last = mark
 
-    def is_behind(self, call: Told) -> bool:
+    def is_behind(self, call: WriterOperation) -> bool:
         return bool(self._last) and call.told < self._last.get((call.session, call.epoch), 0)
 
-    def refuse(self, call: Told, error: StoreError | NotOwner) -> None:
+    def refuse(self, call: WriterOperation, error: StoreError | NotOwner) -> None:
         call.error = error
         if self.is_behind(call):
             return

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
 from banksman.store.sqlite import deleted_sessions
 from banksman.store.sqlite.append import no_owner
-from banksman.store.sqlite.operations import Operation, Work
+from banksman.store.sqlite.operations import Operation, WriterContext
 
 log = logging.getLogger("banksman")
 
@@ -37,7 +37,7 @@ class Held:
     seq: int
 
 
-def claim(work: Work, session: str, name: str | None, agent: str | None) -> Held:
+def claim(work: WriterContext, session: str, name: str | None, agent: str | None) -> Held:
     assert work.host is not None
     work.check_seen()
     epoch = _claimed_epoch(work, session, name, agent)
@@ -45,7 +45,7 @@ def claim(work: Work, session: str, name: str | None, agent: str | None) -> Held
     return Held(epoch, number, seq)
 
 
-def _claimed_epoch(work: Work, session: str, name: str | None, agent: str | None) -> int:
+def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: str | None) -> int:
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
         if not agent:
@@ -67,33 +67,33 @@ def _claimed_epoch(work: Work, session: str, name: str | None, agent: str | None
     return epoch
 
 
-def advance(work: Work, session: str, epoch: int) -> None:
+def advance(work: WriterContext, session: str, epoch: int) -> None:
     _check_owner(work, session, epoch)
     work.execute("UPDATE sessions SET epoch = ? WHERE id = ?", (epoch + 1, session))
 
 
-def release(work: Work, session: str, epoch: int) -> None:
+def release(work: WriterContext, session: str, epoch: int) -> None:
     work.execute(
         "UPDATE sessions SET owner = NULL, lease = NULL WHERE id = ? AND epoch = ? AND owner = ?",
         (session, epoch, work.host),
     )
 
 
-class Release(Operation):
+class ReleaseOperation(Operation):
     """A release for which nobody waits. If the store fails it is not forgotten: as long as this process lives nobody
     else could have the session."""
 
     __slots__ = ("_epoch", "_session")
 
     def __init__(self, session: str, epoch: int) -> None:
-        super().__init__(Release._settled)
+        super().__init__(ReleaseOperation._settled)
         self._session = session
         self._epoch = epoch
 
-    def perform(self, work: Work) -> None:
+    def perform(self, work: WriterContext) -> None:
         release(work, self._session, self._epoch)
 
-    def fail(self, work: Work, error: StoreError) -> None:
+    def fail(self, work: WriterContext, error: StoreError) -> None:
         super().fail(work, error)
         work.unreleased[self._session, self._epoch] = None
 
@@ -102,7 +102,7 @@ class Release(Operation):
             log.warning("! session=%s could not be released yet: %s", self._session, self.error)
 
 
-def lease(work: Work, session: str, epoch: int, name: str | None) -> None:
+def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> None:
     _check_owner(work, session, epoch)
     if name is not None:
         row = work.row("SELECT id, owner FROM sessions WHERE lease = ? AND id != ?", name, session)
@@ -116,14 +116,14 @@ def lease(work: Work, session: str, epoch: int, name: str | None) -> None:
     work.execute("UPDATE sessions SET lease = ? WHERE id = ?", (name, session))
 
 
-def check_name(work: Work, name: str | None, session: str) -> None:
+def check_name(work: WriterContext, name: str | None, session: str) -> None:
     """`NameTaken` if another session has it."""
     row = None if name is None else work.row("SELECT id FROM sessions WHERE name = ? AND id != ?", name, session)
     if row is not None:
         raise NameTaken(f"another session has the name {name}", hint="take another name", session=row[0])
 
 
-def check_free(work: Work, session: str, owner: int | None) -> None:
+def check_free(work: WriterContext, session: str, owner: int | None) -> None:
     """`NotOwner` if a live host that is not this one has the session."""
     if owner is None or owner == work.host or not work.is_alive(owner):
         return
@@ -143,11 +143,11 @@ def epoch_past(epoch: int, owner: int | None) -> int:
     return epoch if owner is None else epoch + 1
 
 
-def deleted_epoch(work: Work) -> int:
+def deleted_epoch(work: WriterContext) -> int:
     return work.row("SELECT value FROM store WHERE key = 'deleted_epoch'")[0]
 
 
-def _check_owner(work: Work, session: str, epoch: int) -> None:
+def _check_owner(work: WriterContext, session: str, epoch: int) -> None:
     error = no_owner(work, session, epoch)
     if error is not None:
         raise error

@@ -32,7 +32,7 @@ _HAS_NEIGHBOURS = """(
 )"""
 
 
-class Piece(NamedTuple):
+class PagePiece(NamedTuple):
     """A part of a chunk, behind the `skipped` first of its entries. `is_torn`: it is the session's last chunk, and the
     events behind it are missing."""
 
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 class Pieces(NamedTuple):
     """What lies after a position, in the order of the commits, until `end`. See `ManyPage`."""
 
-    pieces: list[Piece]
+    pieces: list[PagePiece]
     end: Position
     gaps: dict[str, int]
 
@@ -136,7 +136,7 @@ def read_many(
         # Where there is no chunk at all, the beginning is the end: who was there was told.
         if after == BEGINNING and (is_new or newest):
             gaps.update(_emptied(connection, sessions))
-        pieces: list[Piece] = []
+        pieces: list[PagePiece] = []
         end = Position(newest)
         left, size = limit, 0
         for piece, blob_bytes in _pieces(connection, after, sessions):
@@ -191,7 +191,7 @@ def _emptied(connection: sqlite3.Connection, sessions: Collection[str] | None) -
 
 def _pieces(
     connection: sqlite3.Connection, after: Position, sessions: Collection[str] | None
-) -> Iterator[tuple[Piece | _Hole, int]]:
+) -> Iterator[tuple[PagePiece | _Hole, int]]:
     """In the order of their commits, with the size of each."""
     wanted = None if sessions is None else frozenset(sessions)
     parameters: list[object] = [after.whole]
@@ -223,7 +223,7 @@ def _pieces(
                 yield _Hole(session, seq if is_torn else last), 0
                 continue
             if skipped < len(entries):
-                yield Piece(id, session, epoch, at, first, entries, skipped, is_torn), len(blob)
+                yield PagePiece(id, session, epoch, at, first, entries, skipped, is_torn), len(blob)
             if is_torn:
                 yield _Hole(session, seq), 0
     finally:

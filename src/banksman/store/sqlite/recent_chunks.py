@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from banksman.core.session.event import Event, Project
-from banksman.store.sqlite.append import Append
+from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.chunks import CHUNK_BYTES, events_of
 
 # For all sessions together. A follower that is behind by more is served from the disk.
@@ -22,17 +22,17 @@ ENTRY_BYTES = 128
 CHUNKS_MAX = 64
 
 
-class Recent:
+class RecentChunks:
     """The last chunks of each session, within a bound for all of them. The session that was written to least recently
     loses its oldest chunk first."""
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         # In the order in which the sessions were last written to. No tail is empty.
-        self._tails: OrderedDict[str, deque[Append]] = OrderedDict()
+        self._tails: OrderedDict[str, deque[AppendOperation]] = OrderedDict()
         self._weight = 0
 
-    def add(self, append: Append) -> None:
+    def add(self, append: AppendOperation) -> None:
         """The events of this append were committed."""
         tail = self._tails.get(append.session)
         if tail and tail[-1].seq != append.expected_seq:
@@ -87,5 +87,5 @@ class Recent:
         return events
 
 
-def _weight(append: Append) -> int:
+def _weight(append: AppendOperation) -> int:
     return append.size + ENTRY_BYTES * len(append.entries) + CHUNK_BYTES

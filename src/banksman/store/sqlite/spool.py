@@ -26,7 +26,7 @@ from banksman.errors import StoreError
 from banksman.store.checks import checked
 from banksman.store.log import Chunk
 from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, packed
-from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.sqlite_errors import translate
 
 # What it is called after the store's own name.
@@ -93,7 +93,7 @@ class Spool:
         return History(begin[0], last, epoch, begin[1], changed, weight)
 
     @contextlib.contextmanager
-    def attached(self, work: Work) -> Generator[None]:
+    def attached(self, work: WriterContext) -> Generator[None]:
         """As the database `spool` of the writer's connection, around its transaction. Afterwards it is discarded, and
         in this thread: to free a large file takes its time."""
         try:

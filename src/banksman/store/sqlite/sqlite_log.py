@@ -48,15 +48,15 @@ from banksman.store.log import (
 )
 from banksman.store.position import Position
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, pages, turn_table
-from banksman.store.sqlite.append import Append
+from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.chunks import events_of
-from banksman.store.sqlite.maintenance import Deleted, Retention
-from banksman.store.sqlite.operations import Call, Change, Told
-from banksman.store.sqlite.ownership import Held, Release
-from banksman.store.sqlite.recent_chunks import Recent
+from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
+from banksman.store.sqlite.operations import AwaitedOperation, OwnerChange, WriterOperation
+from banksman.store.sqlite.ownership import Held, ReleaseOperation
+from banksman.store.sqlite.recent_chunks import RecentChunks
 from banksman.store.sqlite.spool import Spool
-from banksman.store.sqlite.tail_wait import Waiting
-from banksman.store.sqlite.worker_threads import Bridge
+from banksman.store.sqlite.tail_wait import TailWaiters
+from banksman.store.sqlite.worker_threads import StoreThreads
 from banksman.store.turn_index import TurnIndexes
 
 LEVELS = ("full", "normal")
@@ -99,7 +99,7 @@ class SqliteLog:
         # The sessions that are claimed here: nobody else can write or delete them. Who is not in it may be ours all the
         # same: then it is only served as any other is.
         self._owned: dict[str, Held] = {}
-        self._recent = Recent()
+        self._recent = RecentChunks()
         # The last failure that its writer was told of. See `operations.py`.
         self._told = 0
         # The histories that are on their way into the store.
@@ -107,15 +107,15 @@ class SqliteLog:
         # What was called after the close began, to be answered behind all else.
         self._late: list[Callable[[], None]] = []
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._bridge = Bridge(
+        self._bridge = StoreThreads(
             self.path,
             self,
             level=level,
             address=address or socket.gethostname(),
-            retention=Retention(bytes_max, seconds_max),
+            retention=SqliteRetention(bytes_max, seconds_max),
         )
         self._look = self._bridge.look
-        self._waiting = Waiting(self._look, self._owned)
+        self._waiting = TailWaiters(self._look, self._owned)
         # Where the file's own index cannot be completed.
         self._turns = TurnIndexes(self.read)
 
@@ -144,13 +144,13 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         function = partial(ownership.advance, session=session, epoch=epoch)
-        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_synced=True))
+        self._bridge.put(OwnerChange(self._on_told, session, epoch, self._told, done, function, is_synced=True))
 
     def release(self, session: str, epoch: int) -> None:
         if self._phase is not _Phase.OPEN:
             return
         self._disown(session, epoch)
-        self._bridge.put(Release(session, epoch))
+        self._bridge.put(ReleaseOperation(session, epoch))
 
     def _disown(self, session: str, epoch: int) -> None:
         """From here on others may write it, unless it was claimed here anew."""
@@ -165,7 +165,7 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         function = partial(ownership.lease, session=session, epoch=epoch, name=name)
-        self._bridge.put(Change(self._on_told, session, epoch, self._told, done, function, is_of_owner=False))
+        self._bridge.put(OwnerChange(self._on_told, session, epoch, self._told, done, function, is_of_owner=False))
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
@@ -181,7 +181,7 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         self._bridge.put(
-            Append(self._on_appended, session, epoch, self._told, done, expected_seq, at, entries, snapshot)
+            AppendOperation(self._on_appended, session, epoch, self._told, done, expected_seq, at, entries, snapshot)
         )
 
     async def restore(
@@ -347,9 +347,9 @@ class SqliteLog:
     def _remove_rest(self, session: str, removed: asyncio.Future[None]) -> None:
         """Piece by piece, each in line with what the others call meanwhile."""
 
-        def settled(call: Call) -> None:
+        def settled(call: AwaitedOperation) -> None:
             if call.error is None and call.value and self._phase is _Phase.OPEN:
-                self._bridge.put(Call(settled, function))
+                self._bridge.put(AwaitedOperation(settled, function))
                 return
             if call.error is not None:
                 # The session is deleted, and that is what was asked for. The next host finds what is left.
@@ -358,7 +358,7 @@ class SqliteLog:
                 removed.set_result(None)
 
         function = partial(deleted_sessions.remove_some, session=session)
-        self._bridge.put(Call(settled, function))
+        self._bridge.put(AwaitedOperation(settled, function))
 
     def abandon(self) -> None:
         # Also in the middle of a close, whose end the loop will not be told of.
@@ -393,7 +393,7 @@ class SqliteLog:
     def on_group(self) -> None:
         self._waiting.on_group()
 
-    def _on_appended(self, append: Append) -> None:
+    def _on_appended(self, append: AppendOperation) -> None:
         if append.error is None and append.entries:
             append.lighten()
             held = self._owned.get(append.session)
@@ -403,7 +403,7 @@ class SqliteLog:
             self._waiting.on_committed(append.session, append.seq)
         self._on_told(append)
 
-    def _on_told(self, call: Told) -> None:
+    def _on_told(self, call: WriterOperation) -> None:
         # Before it is told, so that the writer may go on from inside its `done`.
         self._told = max(self._told, call.failure)
         error: Any = call.error
@@ -448,7 +448,7 @@ class SqliteLog:
         self._closed.set_result(None)
 
 
-class _Late(Told):
+class _Late(WriterOperation):
     """A call that came after the close."""
 
     def __init__(self, session: str, done: Done, error: StoreError) -> None:

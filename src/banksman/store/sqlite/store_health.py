@@ -24,7 +24,7 @@ from banksman.core.session.history import Past
 from banksman.core.session.session_config import Config
 from banksman.errors import StoreDamaged, StoreError
 from banksman.store.sqlite import pages, tables, wal_check
-from banksman.store.sqlite.host_locks import Hosts, Process, is_there
+from banksman.store.sqlite.host_locks import HostLocks, HostProcess, is_there
 from banksman.store.sqlite.open_file import checked_path
 from banksman.store.sqlite.sqlite_errors import translate
 
@@ -39,7 +39,7 @@ _BUSY_SECONDS_MAX = 2.0
 Born = tuple[str, int, int, int, int, int, int]
 
 
-class Left(Struct, frozen=True):
+class UnsettledSession(Struct, frozen=True):
     """A session whose host has died, and that nobody has settled since. `born`: the process it had, None: none.
     `fault`: what it had cannot be read."""
 
@@ -50,7 +50,7 @@ class Left(Struct, frozen=True):
     fault: str = ""
 
 
-class Health(Struct, frozen=True):
+class StoreHealth(Struct, frozen=True):
     """`faults`: what is wrong with the file, in SQLite's words. `damaged`: sessions that cannot be read, and why.
     `is_checked`: it was looked at to the end. `hosts`: the pids of those that live and have sessions."""
 
@@ -62,11 +62,11 @@ class Health(Struct, frozen=True):
     faults: tuple[str, ...]
     is_checked: bool
     hosts: tuple[int, ...]
-    left: tuple[Left, ...]
+    left: tuple[UnsettledSession, ...]
     damaged: tuple[str, ...] = ()
 
 
-def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> Health | None:
+def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> StoreHealth | None:
     """None: there is no such store. `reads_sessions`: look for `damaged` ones, which reads all of them.
 
     Raises `StoreError`: it is damaged, of another program, too new, not to be read."""
@@ -105,14 +105,14 @@ def _connected(path: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS_MAX)
 
 
-def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> Health:
+def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> StoreHealth:
     version = tables.version_of(connection, path)
     sessions = connection.execute("SELECT count(*) FROM sessions").fetchone()[0] if version == tables.SCHEMA else 0
     faults = _faults(connection)
     hosts, left = _owners(connection, path) if version == tables.SCHEMA else ((), ())
     # Where the file itself is damaged, so is what is read of it: its faults say enough.
     damaged = _damaged(connection) if reads_sessions and version == tables.SCHEMA and not faults else ()
-    return Health(
+    return StoreHealth(
         path=path,
         schema=version,
         sessions=sessions,
@@ -163,12 +163,12 @@ def _damaged(connection: sqlite3.Connection) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...], tuple[Left, ...]]:
+def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...], tuple[UnsettledSession, ...]]:
     rows = connection.execute(
         "SELECT s.id, s.name, h.id, h.boot, h.pid, h.started FROM sessions s JOIN hosts h ON h.id = s.owner "
         "ORDER BY s.number"
     ).fetchall()
-    processes = {host: Process(boot, pid, started) for _, _, host, boot, pid, started in rows}
+    processes = {host: HostProcess(boot, pid, started) for _, _, host, boot, pid, started in rows}
     alive = _alive(path, processes)
     left = tuple(
         _left(connection, session, name, processes[host].pid) for session, name, host, *_ in rows if host not in alive
@@ -176,20 +176,20 @@ def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...],
     return tuple(sorted({processes[host].pid for host in alive})), left
 
 
-def _alive(path: str, processes: dict[int, Process]) -> set[int]:
+def _alive(path: str, processes: dict[int, HostProcess]) -> set[int]:
     """Without the file of locks nobody can be asked for, and it is not made for the asking."""
     if not os.path.exists(f"{path}-hosts"):
         return {host for host, process in processes.items() if is_there(process)}
-    with closing(Hosts(path)) as hosts:
+    with closing(HostLocks(path)) as hosts:
         return {host for host, process in processes.items() if hosts.is_alive(host, process)}
 
 
-def _left(connection: sqlite3.Connection, session: str, name: str | None, host_pid: int) -> Left:
+def _left(connection: sqlite3.Connection, session: str, name: str | None, host_pid: int) -> UnsettledSession:
     try:
         process = _past(connection, session).process
     except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
-        return Left(session, name, host_pid, fault=str(exc))
-    return Left(session, name, host_pid, born=None if process is None else process.parts)
+        return UnsettledSession(session, name, host_pid, fault=str(exc))
+    return UnsettledSession(session, name, host_pid, born=None if process is None else process.parts)
 
 
 def _past(connection: sqlite3.Connection, session: str) -> Past:

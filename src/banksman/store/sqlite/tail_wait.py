@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from banksman.errors import StoreError
-from banksman.store.sqlite.lookup import Look
+from banksman.store.sqlite.lookup import Lookup
 from banksman.store.sqlite.ownership import Held
 
 WATCH_SECONDS = 0.05
@@ -29,10 +29,10 @@ _Waiters: TypeAlias = "dict[_Waiter, tuple[int, int | None]]"
 _NOBODY: Mapping[_Waiter, tuple[int, int | None]] = {}
 
 
-class Waiting:
+class TailWaiters:
     """All that wait on one log. `owned`: the sessions that only we write, kept up to date by who gives it."""
 
-    def __init__(self, look: Look, owned: Mapping[str, Held]) -> None:
+    def __init__(self, look: Lookup, owned: Mapping[str, Held]) -> None:
         self._loop = asyncio.get_running_loop()
         self._look = look
         self._owned = owned

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from banksman.store.log import TurnPlace
 from banksman.store.sqlite.chunks import unpacked
-from banksman.store.sqlite.operations import Work
+from banksman.store.sqlite.operations import WriterContext
 from banksman.store.turn_index import Mark, marks_of
 
 # What one transaction reads of a history that is not indexed: some hundredths of a second.
@@ -29,35 +29,35 @@ WHERE excluded.last IS NOT NULL OR excluded.first < first
 """
 
 
-class Found(NamedTuple):
+class FoundTurn(NamedTuple):
     """`is_complete`: every event of the session is indexed."""
 
     place: TurnPlace | None
     is_complete: bool
 
 
-def keep(work: Work, session: str, marks: Iterable[Mark]) -> None:
+def keep(work: WriterContext, session: str, marks: Iterable[Mark]) -> None:
     rows = [(turn, seq, seq if is_end else None, session) for turn, seq, is_end in marks]
     if rows:
         work.connection.executemany(_KEEP, rows)
 
 
-def find(connection: sqlite3.Connection, session: str, turn: str) -> Found:
+def find(connection: sqlite3.Connection, session: str, turn: str) -> FoundTurn:
     rows = connection.execute(
         "SELECT s.seq, s.indexed, s.first, t.first, t.last FROM sessions s "
         "LEFT JOIN turns t ON t.session = s.number AND t.turn = ? WHERE s.id = ?",
         (turn, session),
     ).fetchall()
     if not rows:
-        return Found(None, is_complete=True)
+        return FoundTurn(None, is_complete=True)
     ((seq, indexed, kept, first, last),) = rows
     is_complete = indexed >= seq
     if first is None or (last is not None and last < kept):
-        return Found(None, is_complete)
-    return Found(TurnPlace(first, last, seq), is_complete)
+        return FoundTurn(None, is_complete)
+    return FoundTurn(TurnPlace(first, last, seq), is_complete)
 
 
-def complete_some(work: Work, session: str) -> None:
+def complete_some(work: WriterContext, session: str) -> None:
     """Index a piece of what is not indexed yet. Raises `StoreDamaged` for a chunk that cannot be read."""
     row = work.row("SELECT seq, indexed FROM sessions WHERE id = ?", session)
     if row is None or row[1] >= row[0]:
@@ -84,14 +84,14 @@ def complete_some(work: Work, session: str) -> None:
     work.execute("UPDATE sessions SET indexed = ? WHERE id = ?", (indexed, session))
 
 
-def remove_before(work: Work, session: str, last: int) -> None:
+def remove_before(work: WriterContext, session: str, last: int) -> None:
     """The turns that ended in what retention takes, up to a seq."""
     work.execute(
         "DELETE FROM turns WHERE session = (SELECT number FROM sessions WHERE id = ?) AND last <= ?", (session, last)
     )
 
 
-def remove_some(work: Work, number: int, limit: int) -> bool:
+def remove_some(work: WriterContext, number: int, limit: int) -> bool:
     """Some turns of a session that was deleted: whether there may be more."""
     removed = work.execute(
         "DELETE FROM turns WHERE session = ? AND turn IN (SELECT turn FROM turns WHERE session = ? LIMIT ?)",

@@ -18,21 +18,21 @@ from typing import Any, Protocol
 
 from banksman.errors import BanksmanError, StoreError
 from banksman.store.sqlite import open_file
-from banksman.store.sqlite.lookup import Look
-from banksman.store.sqlite.maintenance import Retention
-from banksman.store.sqlite.operations import Call, Operation, Work
+from banksman.store.sqlite.lookup import Lookup
+from banksman.store.sqlite.maintenance import SqliteRetention
+from banksman.store.sqlite.operations import AwaitedOperation, Operation, WriterContext
 from banksman.store.sqlite.sqlite_errors import translate
-from banksman.store.sqlite.writer import Writer
+from banksman.store.sqlite.writer_thread import WriterThread
 
 
-class Request:
+class ReadRequest:
     """A question. `settled` is called in the loop when there is an answer, or an error."""
 
     __slots__ = ("error", "function", "is_wanted", "settled", "value")
 
     def __init__(
         self,
-        settled: Callable[[Request], None],
+        settled: Callable[[ReadRequest], None],
         function: Callable[[sqlite3.Connection], Any],
         is_wanted: Callable[[], bool],
     ) -> None:
@@ -44,17 +44,17 @@ class Request:
         self.error: Exception | None = None
 
 
-class Reader:
+class ReaderThread:
     """`hand_over` is called in the thread, with a request to be settled in the loop's; with None at the end."""
 
     def __init__(
-        self, connection: sqlite3.Connection, *, path: str, hand_over: Callable[[Request | None], None]
+        self, connection: sqlite3.Connection, *, path: str, hand_over: Callable[[ReadRequest | None], None]
     ) -> None:
         self._connection = connection
         self._path = path
         self._hand_over = hand_over
-        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self.put: Callable[[Request], None] = self._queue.put
+        self._queue: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
+        self.put: Callable[[ReadRequest], None] = self._queue.put
         self.thread = threading.Thread(target=self._run, name="banksman-store-reader", daemon=True)
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class Reader:
                 self._hand_over(request)
         self._hand_over(None)
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: ReadRequest) -> None:
         try:
             request.value = request.function(self._connection)
         except BanksmanError as exc:
@@ -91,7 +91,7 @@ class Reader:
 # they are told to end, as by a close, and nobody waits for them.
 
 
-class Hears(Protocol):
+class StoreListener(Protocol):
     """The log, as its bridge sees it."""
 
     def on_group(self) -> None:
@@ -103,20 +103,22 @@ class Hears(Protocol):
         ...
 
 
-class Bridge:
+class StoreThreads:
     """The open store: its connections and its threads, from the first moment on. Made in the loop that it belongs to.
 
     `look` is for the loop's own thread.
     """
 
-    def __init__(self, path: str, hears: Hears, *, level: str, address: str, retention: Retention) -> None:
+    def __init__(
+        self, path: str, hears: StoreListener, *, level: str, address: str, retention: SqliteRetention
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._hears = hears
-        self._opening = open_file.Opening(path, level=level)
+        self._opening = open_file.StoreOpening(path, level=level)
         try:
             writing = self._opening.open()
             looking = self._opening.connect(busy_seconds=open_file.LOOK_BUSY_SECONDS_MAX, is_writer=False)
-            self.look = Look(looking, path)
+            self.look = Lookup(looking, path)
             reading = self._opening.connect()
         except BaseException as exc:
             self._opening.close()
@@ -125,18 +127,20 @@ class Bridge:
             raise
         self._unsettled: list[Operation] = []
         self._threads_left = 2
-        self._work = Work(writing, path, address)
-        this: weakref.ReferenceType[Bridge] = weakref.ref(self)
-        self._writer = Writer(
+        self._work = WriterContext(writing, path, address)
+        this: weakref.ReferenceType[StoreThreads] = weakref.ref(self)
+        self._writer = WriterThread(
             self._work,
             path=path,
             presence=self._opening.presence,
             is_full=level == "full",
             is_writable=self._opening.is_writable,
             retention=retention,
-            hand_over=partial(_hand_over, self._loop, this, Bridge._on_group),
+            hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_group),
         )
-        self._reader = Reader(reading, path=path, hand_over=partial(_hand_over, self._loop, this, Bridge._on_read))
+        self._reader = ReaderThread(
+            reading, path=path, hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_read)
+        )
         self.put = self._writer.put
         self._lost = weakref.finalize(self, _stop, self._writer, self._reader)
         # Not at the interpreter's end: whoever closes the log there may come after us. If nobody does, it is a crash.
@@ -166,32 +170,32 @@ class Bridge:
         return self._writer.written._asdict()
 
     async def call(
-        self, function: Callable[[Work], Any], *, then: Callable[[Any, bool], None] | None = None, **how: Any
+        self, function: Callable[[WriterContext], Any], *, then: Callable[[Any, bool], None] | None = None, **how: Any
     ) -> Any:
         """What the writer's thread makes of it. `then` hears of what was done, and whether somebody still waits."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
-        def settled(call: Call) -> None:
+        def settled(call: AwaitedOperation) -> None:
             try:
                 if call.error is None and then is not None:
                     then(call.value, not future.cancelled())
             finally:
                 _resolve(future, call.value, call.error)
 
-        self.put(Call(settled, function, **how))
+        self.put(AwaitedOperation(settled, function, **how))
         return await future
 
     async def ask(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
         """What the reader's thread makes of it."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
-        def settled(request: Request) -> None:
+        def settled(request: ReadRequest) -> None:
             _resolve(future, request.value, request.error)
 
-        self._reader.put(Request(settled, function, lambda: not future.cancelled()))
+        self._reader.put(ReadRequest(settled, function, lambda: not future.cancelled()))
         return await future
 
-    def _on_read(self, request: Request | None) -> None:
+    def _on_read(self, request: ReadRequest | None) -> None:
         if request is None:
             self._on_thread_ended()
         else:
@@ -256,8 +260,8 @@ class Bridge:
 
 def _hand_over(
     loop: asyncio.AbstractEventLoop,
-    this: weakref.ReferenceType[Bridge],
-    method: Callable[[Bridge, Any], None],
+    this: weakref.ReferenceType[StoreThreads],
+    method: Callable[[StoreThreads, Any], None],
     what: Any,
 ) -> None:
     """From one of the threads to the loop. In a loop that is closed nobody is left who waits."""
@@ -271,7 +275,7 @@ def _hand_over(
         loop.call_soon_threadsafe(arrive)
 
 
-def _stop(writer: Writer, reader: Reader) -> None:
+def _stop(writer: WriterThread, reader: ReaderThread) -> None:
     writer.stop()
     reader.stop()
 

@@ -4,6 +4,6 @@ import sys
 
 sys.path.append(__file__.rsplit("/banksman/", 1)[0])
 
-from banksman.testing.fake_acp.agent import main
+from banksman.testing.fake_acp.acp_agent import main
 
 main(sys.argv[1:])

@@ -11,6 +11,6 @@ sys.path.append(__file__.rsplit("/banksman/", 1)[0])
 if any(word.partition("=")[0] == "--replay" for word in sys.argv[1:]):
     from banksman.testing.fake_agent.replay import main
 else:
-    from banksman.testing.fake_agent.agent import main
+    from banksman.testing.fake_agent.claude_agent import main
 
 main(sys.argv[1:])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banksman.testing.fake_agent.script import VERBS, Script, ScriptError, Step, parse
+from banksman.testing.fake_agent.script import VERBS, Script, ScriptError, ScriptStep, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Evidence:
         stems = sorted(file.with_suffix("") for file in self.folder.glob("*.argv"))
         return [Process(int(stem.name.rpartition("-")[2]), stem) for stem in stems]
 
-    def unused(self, script: Mapping[str, Sequence[str]] | Sequence[str]) -> list[Step]:
+    def unused(self, script: Mapping[str, Sequence[str]] | Sequence[str]) -> list[ScriptStep]:
         """The steps of a script that no process reached."""
         reached = {where for process in self.processes for where, _verb, _text in process.steps}
         return [step for step in Script(script).steps() if step.where not in reached]

@@ -61,7 +61,7 @@ def pause(seconds: float) -> Wait:
     return Wait(at=time.monotonic() + seconds)
 
 
-class Task:
+class AgentTask:
     """A generator, and what it waits for: None while it runs and when it is over."""
 
     __slots__ = ("act", "wait")
@@ -108,23 +108,23 @@ class Sink:
         os.close(self.fd)
 
 
-class Loop:
+class AgentLoop:
     """Tasks and pipes. The agent adds what is read from stdin."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
-        self.current: Task | None = None
+        self.tasks: list[AgentTask] = []
+        self.current: AgentTask | None = None
         self.out = Sink(1)
         self.err = Sink(2)
 
-    def spawn(self, act: Act) -> Task:
+    def spawn(self, act: Act) -> AgentTask:
         """Begin a task: it runs at once, until its first wait."""
-        task = Task(act)
+        task = AgentTask(act)
         self.tasks.append(task)
         self.advance(task)
         return task
 
-    def advance(self, task: Task, error: Exception | None = None) -> None:
+    def advance(self, task: AgentTask, error: Exception | None = None) -> None:
         """Let a task run to its next wait, or raise an error inside it where it waits."""
         before, self.current = self.current, task
         task.wait = None

@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
+from banksman.testing.fake_agent.claude_turn import FakeClaudeTurn
 from banksman.testing.fake_agent.loop import NEVER, Wait
-from banksman.testing.fake_agent.script import VERBS, ScriptError, Step, verb
-from banksman.testing.fake_agent.turn import Turn
+from banksman.testing.fake_agent.script import VERBS, ScriptError, ScriptStep, verb
 from banksman.testing.fake_agent.verbs import exists, room
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ HOLD_SECONDS_MAX = 120
 
 
 @verb("junk", "text|blank|unknown|not_utf8|not_object")
-def junk(turn: Turn, step: Step) -> Act:
+def junk(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A line that is no frame of the dialect."""
     lines = {
         "text": b"Info: this is not for you\n",
@@ -38,14 +38,14 @@ def junk(turn: Turn, step: Step) -> Act:
 
 
 @verb("raw", "TEXT")
-def raw(turn: Turn, step: Step) -> Act:
+def raw(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """This text as a line."""
     turn.agent.out.put(step.word(0).encode() + b"\n")
     yield from room(turn)
 
 
 @verb("half", "TEXT")
-def half(turn: Turn, step: Step) -> Act:
+def half(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The first half of an assistant frame; whatever is said next is in the same line."""
     before = len(turn.agent.out.buffer)
     turn.say(step.word(0))
@@ -55,7 +55,7 @@ def half(turn: Turn, step: Step) -> Act:
 
 
 @verb("flood", "COUNT BYTES")
-def flood(turn: Turn, step: Step) -> Act:
+def flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So many deltas with so many bytes of text each, as fast as they are read."""
     turn.stream_begin()
     event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * step.integer(1)}}
@@ -66,14 +66,14 @@ def flood(turn: Turn, step: Step) -> Act:
 
 
 @verb("huge", "BYTES")
-def huge(turn: Turn, step: Step) -> Act:
+def huge(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """One assistant frame with so many bytes of text, which is not the result."""
     turn.assistant({"type": "text", "text": "x" * step.integer(0)})
     yield from room(turn)
 
 
 @verb("split", "BYTES [SECONDS]")
-def split(turn: Turn, step: Step) -> Act:
+def split(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """From now on write so many bytes at once, and each so long after the last."""
     if not 0 < step.integer(0) <= 4096:
         raise ScriptError(f"{step!r}: pieces are of 1 to 4096 bytes")
@@ -82,14 +82,14 @@ def split(turn: Turn, step: Step) -> Act:
 
 
 @verb("stderr", "TEXT")
-def stderr(turn: Turn, step: Step) -> Act:
+def stderr(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A line on stderr."""
     turn.agent.err.put(step.word(0).encode() + b"\n")
     yield from room(turn)
 
 
 @verb("stderr_flood", "BYTES")
-def stderr_flood(turn: Turn, step: Step) -> Act:
+def stderr_flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So many bytes on stderr, in lines of 100, as fast as they are read."""
     left = step.integer(0)
     while left > 0:
@@ -102,7 +102,7 @@ def stderr_flood(turn: Turn, step: Step) -> Act:
 
 
 @verb("ignore", "term|int|eof")
-def ignore(turn: Turn, step: Step) -> Act:
+def ignore(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Take no notice of this; with eof ignored only the alarm is left."""
     if step.word(0) == "term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -111,7 +111,7 @@ def ignore(turn: Turn, step: Step) -> Act:
 
 
 @verb("stop_reading", "[PATH]")
-def stop_reading(turn: Turn, step: Step) -> Act:
+def stop_reading(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Read nothing more from stdin, or nothing until the path exists."""
     agent = turn.agent
     agent.is_reading = False
@@ -126,14 +126,14 @@ def stop_reading(turn: Turn, step: Step) -> Act:
 
 
 @verb("read_slowly", "BYTES SECONDS")
-def read_slowly(turn: Turn, step: Step) -> Act:
+def read_slowly(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """From now on read so many bytes at once, and each so long after the last."""
     turn.agent.read_bytes, turn.agent.read_seconds = max(1, step.integer(0)), step.seconds(1)
     yield from room(turn)
 
 
 @verb("close_stdin")
-def close_stdin(turn: Turn, step: Step) -> Act:
+def close_stdin(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Close our end of stdin and go on: whoever writes there has a broken pipe."""
     turn.agent.is_reading = turn.agent.has_stdin = False
     os.close(0)
@@ -141,14 +141,14 @@ def close_stdin(turn: Turn, step: Step) -> Act:
 
 
 @verb("close_stdout")
-def close_stdout(turn: Turn, step: Step) -> Act:
+def close_stdout(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Close stdout when all said before is written, and go on."""
     yield turn.agent.drained()
     turn.agent.out.close()
 
 
 @verb("hold", "SECONDS [setsid|child]")
-def hold(turn: Turn, step: Step) -> Act:
+def hold(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Fork a child that keeps stdout and stderr open for so long, in a session of its own if asked."""
     yield turn.agent.drained()
     ready, done = os.pipe()
@@ -176,13 +176,13 @@ def hold(turn: Turn, step: Step) -> Act:
 
 
 @verb("exit", "CODE")
-def leave(turn: Turn, step: Step) -> Act:
+def leave(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """End with this code, when all said before is written."""
     yield from turn.agent.leave(step.integer(0))
 
 
 @verb("kill", "SIGNAL")
-def kill(turn: Turn, step: Step) -> Act:
+def kill(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """End by this signal, when all said before is written."""
     yield turn.agent.drained()
     os.kill(os.getpid(), step.integer(0))

@@ -12,14 +12,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from banksman.testing.fake_agent.script import Step
+    from banksman.testing.fake_agent.script import ScriptStep
 
 # A conversation and a record are as long as a test; beyond this something writes without end.
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 ENV_NAMES_MAX = 10_000
 
 
-class Record:
+class FakeRecord:
     """Files of one process in a folder that many share, all by one stem, whose order is that of their starts.
 
     `.stdin`: every byte that was read, as it was read. `.argv`, `.env`: the words and the names of variables it was
@@ -54,7 +54,7 @@ class Record:
         if self._stdin >= 0:
             os.write(self._stdin, data)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: ScriptStep) -> None:
         if self._steps >= 0:
             os.write(self._steps, f"{json.dumps([step.where, step.verb.name, step.text])}\n".encode())
 

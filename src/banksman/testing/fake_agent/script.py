@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from banksman.testing.fake_agent.claude_turn import FakeClaudeTurn
     from banksman.testing.fake_agent.loop import Act
-    from banksman.testing.fake_agent.turn import Turn
 
 # Each point is passed just after what it names: a frame was written, or a request was read and not yet answered.
 POINTS = {
@@ -53,13 +53,18 @@ class ScriptError(ValueError):
     """The script cannot be meant: an unknown verb, point or section, or arguments that do not fit."""
 
 
-class Verb:
+class ScriptVerb:
     """One word of the script language."""
 
     __slots__ = ("arguments", "doc", "is_setting", "name", "perform")
 
     def __init__(
-        self, name: str, arguments: str, doc: str, perform: Callable[[Turn, Step], Act], is_setting: bool
+        self,
+        name: str,
+        arguments: str,
+        doc: str,
+        perform: Callable[[FakeClaudeTurn, ScriptStep], Act],
+        is_setting: bool,
     ) -> None:
         self.name = name
         self.arguments = arguments
@@ -77,28 +82,30 @@ class Verb:
         return f"{self.name} {self.arguments}".rstrip()
 
 
-VERBS: dict[str, Verb] = {}
+VERBS: dict[str, ScriptVerb] = {}
 
 
 def verb(
     name: str, arguments: str = "", *, is_setting: bool = False
-) -> Callable[[Callable[[Turn, Step], Act]], Callable[[Turn, Step], Act]]:
+) -> Callable[[Callable[[FakeClaudeTurn, ScriptStep], Act]], Callable[[FakeClaudeTurn, ScriptStep], Act]]:
     """Enter a function into the table, with its docstring's first line. A setting is done before its turn begins."""
 
-    def enter(perform: Callable[[Turn, Step], Act]) -> Callable[[Turn, Step], Act]:
+    def enter(perform: Callable[[FakeClaudeTurn, ScriptStep], Act]) -> Callable[[FakeClaudeTurn, ScriptStep], Act]:
         assert name not in VERBS
-        VERBS[name] = Verb(name, arguments, (perform.__doc__ or "").partition("\n")[0], perform, is_setting)
+        VERBS[name] = ScriptVerb(name, arguments, (perform.__doc__ or "").partition("\n")[0], perform, is_setting)
         return perform
 
     return enter
 
 
-class Step:
+class ScriptStep:
     """A verb with its arguments, checked; where it stands in the script, and at which point it is to be done."""
 
     __slots__ = ("nested", "point", "text", "verb", "where", "words")
 
-    def __init__(self, point: str, verb: Verb, words: list[str], *, nested: list[Step], text: str, where: str) -> None:
+    def __init__(
+        self, point: str, verb: ScriptVerb, words: list[str], *, nested: list[ScriptStep], text: str, where: str
+    ) -> None:
         self.point = point
         self.verb = verb
         self.words = words
@@ -119,7 +126,7 @@ class Step:
         return f"{self.where}: {self.text}"
 
 
-def parse(text: str, where: str = "") -> Step:
+def parse(text: str, where: str = "") -> ScriptStep:
     """One step from its text. Whatever is wrong with it is wrong now, and not when it is reached."""
     rest, point = text.strip(), ""
     if rest.startswith("at "):
@@ -131,7 +138,7 @@ def parse(text: str, where: str = "") -> Step:
     if found is None:
         raise ScriptError(f"{where}: no verb {name!r} in {text!r}; there are {', '.join(sorted(VERBS))}")
     words: list[str] = []
-    nested: list[Step] = []
+    nested: list[ScriptStep] = []
     kinds = found.arguments.split()
     for index, kind in enumerate(kinds):
         rest = rest.strip(" ")
@@ -152,7 +159,7 @@ def parse(text: str, where: str = "") -> Step:
         words.append(word)
     if rest.strip():
         raise ScriptError(f"{where}: {rest!r} of {text!r} is too much; it is {found!r}")
-    return Step(point, found, words, nested=nested, text=text, where=where)
+    return ScriptStep(point, found, words, nested=nested, text=text, where=where)
 
 
 def _fault(kind: str, word: str) -> str:
@@ -177,10 +184,10 @@ class Plan:
 
     __slots__ = ("content", "hooks", "settings")
 
-    def __init__(self, steps: Sequence[Step] = ()) -> None:
+    def __init__(self, steps: Sequence[ScriptStep] = ()) -> None:
         self.settings = [step for step in steps if step.verb.is_setting]
         self.content = [step for step in steps if not step.verb.is_setting and not step.point]
-        self.hooks: dict[str, list[Step]] = {}
+        self.hooks: dict[str, list[ScriptStep]] = {}
         for step in steps:
             if not step.verb.is_setting and step.point:
                 self.hooks.setdefault(step.point, []).append(step)
@@ -196,7 +203,7 @@ class Plan:
                 whole.hooks.setdefault(point, []).extend(steps)
         return whole
 
-    def take(self, point: str) -> list[Step]:
+    def take(self, point: str) -> list[ScriptStep]:
         """What is hooked to a point, once: the next time that the point is passed there is nothing."""
         return self.hooks.pop(point, [])
 
@@ -207,23 +214,23 @@ class Script:
     __slots__ = ("sections",)
 
     def __init__(self, script: Mapping[str, Sequence[str]] | Sequence[str]) -> None:
-        self.sections: dict[str, list[Step]] = {}
+        self.sections: dict[str, list[ScriptStep]] = {}
         for section, texts in sections_of(script).items():
             kind, _, which = section.partition(" ")
             if kind not in ("process", "prompt") or (kind == "process" and which and not which.isdigit()):
                 raise ScriptError(f"no section {section!r}: process, process N, prompt, prompt N, prompt TEXT")
             self.sections[section] = [parse(text, f"{section}#{index}") for index, text in enumerate(texts)]
 
-    def of_process(self, number: int) -> list[Step]:
+    def of_process(self, number: int) -> list[ScriptStep]:
         return [*self.sections.get("process", []), *self.sections.get(f"process {number}", [])]
 
-    def of_prompt(self, number: int, text: str) -> list[Step]:
+    def of_prompt(self, number: int, text: str) -> list[ScriptStep]:
         for section in (f"prompt {text}", f"prompt {number}", "prompt"):
             if section in self.sections:
                 return self.sections[section]
         return []
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[ScriptStep]:
         """Every step, with those nested in others."""
         for steps in self.sections.values():
             for step in steps:
@@ -240,13 +247,13 @@ def sections_of(script: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str
     return {"process": list(script)} if script else {}
 
 
-def directives(prompt: str) -> tuple[str, list[Step]]:
+def directives(prompt: str) -> tuple[str, list[ScriptStep]]:
     """A prompt's text without its `@@` lines, and the steps that those are."""
     lines = prompt.split("\n")
     steps = [parse(line[2:], f"@@{index}") for index, line in enumerate(lines) if line.startswith("@@")]
     return "\n".join(line for line in lines if not line.startswith("@@")).strip(), steps
 
 
-def echo(words: str) -> Step:
+def echo(words: str) -> ScriptStep:
     """What a prompt gets that asks for nothing: itself."""
-    return Step("", VERBS["say"], [words or "ok"], nested=[], text="say", where="echo")
+    return ScriptStep("", VERBS["say"], [words or "ok"], nested=[], text="say", where="echo")

@@ -11,9 +11,9 @@ import os
 import stat
 
 from banksman.testing.fake_agent import frames
+from banksman.testing.fake_agent.claude_turn import CutShort, FakeClaudeTurn, FakeQuestion, FakeSettings
 from banksman.testing.fake_agent.loop import NEVER, Wait, pause
-from banksman.testing.fake_agent.script import Plan, ScriptError, Step, verb
-from banksman.testing.fake_agent.turn import CutShort, Question, Settings, Turn
+from banksman.testing.fake_agent.script import Plan, ScriptError, ScriptStep, verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AHEAD_BYTES_MAX = 256 * 1024
 
 
-def room(turn: Turn) -> Act:
+def room(turn: FakeClaudeTurn) -> Act:
     """Do not run ahead of the reader."""
     sinks = (turn.agent.out, turn.agent.err)
     if any(len(sink.buffer) > AHEAD_BYTES_MAX for sink in sinks):
@@ -43,14 +43,14 @@ def _arguments(text: str) -> Frame:
 
 
 @verb("say", "TEXT")
-def say(turn: Turn, step: Step) -> Act:
+def say(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """One assistant frame with this text; the last one said is the result."""
     turn.say(step.word(0))
     yield from room(turn)
 
 
 @verb("think", "TEXT")
-def think(turn: Turn, step: Step) -> Act:
+def think(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A thinking_tokens frame and an assistant frame with a thinking block."""
     turn.emit(frames.thinking_tokens())
     turn.assistant({"type": "thinking", "thinking": step.word(0), "signature": "ZmFrZQ=="})
@@ -58,7 +58,7 @@ def think(turn: Turn, step: Step) -> Act:
 
 
 @verb("stream", "COUNT SECONDS [TEXT]")
-def stream(turn: Turn, step: Step) -> Act:
+def stream(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So many stream_event deltas, each so long after the last, then the assistant frame."""
     turn.stream_begin()
     for number in range(step.integer(0)):
@@ -71,7 +71,7 @@ def stream(turn: Turn, step: Step) -> Act:
 
 
 @verb("speak", "SECONDS TEXT")
-def speak(turn: Turn, step: Step) -> Act:
+def speak(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """This text word by word, a stream_event delta each and so long after the last, then the assistant frame."""
     turn.stream_begin()
     for number, word in enumerate(_words(step.word(1))):
@@ -90,7 +90,7 @@ def _words(text: str) -> list[str]:
 
 
 @verb("thinking", "COUNT SECONDS")
-def thinking(turn: Turn, step: Step) -> Act:
+def thinking(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So many stream_event deltas of thinking, each so long after the last, and nothing else."""
     turn.stream_begin()
     for number in range(step.integer(0)):
@@ -102,28 +102,28 @@ def thinking(turn: Turn, step: Step) -> Act:
 
 
 @verb("tool_use", "NAME [JSON]")
-def tool_use(turn: Turn, step: Step) -> Act:
+def tool_use(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """An assistant frame that calls a tool; the tool runs until `tool_result`."""
     turn.tool_use(step.word(0), _arguments(step.word(1)))
     yield from room(turn)
 
 
 @verb("tool_result", "[TEXT]")
-def tool_result(turn: Turn, step: Step) -> Act:
+def tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The user frame with the result of the tool that runs."""
     turn.tool_result(step.word(0))
     yield from room(turn)
 
 
 @verb("recall")
-def recall(turn: Turn, step: Step) -> Act:
+def recall(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Say all prompts of the conversation that began a turn, as a JSON list."""
     turn.say(json.dumps(turn.agent.memory.prompts))
     yield from room(turn)
 
 
 @verb("ask", "NAME [JSON]")
-def ask(turn: Turn, step: Step) -> Act:
+def ask(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Call a tool that needs a permission, and wait for the answer."""
     name, arguments = step.word(0), _arguments(step.word(1))
     question = _question(turn, name, arguments)
@@ -144,7 +144,7 @@ def ask(turn: Turn, step: Step) -> Act:
 
 
 @verb("ask_withdrawn", "NAME PATH")
-def ask_withdrawn(turn: Turn, step: Step) -> Act:
+def ask_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Ask for a permission, and withdraw the question when the path exists."""
     question = _question(turn, step.word(0), {})
     yield from exists(step.word(1))
@@ -154,7 +154,7 @@ def ask_withdrawn(turn: Turn, step: Step) -> Act:
 
 
 @verb("request", "JSON")
-def request(turn: Turn, step: Step) -> Act:
+def request(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A control request with this body (a hook, a tool's message, an elicitation), and wait for the answer."""
     question = _requested(turn, _arguments(step.word(0)))
     yield Wait(when=lambda: question.answer is not None or turn.agent.eof_at is not None)
@@ -162,7 +162,7 @@ def request(turn: Turn, step: Step) -> Act:
 
 
 @verb("request_withdrawn", "PATH JSON")
-def request_withdrawn(turn: Turn, step: Step) -> Act:
+def request_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A control request with this body, which is withdrawn when the path exists."""
     question = _requested(turn, _arguments(step.word(1)))
     yield from exists(step.word(0))
@@ -170,27 +170,27 @@ def request_withdrawn(turn: Turn, step: Step) -> Act:
     _settled(turn, question)
 
 
-def _question(turn: Turn, name: str, arguments: Frame) -> Question:
+def _question(turn: FakeClaudeTurn, name: str, arguments: Frame) -> FakeQuestion:
     question = _opened(turn)
     turn.tool_use(name, arguments)
     turn.agent.write(frames.can_use_tool(question.id, turn.tool_use_id, name, arguments))
     return question
 
 
-def _requested(turn: Turn, body: Frame) -> Question:
+def _requested(turn: FakeClaudeTurn, body: Frame) -> FakeQuestion:
     question = _opened(turn)
     turn.agent.write(frames.control_request(question.id, body))
     return question
 
 
-def _opened(turn: Turn) -> Question:
-    question = Question()
+def _opened(turn: FakeClaudeTurn) -> FakeQuestion:
+    question = FakeQuestion()
     turn.questions.append(question)
     turn.agent.questions[question.id] = question
     return question
 
 
-def _settled(turn: Turn, question: Question) -> None:
+def _settled(turn: FakeClaudeTurn, question: FakeQuestion) -> None:
     turn.questions.remove(question)
     del turn.agent.questions[question.id]
 
@@ -199,58 +199,58 @@ def _settled(turn: Turn, question: Question) -> None:
 
 
 @verb("result", "TEXT")
-def result(turn: Turn, step: Step) -> Act:
+def result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary, now; a second one is a second boundary."""
     yield from turn.succeed(step.word(0))
 
 
 @verb("boundary", "JSON")
-def boundary(turn: Turn, step: Step) -> Act:
+def boundary(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary, with these members in place of its own: a structured_output, a cost, a way to fail, …"""
     yield from turn.succeed(turn.answer, members=_arguments(step.word(0)))
 
 
 @verb("error", "TEXT")
-def error(turn: Turn, step: Step) -> Act:
+def error(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary after a failed model call: subtype success with is_error."""
     yield from turn.succeed(step.word(0), api_error_status=400)
 
 
 @verb("failure", "TEXT")
-def failure(turn: Turn, step: Step) -> Act:
+def failure(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary error_during_execution, with errors and without a text."""
     yield from turn.fail(step.word(0))
 
 
 @verb("huge_tool_result", "BYTES")
-def huge_tool_result(turn: Turn, step: Step) -> Act:
+def huge_tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The user frame with the result of the tool that runs, whose text alone has so many bytes."""
     turn.tool_result("x" * step.integer(0))
     yield from room(turn)
 
 
 @verb("huge_result", "BYTES")
-def huge_result(turn: Turn, step: Step) -> Act:
+def huge_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary, whose text alone has so many bytes."""
     yield from turn.succeed("x" * step.integer(0))
 
 
 @verb("lifecycle", "queued|started|completed|cancelled")
-def lifecycle(turn: Turn, step: Step) -> Act:
+def lifecycle(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A command_lifecycle frame for each prompt of the turn, now."""
     turn.lifecycle(step.word(0))
     yield from room(turn)
 
 
 @verb("hang")
-def hang(turn: Turn, step: Step) -> Act:
+def hang(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Nothing more, until an interrupt."""
     while True:
         yield NEVER
 
 
 @verb("detach")
-def detach(turn: Turn, step: Step) -> Act:
+def detach(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The turn is over here, unsaid; the steps that follow are done beside the next ones."""
     rest, turn.remaining = turn.remaining, []
     turn.settings.omitted.update(("result", "completed"))
@@ -268,14 +268,14 @@ def detach(turn: Turn, step: Step) -> Act:
     "init|lifecycle|completed|result|uuids|initialize|set_model|set_permission_mode",
     is_setting=True,
 )
-def omit(turn: Turn, step: Step) -> Act:
+def omit(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Never write this: in this turn, or in this process."""
     turn.settings.omitted.add(step.word(0))
     yield from room(turn)
 
 
 @verb("refuse", "initialize|set_model|set_permission_mode", is_setting=True)
-def refuse(turn: Turn, step: Step) -> Act:
+def refuse(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Answer this request with an error: in this turn, or in this process."""
     turn.settings.refused.add(step.word(0))
     yield from room(turn)
@@ -286,21 +286,21 @@ def refuse(turn: Turn, step: Step) -> Act:
     "boundary|unacked|late_ack|ack_only|ignored|ignored_early|finished|unanswered",
     is_setting=True,
 )
-def on_interrupt(turn: Turn, step: Step) -> Act:
+def on_interrupt(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """What an interrupt does: ack and boundary; or without the ack, with it last, without the boundary, …"""
     turn.settings.on_interrupt = step.word(0)
     yield from room(turn)
 
 
 @verb("own", "task-notification|auto-continuation|none STEPS")
-def own(turn: Turn, step: Step) -> Act:
+def own(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A turn of the agent's own with these steps and this origin, as soon as no other is open."""
     agent = turn.agent
     if agent.turn is turn:
         raise ScriptError(f"{step!r}: no turn can be opened inside another")
     yield Wait(when=lambda: agent.turn is None)
-    settings = Settings([agent.process.settings])
-    mine = Turn(agent, Plan(step.nested), settings, origin=step.word(0))
+    settings = FakeSettings([agent.process.settings])
+    mine = FakeClaudeTurn(agent, Plan(step.nested), settings, origin=step.word(0))
     for setting in mine.plan.settings:
         yield from agent.perform(setting, mine)
     yield from mine.run()
@@ -310,7 +310,7 @@ def own(turn: Turn, step: Step) -> Act:
 
 
 @verb("wait", "PATH")
-def wait(turn: Turn, step: Step) -> Act:
+def wait(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Until the path exists; if it is a fifo, until somebody writes to it or closes it."""
     yield from exists(step.word(0))
 
@@ -327,7 +327,7 @@ def exists(path: str) -> Act:
 
 
 @verb("touch", "PATH")
-def touch(turn: Turn, step: Step) -> Act:
+def touch(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Make a file, when all said before is written; if it is a fifo, write a line to who reads it."""
     yield turn.agent.drained()
     path = step.word(0)
@@ -350,12 +350,12 @@ def _opens(path: str, opened: list[int]) -> bool:
 
 
 @verb("pause", "SECONDS")
-def pause_for(turn: Turn, step: Step) -> Act:
+def pause_for(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So long nothing; a handshake by `wait` is better wherever it can be had."""
     yield pause(step.seconds(0))
 
 
 @verb("await", "POINT")
-def await_point(turn: Turn, step: Step) -> Act:
+def await_point(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Until this point is next passed, by whichever turn; what follows happens at that point."""
     yield Wait(point=step.word(0))

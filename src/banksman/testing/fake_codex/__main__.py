@@ -4,6 +4,6 @@ import sys
 
 sys.path.append(__file__.rsplit("/banksman/", 1)[0])
 
-from banksman.testing.fake_codex.agent import main
+from banksman.testing.fake_codex.codex_agent import main
 
 main(sys.argv[1:])

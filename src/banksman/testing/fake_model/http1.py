@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.testing.fake_model.apis.api import Api, Event, new_id
-from banksman.testing.fake_model.wire import Connection, TooLong
+from banksman.testing.fake_model.apis.api import Api, ModelEvent, new_id
+from banksman.testing.fake_model.wire import ModelConnection, TooLong
 
 HEAD_BYTES_MAX = 1 << 16
 # The real API's own limit; beyond it the answer is 413, there as here.
@@ -20,7 +20,7 @@ BODY_BYTES_MAX = 32 << 20
 IDLE_SECONDS_MAX = 600.0
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """Answer with an error instead, in the shape that the API has for it; `kind` is the API's name of the error."""
 
     def __init__(self, status: int, message: str, *, kind: str | None = None) -> None:
@@ -35,7 +35,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HttpHead:
     """A request without its body."""
 
     method: str
@@ -47,52 +47,52 @@ class Head:
         return "close" in self.headers.get("connection", "").lower()
 
 
-def read_head(connection: Connection) -> Head | None:
+def read_head(connection: ModelConnection) -> HttpHead | None:
     """The next request, or None if there is none. After a Refusal the connection must be closed."""
     if not connection.has_bytes(IDLE_SECONDS_MAX):
         return None
     try:
         raw = connection.read_until(b"\r\n\r\n", bytes_max=HEAD_BYTES_MAX)
     except TooLong as exc:
-        raise Refusal(431, f"the head is longer than {HEAD_BYTES_MAX} bytes") from exc
+        raise HttpRefusal(431, f"the head is longer than {HEAD_BYTES_MAX} bytes") from exc
     # A header may hold any byte; Latin-1 has a character for each.
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     match first.split(" "):
         case [method, target, "HTTP/1.1"] if method and target:
             pass
         case [_, _, version] if version.startswith("HTTP/"):
-            raise Refusal(505, "only HTTP/1.1 is spoken here")
+            raise HttpRefusal(505, "only HTTP/1.1 is spoken here")
         case _:
-            raise Refusal(400, "this is no request of HTTP")
+            raise HttpRefusal(400, "this is no request of HTTP")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         key = name.lower()
         # Twice the same header would leave open which one counts, and no agent sends one twice.
         if not colon or not name or name != name.strip() or key in headers:
-            raise Refusal(400, f"this header is malformed or a second one of its name: {name[:100]!r}")
+            raise HttpRefusal(400, f"this header is malformed or a second one of its name: {name[:100]!r}")
         headers[key] = value.strip()
-    return Head(method, target.partition("?")[0], headers)
+    return HttpHead(method, target.partition("?")[0], headers)
 
 
-def read_body(connection: Connection, head: Head) -> bytes:
+def read_body(connection: ModelConnection, head: HttpHead) -> bytes:
     """The body. After a Refusal the connection must be closed, for the body is still on its way."""
     if "transfer-encoding" in head.headers:
-        raise Refusal(411, "a body must come with its Content-Length")
+        raise HttpRefusal(411, "a body must come with its Content-Length")
     spelled = head.headers.get("content-length", "0")
     if not (spelled.isascii() and spelled.isdigit()):
-        raise Refusal(400, f"this is no Content-Length: {spelled[:100]!r}")
+        raise HttpRefusal(400, f"this is no Content-Length: {spelled[:100]!r}")
     if len(spelled) > 12 or int(spelled) > BODY_BYTES_MAX:
-        raise Refusal(413, f"Request exceeds the maximum size of {BODY_BYTES_MAX} bytes")
+        raise HttpRefusal(413, f"Request exceeds the maximum size of {BODY_BYTES_MAX} bytes")
     if head.headers.get("expect", "").lower() == "100-continue":
         connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return connection.read_exactly(int(spelled))
 
 
-class Reply:
+class HttpReply:
     """The answer to one request, in one piece or as a stream of events."""
 
-    def __init__(self, connection: Connection, head: Head | None) -> None:
+    def __init__(self, connection: ModelConnection, head: HttpHead | None) -> None:
         self._connection = connection
         self._is_head_only = head is not None and head.method == "HEAD"
         self.is_last = head is None or head.is_last
@@ -114,7 +114,7 @@ class Reply:
         fields = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         self._connection.write(self._head(200, {**fields, "Transfer-Encoding": "chunked"}))
 
-    def send_events(self, events: list[Event]) -> None:
+    def send_events(self, events: list[ModelEvent]) -> None:
         assert self.is_begun
         data = b"".join(event.encode() for event in events)
         # A chunk of no bytes is the end of the stream.

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Self
 
 from banksman.testing.fake_model.choice import Chooser
-from banksman.testing.fake_model.record import Records, Request
-from banksman.testing.fake_model.routes import Server, serve
+from banksman.testing.fake_model.record import Request, RequestRecords
+from banksman.testing.fake_model.routes import ModelServer, serve
 from banksman.testing.fake_model.setups import setup
-from banksman.testing.fake_model.wire import Connection
+from banksman.testing.fake_model.wire import ModelConnection
 
 HOST = "127.0.0.1"
 # An agent has one or two. One more than this is answered with 503 and closed.
@@ -41,19 +41,19 @@ class FakeModel:
         self._port = port
         self._log = Path(log) if log is not None else None
         self._running: _Running | None = None
-        self._records: Records | None = None
+        self._records: RequestRecords | None = None
 
     def __enter__(self) -> Self:
         assert self._records is None, "a FakeModel is started once"
         # The port first: if that fails there is nothing to undo.
         listener = socket.create_server((HOST, self._port), backlog=BACKLOG)
         try:
-            self._records = Records(log=self._log)
+            self._records = RequestRecords(log=self._log)
         except BaseException:
             listener.close()
             raise
         self._port = listener.getsockname()[1]
-        self._running = _Running(listener, Server(self._records, Chooser()))
+        self._running = _Running(listener, ModelServer(self._records, Chooser()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,7 +120,7 @@ class FakeModel:
 class _Running:
     """The threads, and the two fds that they need."""
 
-    def __init__(self, listener: socket.socket, server: Server) -> None:
+    def __init__(self, listener: socket.socket, server: ModelServer) -> None:
         self._listener = listener
         self._server = server
         self._stop_fd = os.eventfd(0)
@@ -166,7 +166,7 @@ class _Running:
                 # The buffer of a new connection has room for it.
                 sock.send(FULL)
             return
-        connection = Connection(sock, stop_fd=self._stop_fd)
+        connection = ModelConnection(sock, stop_fd=self._stop_fd)
         name = f"fake-model-{port}"
         thread = threading.Thread(target=serve, args=(connection, self._server), name=name, daemon=True)
         self._threads.append(thread)

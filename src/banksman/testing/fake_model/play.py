@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec
 
 from banksman.testing.fake_model import script
-from banksman.testing.fake_model.apis.api import Api, Call, Event
-from banksman.testing.fake_model.http1 import Refusal, Reply
-from banksman.testing.fake_model.wire import Connection
+from banksman.testing.fake_model.apis.api import Api, ModelCall, ModelEvent
+from banksman.testing.fake_model.http1 import HttpRefusal, HttpReply
+from banksman.testing.fake_model.wire import ModelConnection
 
 Words = ParamSpec("Words")
 
@@ -31,10 +31,10 @@ class Broken(Exception):
         self.outcome = outcome
 
 
-class Player:
+class StepPlayer:
     """One reply while it is played."""
 
-    def __init__(self, connection: Connection, reply: Reply, api: Api, call: Call) -> None:
+    def __init__(self, connection: ModelConnection, reply: HttpReply, api: Api, call: ModelCall) -> None:
         self._connection = connection
         self._reply = reply
         self._api = api
@@ -78,10 +78,10 @@ class Player:
                 self._start()
                 self._hang()
             case script.HttpError(status=status):
-                raise Refusal(status, f"scripted: {directive.line}")
+                raise HttpRefusal(status, f"scripted: {directive.line}")
             case script.Overflow():
                 kind, message = self._api.overflow
-                raise Refusal(400, message, kind=kind)
+                raise HttpRefusal(400, message, kind=kind)
             case script.SseError():
                 return self._sse_error(directive)
             case script.Drop():
@@ -93,12 +93,12 @@ class Player:
             self._reply.begin_stream()
             self._send(self._message.start())
 
-    def _say(self, say: Callable[Words, list[Event]], *words: Words.args, **more: Words.kwargs) -> None:
+    def _say(self, say: Callable[Words, list[ModelEvent]], *words: Words.args, **more: Words.kwargs) -> None:
         # Before it is said: events may be counted.
         self._start()
         self._send(say(*words, **more))
 
-    def _send(self, events: list[Event]) -> None:
+    def _send(self, events: list[ModelEvent]) -> None:
         if self._is_streamed and events:
             self._reply.send_events(events)
 
@@ -115,7 +115,7 @@ class Player:
     def _sse_error(self, error: script.SseError) -> str:
         message = f"scripted: {error.line}"
         if not self._is_streamed:
-            raise Refusal(self._api.status_of(error.kind), message, kind=error.kind)
+            raise HttpRefusal(self._api.status_of(error.kind), message, kind=error.kind)
         self._say(self._message.fail, error.kind, message)
         self._reply.end_stream()
         return f"sse_{error.kind}"

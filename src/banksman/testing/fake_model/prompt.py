@@ -22,14 +22,14 @@ AGENTS_WORDS = ("[Request interrupted by user", "[structured-output-enforce]", "
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ModelPrompt:
     """What the user said last, or "" for nothing, and how many model calls have answered it already."""
 
     text: str
     calls_before: int
 
 
-def find(entries: Sequence[Entry]) -> Prompt:
+def find(entries: Sequence[Entry]) -> ModelPrompt:
     """Look from the end for the last thing that the user said."""
     calls, who_after = 0, None
     for entry in reversed(entries):
@@ -39,9 +39,9 @@ def find(entries: Sequence[Entry]) -> Prompt:
         else:
             text = _said(entry)
             if text is not None:
-                return Prompt(text, calls)
+                return ModelPrompt(text, calls)
         who_after = entry.who
-    return Prompt("", calls)
+    return ModelPrompt("", calls)
 
 
 def _said(entry: Entry) -> str | None:

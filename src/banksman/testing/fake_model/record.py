@@ -73,7 +73,7 @@ class Request:
         self._over.set()
 
 
-class Records:
+class RequestRecords:
     """All requests in the order in which they had arrived in full."""
 
     def __init__(self, *, log: Path | None) -> None:

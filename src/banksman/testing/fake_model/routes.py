@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from banksman.testing.fake_model import apis, http1, listings
 from banksman.testing.fake_model.apis import anthropic, responses
-from banksman.testing.fake_model.apis.api import TOKEN_CHARACTERS, Api, BadRequest, Call, has_tools
+from banksman.testing.fake_model.apis.api import TOKEN_CHARACTERS, Api, BadRequest, ModelCall, has_tools
 from banksman.testing.fake_model.choice import Chooser
-from banksman.testing.fake_model.play import Broken, Player
-from banksman.testing.fake_model.record import Records
+from banksman.testing.fake_model.play import Broken, StepPlayer
+from banksman.testing.fake_model.record import RequestRecords
 from banksman.testing.fake_model.script import BadDirective, Step
-from banksman.testing.fake_model.wire import Connection, Ending, Gone, Stopped, Stuck
+from banksman.testing.fake_model.wire import Ending, Gone, ModelConnection, Stopped, Stuck
 
 # After an answer that ends the connection, the client may still be sending.
 DRAIN_SECONDS_MAX = 2.0
@@ -23,14 +23,14 @@ DRAIN_BYTES_MAX = 2 * http1.BODY_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ModelServer:
     """What all connections share."""
 
-    records: Records
+    records: RequestRecords
     chooser: Chooser
 
 
-def serve(connection: Connection, server: Server) -> None:
+def serve(connection: ModelConnection, server: ModelServer) -> None:
     """Answer requests until one of the two sides ends the connection; then close it."""
     ending = Ending.ORDERLY
     try:
@@ -44,19 +44,19 @@ def serve(connection: Connection, server: Server) -> None:
         connection.close(ending)
 
 
-def _serve_one(connection: Connection, server: Server) -> bool:
+def _serve_one(connection: ModelConnection, server: ModelServer) -> bool:
     """One request; False if there is no next one on this connection."""
     try:
         head = http1.read_head(connection)
         if head is None:
             return False
-    except http1.Refusal as exc:
-        _refuse_and_drain(connection, http1.Reply(connection, None), exc)
+    except http1.HttpRefusal as exc:
+        _refuse_and_drain(connection, http1.HttpReply(connection, None), exc)
         return False
-    reply = http1.Reply(connection, head)
+    reply = http1.HttpReply(connection, head)
     try:
         raw = http1.read_body(connection, head)
-    except http1.Refusal as exc:
+    except http1.HttpRefusal as exc:
         reply.is_last = True
         api = apis.find(head.method, head.path)
         request = server.records.begin(
@@ -76,7 +76,7 @@ def _serve_one(connection: Connection, server: Server) -> bool:
 
 
 def _refuse_and_drain(
-    connection: Connection, reply: http1.Reply, refusal: http1.Refusal, api: Api | None = None
+    connection: ModelConnection, reply: http1.HttpReply, refusal: http1.HttpRefusal, api: Api | None = None
 ) -> None:
     reply.send(refusal.status, refusal.body(api or ANY_API))
     connection.drain(bytes_max=DRAIN_BYTES_MAX, timeout=DRAIN_SECONDS_MAX)
@@ -89,13 +89,15 @@ class _Understood:
     api: Api | None
     body: Any
     step: Step | None = None
-    refusal: http1.Refusal | None = None
+    refusal: http1.HttpRefusal | None = None
 
 
 class _Answer:
     """The answer to one request that arrived in full."""
 
-    def __init__(self, connection: Connection, server: Server, head: http1.Head, reply: http1.Reply) -> None:
+    def __init__(
+        self, connection: ModelConnection, server: ModelServer, head: http1.HttpHead, reply: http1.HttpReply
+    ) -> None:
         self._connection = connection
         self._server = server
         self._head = head
@@ -136,19 +138,19 @@ class _Answer:
             if understood.refusal is not None:
                 raise understood.refusal
             return self._do(understood, input_tokens)
-        except http1.Refusal as exc:
+        except http1.HttpRefusal as exc:
             self._reply.send(exc.status, exc.body(understood.api or ANY_API))
             return f"http_{exc.status}"
 
     def _do(self, understood: _Understood, input_tokens: int) -> str:
         if understood.api is not None:
-            call = Call(self._head.path, understood.body, input_tokens)
-            return Player(self._connection, self._reply, understood.api, call).play(understood.step or ())
+            call = ModelCall(self._head.path, understood.body, input_tokens)
+            return StepPlayer(self._connection, self._reply, understood.api, call).play(understood.step or ())
         self._reply.send(200, _listing(self._head, input_tokens))
         return "done"
 
 
-def _listing(head: http1.Head, input_tokens: int) -> dict[str, Any]:
+def _listing(head: http1.HttpHead, input_tokens: int) -> dict[str, Any]:
     """What agents ask for beside replies of the model."""
     match head.method, head.path:
         case "POST", path if path.endswith("/v1/messages/count_tokens"):
@@ -156,7 +158,7 @@ def _listing(head: http1.Head, input_tokens: int) -> dict[str, Any]:
         case "POST", path if path.endswith(":countTokens"):
             return {"totalTokens": input_tokens}
         case "POST", path if path.endswith("/v1/responses/compact"):
-            return responses.compacted(Call(path, {}, input_tokens))
+            return responses.compacted(ModelCall(path, {}, input_tokens))
         case "GET", path if path.endswith("/v1/models"):
             return listings.MODELS
         case "GET", path if path.endswith("/v1beta/models"):
@@ -165,25 +167,25 @@ def _listing(head: http1.Head, input_tokens: int) -> dict[str, Any]:
             # They look whether somebody is there at all.
             return {}
         case method, path:
-            raise http1.Refusal(404, f"there is no {method} {path}")
+            raise http1.HttpRefusal(404, f"there is no {method} {path}")
 
 
-def _understand(head: http1.Head, raw: bytes, chooser: Chooser) -> _Understood:
+def _understand(head: http1.HttpHead, raw: bytes, chooser: Chooser) -> _Understood:
     api = apis.find(head.method, head.path)
     body: Any = None
     try:
         body = json.loads(raw) if raw else None
     except (ValueError, RecursionError) as exc:
         if head.method == "POST":
-            return _Understood(api, None, refusal=http1.Refusal(400, f"the body is not JSON: {exc}"))
+            return _Understood(api, None, refusal=http1.HttpRefusal(400, f"the body is not JSON: {exc}"))
     if api is None:
         return _Understood(None, body)
     if not isinstance(body, dict):
-        return _Understood(api, body, refusal=http1.Refusal(400, "the body must be a JSON object"))
+        return _Understood(api, body, refusal=http1.HttpRefusal(400, "the body must be a JSON object"))
     fields = cast("dict[str, Any]", body)
     if not has_tools(fields):
         return _Understood(api, fields)
     try:
         return _Understood(api, fields, chooser.choose(api.read(fields)))
     except (BadRequest, BadDirective) as exc:
-        return _Understood(api, fields, (), http1.Refusal(400, str(exc)))
+        return _Understood(api, fields, (), http1.HttpRefusal(400, str(exc)))

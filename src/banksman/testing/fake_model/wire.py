@@ -42,7 +42,7 @@ class Ending(enum.Enum):
     ORDERLY, RESET = range(2)
 
 
-class Connection:
+class ModelConnection:
     """The server's end of one connection. Used by one thread only."""
 
     def __init__(self, sock: socket.socket, *, stop_fd: int) -> None:

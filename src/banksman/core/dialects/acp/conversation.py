@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from banksman.core.dialects.acp import client_requests as answering
 from banksman.core.dialects.acp import protocol_v1 as words
-from banksman.core.dialects.acp import questions as answering
 from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import said
@@ -19,12 +19,12 @@ from banksman.core.dialects.json_rpc_dialect import is_aside
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
+    NeedsConversation,
     Noise,
     Replied,
     Requested,
     RequestWithdrawn,
     Thought,
-    Told,
     ToolBegan,
     ToolEnded,
     TurnOver,
@@ -32,12 +32,12 @@ from banksman.core.dialects.meaning import (
 from banksman.core.dialects.quirks import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Call, Garbage, Message, Notice, Reply
+from banksman.core.wire.jsonrpc import Garbage, Message, Notice, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, Exchange
 
 
-class Said(Struct, frozen=True):
+class SaidInTurn(Struct, frozen=True):
     """`text`: the last message, or the beginning of one too long to be that of an error. `message`: its name. `call`:
     the tool that was told of last."""
 
@@ -47,7 +47,7 @@ class Said(Struct, frozen=True):
     is_over: bool = False
     call: str = ""
 
-    def told(self, update: Mapping[str, Any]) -> Said:
+    def told(self, update: Mapping[str, Any]) -> SaidInTurn:
         """With one more update."""
         if update["sessionUpdate"] != reading.MESSAGE:
             # What is said after another tool was used is another message.
@@ -63,10 +63,10 @@ class Said(Struct, frozen=True):
         message = name if isinstance(name, str) else None
         before = "" if self.is_over or message != self.message else self.text
         # One character more than an error may have: then it is known to be none.
-        return Said((before + text)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call)
+        return SaidInTurn((before + text)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call)
 
 
-NOTHING = Said()
+NOTHING = SaidInTurn()
 
 
 # What was said so far with one process of an ACP agent: the memory that its lines need to be understood.
@@ -104,14 +104,14 @@ class AcpSpeech(Struct, frozen=True):
     # The name of the handshake that is under way.
     request: str = ""
     conversation: str | None = None
-    agent: words.Agent = words.UNKNOWN_AGENT
+    agent: words.AcpAgentInfo = words.UNKNOWN_AGENT
     offers: words.Offers = words.NO_OFFERS
     # What is still to be set before the handshake is done.
     wishes: tuple[tuple[str, str], ...] = ()
     exchange: Exchange[Purpose] = _NOTHING_SAID
     # The kinds of the tools of this turn, by their calls: a question about one need not say it again.
     tools: tuple[tuple[str, str], ...] = ()
-    said: Said = NOTHING
+    said: SaidInTurn = NOTHING
     # What the conversation has cost until now, if the agent tells.
     spent: float | None = None
 
@@ -193,7 +193,7 @@ class AcpSpeech(Struct, frozen=True):
         return Spoken(replace(self, exchange=exchange), frames)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
-    def hear(self, told: Told) -> Spoken:
+    def hear(self, told: NeedsConversation) -> Spoken:
         speech = self
         frames: list[bytes] = []
         meanings: list[Meaning] = []
@@ -208,9 +208,9 @@ class AcpSpeech(Struct, frozen=True):
 
     def _heard(self, message: Message) -> Spoken:
         match message:
-            case Reply():
+            case RpcReply():
                 return self._hear_reply(message)
-            case Call():
+            case RpcCall():
                 return self._hear_call(message)
             case Notice(method=reading.UPDATE):
                 return self._hear_update(message)
@@ -254,7 +254,7 @@ class AcpSpeech(Struct, frozen=True):
                 return Spoken(speech)
 
     # -- requests of theirs ------------------------------------------------------------------------------------------
-    def _hear_call(self, call: Call) -> Spoken:
+    def _hear_call(self, call: RpcCall) -> Spoken:
         exchange, is_taken, frames = self.exchange.take(call)
         taken = replace(self, exchange=exchange)
         if not is_taken:
@@ -276,7 +276,7 @@ class AcpSpeech(Struct, frozen=True):
         return Spoken(replace(self, exchange=exchange), frames, (RequestWithdrawn(request),))
 
     # -- answers to ours ---------------------------------------------------------------------------------------------
-    def _hear_reply(self, reply: Reply) -> Spoken:
+    def _hear_reply(self, reply: RpcReply) -> Spoken:
         id = reply.id
         if id is None:
             id = self._meant(reply)
@@ -298,7 +298,7 @@ class AcpSpeech(Struct, frozen=True):
             case _:
                 return speech._hear_opened(reply)
 
-    def _meant(self, reply: Reply) -> int | None:
+    def _meant(self, reply: RpcReply) -> int | None:
         """Which request a reply that names none is about.
 
         One that was too long to keep may be the answer to whatever waits for one. An error that names none is about a
@@ -314,7 +314,7 @@ class AcpSpeech(Struct, frozen=True):
         )
         return last if is_about_line and last in prompts else None
 
-    def _over(self, prompted: Prompted, reply: Reply) -> Spoken:
+    def _over(self, prompted: Prompted, reply: RpcReply) -> Spoken:
         """The boundary."""
         over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
         result = reply.named
@@ -351,7 +351,7 @@ class AcpSpeech(Struct, frozen=True):
         return {} if error is None else {"is_error": True, "error": error}
 
     # -- the handshake -----------------------------------------------------------------------------------------------
-    def _hear_initialized(self, reply: Reply) -> Spoken:
+    def _hear_initialized(self, reply: RpcReply) -> Spoken:
         if reply.error is not None:
             return self._refused(words.failure_text(reply.error))
         agent = words.agent(reply.named)
@@ -367,7 +367,7 @@ class AcpSpeech(Struct, frozen=True):
         stage = Stage.LOADING if method == words.LOAD else Stage.OPENING
         return replace(self, stage=stage)._call(stage, method, words.opening(self.setup, method))
 
-    def _hear_opened(self, reply: Reply) -> Spoken:
+    def _hear_opened(self, reply: RpcReply) -> Spoken:
         if reply.error is not None:
             return self._not_opened(reply.error)
         # The name of one that is gone on with need not be said again.
@@ -417,7 +417,7 @@ class AcpSpeech(Struct, frozen=True):
             return self._not_set(request, NO_ROOM)
         return self._call(Adjusted(request, name, value), choice.method, choice.params(self.conversation, value))
 
-    def _hear_set(self, adjusted: Adjusted, reply: Reply) -> Spoken:
+    def _hear_set(self, adjusted: Adjusted, reply: RpcReply) -> Spoken:
         if reply.error is not None:
             return self._not_set(adjusted.request, words.failure_text(reply.error))
         offers = words.offers(reply.named, self.offers.now(adjusted.name, adjusted.value))

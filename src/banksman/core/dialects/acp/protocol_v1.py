@@ -53,7 +53,7 @@ _OVERFLOWS = ("prompt is too long", "context_length_exceeded", "maximum context 
 
 
 # -- who it is -------------------------------------------------------------------------------------------------------
-class Agent(msgspec.Struct, frozen=True):
+class AcpAgentInfo(msgspec.Struct, frozen=True):
     """What an agent said about itself. `logins`: the ways to log in that it knows, in words."""
 
     name: str = "the agent"
@@ -69,7 +69,7 @@ class Agent(msgspec.Struct, frozen=True):
     logins: tuple[str, ...] = ()
 
 
-UNKNOWN_AGENT = Agent()
+UNKNOWN_AGENT = AcpAgentInfo()
 
 
 def initialize(quirks: Quirks) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def initialize(quirks: Quirks) -> dict[str, Any]:
     }
 
 
-def agent(result: Mapping[str, Any]) -> Agent:
+def agent(result: Mapping[str, Any]) -> AcpAgentInfo:
     can = mapping(result.get("agentCapabilities"))
     sessions = mapping(can.get("sessionCapabilities"))
     prompts = mapping(can.get("promptCapabilities"))
     servers = mapping(can.get("mcpCapabilities"))
     info = mapping(result.get("agentInfo"))
     name = text(info.get("title")) or text(info.get("name"))
-    return Agent(
+    return AcpAgentInfo(
         name=name if name and name.isprintable() and len(name) <= NAME_CHARACTERS_MAX else "the agent",
         loads=can.get("loadSession") is True,
         # A capability is there as an object, which may be empty. Null is as good as missing.
@@ -119,7 +119,7 @@ def version_fault(result: Mapping[str, Any], name: str) -> str | None:
     )
 
 
-def login_needed(agent: Agent, failure: Failure) -> str:
+def login_needed(agent: AcpAgentInfo, failure: Failure) -> str:
     """Nobody is logged in by us: a login may open a browser, or ask for a key, and whose account it is to be is for a
     person to say."""
     ways = "; ".join(agent.logins) if agent.logins else "it does not say how"
@@ -135,7 +135,7 @@ def _login(method: dict[str, Any]) -> str:
 
 
 # -- the conversation ------------------------------------------------------------------------------------------------
-def way_in(setup: Setup, agent: Agent) -> str | None:
+def way_in(setup: Setup, agent: AcpAgentInfo) -> str | None:
     """The method by which the conversation is opened; None: the agent cannot go on with one."""
     if setup.conversation is None:
         return NEW
@@ -157,7 +157,7 @@ def opening(setup: Setup, method: str) -> dict[str, Any]:
     return params
 
 
-def opening_fault(setup: Setup, agent: Agent) -> str | None:
+def opening_fault(setup: Setup, agent: AcpAgentInfo) -> str | None:
     """What was wished for, and this agent cannot do."""
     for server in setup.mcp_servers:
         kind = server.get("type", "stdio")
@@ -198,7 +198,7 @@ def is_unknown(failure: Failure, conversation: str | None) -> bool:
 
 
 # -- what can be set -------------------------------------------------------------------------------------------------
-class Choice(msgspec.Struct, frozen=True):
+class OfferedChoice(msgspec.Struct, frozen=True):
     """One thing that can be set: by which method, what it is now, and what it can be: each a value and its name."""
 
     method: str
@@ -226,16 +226,16 @@ class Choice(msgspec.Struct, frozen=True):
 class Offers(msgspec.Struct, frozen=True):
     """What can be set, by our word for it: `model`, `permission_mode`."""
 
-    choices: tuple[tuple[str, Choice], ...] = ()
+    choices: tuple[tuple[str, OfferedChoice], ...] = ()
 
-    def get(self, name: str) -> Choice | None:
+    def get(self, name: str) -> OfferedChoice | None:
         return dict(self.choices).get(name)
 
     def now(self, name: str, value: str) -> Offers:
         """With one of them set."""
         return Offers(
             tuple(
-                (other, Choice(choice.method, choice.option, value, choice.values) if other == name else choice)
+                (other, OfferedChoice(choice.method, choice.option, value, choice.values) if other == name else choice)
                 for other, choice in self.choices
             )
         )
@@ -259,11 +259,13 @@ def offers(result: Mapping[str, Any], before: Offers) -> Offers:
         name = {"model": "model", "mode": "permission_mode"}.get(str(option.get("category")))
         id = text(option.get("id"))
         if name is not None and id is not None:
-            found[name] = Choice(SET_OPTION, id, text(option.get("currentValue")), _values(option.get("options")))
+            found[name] = OfferedChoice(
+                SET_OPTION, id, text(option.get("currentValue")), _values(option.get("options"))
+            )
     return Offers(tuple(found.items()))
 
 
-def not_offered(agent: Agent, name: str, wish: str, choice: Choice | None) -> str:
+def not_offered(agent: AcpAgentInfo, name: str, wish: str, choice: OfferedChoice | None) -> str:
     what = name.replace("_", " ")
     if choice is None:
         return f"{agent.name} offers no {what} to choose: leave it out, or set it by the agent's own arguments"
@@ -272,10 +274,10 @@ def not_offered(agent: Agent, name: str, wish: str, choice: Choice | None) -> st
     return shown(f"{agent.name} has no {what} {wish!r:.60}: choose among {', '.join(known[:SHOWN_MAX])}{more}")
 
 
-def _older(method: str, offered: dict[str, Any], listed: str, id: str, current: str) -> Choice:
+def _older(method: str, offered: dict[str, Any], listed: str, id: str, current: str) -> OfferedChoice:
     pairs = ((text(each.get(id)), text(each.get("name"))) for each in mappings(offered.get(listed)))
     values = tuple((value, name or value) for value, name in pairs if value is not None)[:CHOICES_MAX]
-    return Choice(method, "", text(offered.get(current)), values)
+    return OfferedChoice(method, "", text(offered.get(current)), values)
 
 
 def _values(options: Any) -> tuple[tuple[str, str], ...]:

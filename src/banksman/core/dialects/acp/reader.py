@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.meaning import Meaning, Noise, Thought, Told
+from banksman.core.dialects.meaning import Meaning, NeedsConversation, Noise, Thought
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Garbage, Message, Notice
 from banksman.core.wire.partial_json import UNDECODABLE, mapping
@@ -80,18 +80,18 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
     if others:
         # What is garbage among them costs nothing but itself.
         is_noise = all(isinstance(each, Garbage) and not each.is_request for each in messages)
-        return _NOISE if is_noise else Told(messages)
+        return _NOISE if is_noise else NeedsConversation(messages)
     match message:
         case Garbage(is_request=False):
             return _NOISE
         case Notice(method="session/update") as notice:
             kind = update_of(notice).get("sessionUpdate")
-            return Told(messages) if isinstance(kind, str) and kind in remembered else _unremembered(kind)
+            return NeedsConversation(messages) if isinstance(kind, str) and kind in remembered else _unremembered(kind)
         case Notice() as notice if jsonrpc.withdrawn(notice) is None:
             # An extension of its own. It lives, and has not got on.
             return _NOISE
         case _:
-            return Told(messages)
+            return NeedsConversation(messages)
 
 
 def update_of(notice: Notice) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from banksman.core.dialects.acp.protocol_v1 import Agent
+from banksman.core.dialects.acp.protocol_v1 import AcpAgentInfo
 from banksman.errors import UsageError
 
 
@@ -67,7 +67,7 @@ def blocks(prompt: Any) -> list[dict[str, Any]]:
     return found
 
 
-def fitted(content: list[dict[str, Any]], agent: Agent) -> list[dict[str, Any]] | str:
+def fitted(content: list[dict[str, Any]], agent: AcpAgentInfo) -> list[dict[str, Any]] | str:
     """The blocks as this agent takes them; or why it cannot."""
     kept: list[dict[str, Any]] = []
     for block in content:

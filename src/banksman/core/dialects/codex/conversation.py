@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from banksman.core.dialects.codex import questions, reader, writer
+from banksman.core.dialects.codex import client_requests, reader, writer
 from banksman.core.dialects.codex.reader import (
     ERROR,
     RESOLVED,
@@ -33,7 +33,7 @@ from banksman.core.dialects.codex.reader import (
     TURN_COMPLETED,
     TURN_STARTED,
     Over,
-    Running,
+    RunningTurn,
 )
 from banksman.core.dialects.codex.writer import Begin, Converse, Initialize, Join, Purpose, Stop
 from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Spoken
@@ -41,19 +41,19 @@ from banksman.core.dialects.json_rpc_dialect import is_aside
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
+    NeedsConversation,
     Noise,
     PromptRefused,
     PromptTaken,
     Replied,
     Requested,
     RequestWithdrawn,
-    Told,
     TurnOpened,
     Wants,
 )
 from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import BARE, Call, Garbage, Message, Notice, Reply
+from banksman.core.wire.jsonrpc import BARE, Garbage, Message, Notice, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, Exchange
 
@@ -74,7 +74,7 @@ class CodexSpeech(Struct, frozen=True):
     setup: Setup = PLAIN
     exchange: Exchange[Purpose] = _NOTHING_SAID
     conversation: str | None = None
-    running: Running | None = None
+    running: RunningTurn | None = None
     accepted: tuple[tuple[str, str], ...] = ()
     over: Over | None = None
     stops: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class CodexSpeech(Struct, frozen=True):
         return Spoken(replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),))
 
     def answer(self, asked: Requested, decision: Decision) -> Spoken:
-        return self._reply(asked, questions.answer(asked, decision))
+        return self._reply(asked, client_requests.answer(asked, decision))
 
     def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
         return Spoken(self)  # It does not ask before each tool; the rules decide what it does ask.
@@ -146,7 +146,7 @@ class CodexSpeech(Struct, frozen=True):
     def cancel(self, asked: Requested) -> Spoken:
         if asked.wants is Wants.UNKNOWN:
             return self.refuse(asked, "cancelled")
-        return self._reply(asked, questions.cancelled(asked))
+        return self._reply(asked, client_requests.cancelled(asked))
 
     def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
         exchange, frame = self.exchange.call(purpose, method, params)
@@ -169,7 +169,7 @@ class CodexSpeech(Struct, frozen=True):
         return Spoken(replace(self, exchange=exchange), frames)
 
     # -- what it says ------------------------------------------------------------------------------------------------
-    def hear(self, told: Told) -> Spoken:
+    def hear(self, told: NeedsConversation) -> Spoken:
         messages: tuple[Message, ...] = told.message
         spoken = Spoken(self)
         for message in messages:
@@ -178,9 +178,9 @@ class CodexSpeech(Struct, frozen=True):
 
     def _heard(self, message: Message) -> Spoken:
         match message:
-            case Call():
+            case RpcCall():
                 return self._on_call(message)
-            case Reply():
+            case RpcReply():
                 return self._on_reply(message)
             case Notice():
                 plain = reader.plain(message) if not _is_told(message) else None
@@ -190,12 +190,12 @@ class CodexSpeech(Struct, frozen=True):
                 exchange, frames = self.exchange.reject(message)
                 return Spoken(replace(self, exchange=exchange), frames, (Noise(),))
 
-    def _on_call(self, call: Call) -> Spoken:
+    def _on_call(self, call: RpcCall) -> Spoken:
         exchange, is_taken, frames = self.exchange.take(call)
         speech = replace(self, exchange=exchange)
         if not is_taken:
             return Spoken(speech, frames)
-        asked = questions.requested(call)
+        asked = client_requests.requested(call)
         if call.is_cut:
             # Of a question too large to be read the answer is no, but it must have one: the agent waits.
             return speech.refuse(asked, "too large")
@@ -204,7 +204,7 @@ class CodexSpeech(Struct, frozen=True):
         return Spoken(speech, meanings=(asked,))
 
     # -- replies -----------------------------------------------------------------------------------------------------
-    def _on_reply(self, reply: Reply) -> Spoken:
+    def _on_reply(self, reply: RpcReply) -> Spoken:
         if reply.id is None:
             # So large that nothing can be said about it: it may have been the end of the turn, and nothing else may
             # ever say so.
@@ -231,7 +231,7 @@ class CodexSpeech(Struct, frozen=True):
                 error = None if reply.error is None else str(reply.error)
                 return Spoken(speech, meanings=tuple(Replied(request, error=error) for request in requests))
 
-    def _on_conversation(self, request: str, reply: Reply) -> Spoken:
+    def _on_conversation(self, request: str, reply: RpcReply) -> Spoken:
         known = self.setup.conversation
         if reply.error is not None:
             error = str(reply.error)
@@ -244,7 +244,7 @@ class CodexSpeech(Struct, frozen=True):
             return Spoken(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
         return Spoken(replace(self, conversation=name), meanings=(Replied(request),))
 
-    def _on_begun(self, begin: Begin, reply: Reply) -> Spoken:
+    def _on_begun(self, begin: Begin, reply: RpcReply) -> Spoken:
         if reply.error is None:
             spoken = self._placed(begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY)
         elif begin.is_added:
@@ -253,7 +253,7 @@ class CodexSpeech(Struct, frozen=True):
             spoken = Spoken(self, meanings=Over.refused(str(reply.error)).told(begin.ref))
         return _then(spoken, CodexSpeech._told_own)
 
-    def _on_joined(self, join: Join, reply: Reply) -> Spoken:
+    def _on_joined(self, join: Join, reply: RpcReply) -> Spoken:
         if reply.error is not None:
             return Spoken(self, meanings=(PromptRefused(join.ref),))
         return self._placed(join.ref, text(reply.named.get("turnId")) or join.turn)
@@ -346,7 +346,7 @@ class CodexSpeech(Struct, frozen=True):
     def _opened(self, turn: str) -> Spoken:
         refs = tuple(ref for id, ref in self.accepted if id in (turn, _ANY))
         is_told = bool(refs) or not self._has_begun
-        running = Running(turn, refs=refs, is_told=is_told, before=self.total)
+        running = RunningTurn(turn, refs=refs, is_told=is_told, before=self.total)
         accepted = tuple(pair for pair in self.accepted if pair[1] not in refs)
         speech = replace(self, running=running, accepted=accepted, stops=())
         opened = TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
@@ -374,7 +374,7 @@ class CodexSpeech(Struct, frozen=True):
         if not self.accepted:
             return Spoken(self, meanings=(Noise(),))
         # The start of our turn was in it, or all of it.
-        running = Running(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
+        running = RunningTurn(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
         return replace(self, running=running, accepted=())._ended(Over.lost(_ANY, "frame_too_large"))
 
     def _ended(self, over: Over) -> Spoken:

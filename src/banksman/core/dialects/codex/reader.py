@@ -19,7 +19,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import Setup
-from banksman.core.dialects.meaning import Meaning, Noise, PromptSettled, Thought, Told, ToolBegan, ToolEnded, TurnOver
+from banksman.core.dialects.meaning import (
+    Meaning,
+    NeedsConversation,
+    Noise,
+    PromptSettled,
+    Thought,
+    ToolBegan,
+    ToolEnded,
+    TurnOver,
+)
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Garbage, Message, Notice
 from banksman.core.wire.partial_json import decoded, items, mapping, text
@@ -67,7 +76,7 @@ def read(line: bytes) -> Meaning | None:
     if line.startswith(_THINKING):
         return _THOUGHT
     messages = jsonrpc.decode(line)
-    return _meaning(messages[0]) if len(messages) == 1 else Told(messages)
+    return _meaning(messages[0]) if len(messages) == 1 else NeedsConversation(messages)
 
 
 def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
@@ -104,7 +113,7 @@ def _meaning(message: Message) -> Meaning | None:
         return _NOISE
     if isinstance(message, Notice) and not is_remembered(message):
         return plain(message)
-    return Told((message,))
+    return NeedsConversation((message,))
 
 
 def answer_of(text: str | None) -> Any:
@@ -115,7 +124,7 @@ def answer_of(text: str | None) -> Any:
 # A turn of Codex: while it runs, what will be said about it at its end; and how it ended.
 
 
-class Running(Struct, frozen=True):
+class RunningTurn(Struct, frozen=True):
     """`refs`: our prompts that are known to be in it, the one that opened it first. `is_told`: the session knows of it.
     `text`: what the agent has said last. `before` and `after`: what the thread had used, where it is known."""
 
@@ -127,10 +136,10 @@ class Running(Struct, frozen=True):
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
 
-    def named(self, ref: str) -> Running:
+    def named(self, ref: str) -> RunningTurn:
         return replace(self, refs=(*self.refs, ref), is_told=True)
 
-    def counted(self, total: Mapping[str, Any], last: Mapping[str, Any]) -> Running:
+    def counted(self, total: Mapping[str, Any], last: Mapping[str, Any]) -> RunningTurn:
         """After a call of the model. Of a thread that was resumed nobody may have said what it had used before."""
         before = _less(total, last) if self.before is None else self.before
         return replace(self, before=before, after=total)

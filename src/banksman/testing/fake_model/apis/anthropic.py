@@ -21,9 +21,9 @@ from banksman.testing.fake_model.apis.api import (
     Api,
     BadRequest,
     Body,
-    Call,
     Entry,
-    Event,
+    ModelCall,
+    ModelEvent,
     Who,
     named,
     new_id,
@@ -73,7 +73,7 @@ class Kind(enum.Enum):
 class AnthropicMessage:
     """A reply while it is said."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelCall) -> None:
         self._model = call.model(MODEL)
         self._id = new_id("msg")
         self._input_tokens = call.input_tokens
@@ -88,19 +88,19 @@ class AnthropicMessage:
     def is_empty(self) -> bool:
         return not self._content and self._open is Kind.NONE
 
-    def start(self) -> list[Event]:
+    def start(self) -> list[ModelEvent]:
         # The ping comes here in the real stream too; an agent that stumbles over one should do so in a test.
         return [named({"type": "message_start", "message": self._envelope(content=[])}), named({"type": "ping"})]
 
-    def text(self, words: str) -> list[Event]:
+    def text(self, words: str) -> list[ModelEvent]:
         events = self._continue(Kind.TEXT, {"type": "text", "text": ""})
         return [*events, self._say({"type": "text_delta", "text": words}, words)]
 
-    def think(self, words: str) -> list[Event]:
+    def think(self, words: str) -> list[ModelEvent]:
         events = self._continue(Kind.THINKING, {"type": "thinking", "thinking": "", "signature": ""})
         return [*events, self._say({"type": "thinking_delta", "thinking": words}, words)]
 
-    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]:
+    def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         events = self._finish_block()
         block = {"type": "tool_use", "id": new_id("toolu"), "name": name}
         spelled = json.dumps(arguments)
@@ -115,7 +115,7 @@ class AnthropicMessage:
             named({"type": "content_block_stop", "index": index}),
         ]
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[ModelEvent]:
         events = self._finish_block()
         ending = {"stop_reason": self._stop_reason(), "stop_sequence": None}
         usage = {"output_tokens": tokens(self._characters)}
@@ -125,7 +125,7 @@ class AnthropicMessage:
             named({"type": "message_stop"}),
         ]
 
-    def fail(self, kind: str, message: str) -> list[Event]:
+    def fail(self, kind: str, message: str) -> list[ModelEvent]:
         return [named(error(0, kind, message))]
 
     def whole(self) -> dict[str, Any]:
@@ -133,19 +133,19 @@ class AnthropicMessage:
         assert self._open is Kind.NONE
         return {**self._envelope(content=self._content), "stop_reason": self._stop_reason()}
 
-    def _continue(self, kind: Kind, block: dict[str, Any]) -> list[Event]:
+    def _continue(self, kind: Kind, block: dict[str, Any]) -> list[ModelEvent]:
         if self._open is kind:
             return []
         events = self._finish_block()
         self._open = kind
         return [*events, named({"type": "content_block_start", "index": len(self._content), "content_block": block})]
 
-    def _say(self, delta: dict[str, Any], words: str) -> Event:
+    def _say(self, delta: dict[str, Any], words: str) -> ModelEvent:
         self._pieces.append(words)
         self._characters += len(words)
         return _delta(len(self._content), delta)
 
-    def _finish_block(self) -> list[Event]:
+    def _finish_block(self) -> list[ModelEvent]:
         index, words = len(self._content), "".join(self._pieces)
         stop = named({"type": "content_block_stop", "index": index})
         match self._open:
@@ -182,7 +182,7 @@ class AnthropicMessage:
         }
 
 
-def _delta(index: int, delta: dict[str, Any]) -> Event:
+def _delta(index: int, delta: dict[str, Any]) -> ModelEvent:
     return named({"type": "content_block_delta", "index": index, "delta": delta})
 
 

@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ModelEvent:
     """One event of a stream. `name` is sent only by those APIs that name their events."""
 
     data: str
@@ -50,7 +50,7 @@ class Event:
         return f"{name}data: {self.data}\n\n".encode()
 
 
-class Message(Protocol):
+class ModelMessage(Protocol):
     """One reply while it is said.
 
     Each method returns the events to send and keeps what was said. A call that streams sends the events; one that does
@@ -59,12 +59,12 @@ class Message(Protocol):
 
     @property
     def is_empty(self) -> bool: ...
-    def start(self) -> list[Event]: ...
-    def text(self, words: str) -> list[Event]: ...
-    def think(self, words: str) -> list[Event]: ...
-    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]: ...
-    def finish(self) -> list[Event]: ...
-    def fail(self, kind: str, message: str) -> list[Event]:
+    def start(self) -> list[ModelEvent]: ...
+    def text(self, words: str) -> list[ModelEvent]: ...
+    def think(self, words: str) -> list[ModelEvent]: ...
+    def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]: ...
+    def finish(self) -> list[ModelEvent]: ...
+    def fail(self, kind: str, message: str) -> list[ModelEvent]:
         """An error in mid-stream."""
         ...
 
@@ -72,7 +72,7 @@ class Message(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """What a reply must know of the request that it answers."""
 
     path: str
@@ -90,8 +90,8 @@ class Api:
 
     name: str
     read: Callable[[Body], list[Entry]]
-    begin: Callable[[Call], Message]
-    is_streamed: Callable[[Call], bool]
+    begin: Callable[[ModelCall], ModelMessage]
+    is_streamed: Callable[[ModelCall], bool]
     # The body of an answer with this status, this name of an error, and these words.
     error: Callable[[int, str, str], dict[str, Any]]
     kinds: Mapping[int, str]
@@ -106,7 +106,7 @@ class Api:
         return next((status for status, name in self.kinds.items() if name == kind), 500)
 
 
-def wants_stream(call: Call) -> bool:
+def wants_stream(call: ModelCall) -> bool:
     """As the body says, which it does in three of the four."""
     return call.body.get("stream") is True
 
@@ -124,13 +124,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex[:24]}"
 
 
-def named(value: dict[str, Any]) -> Event:
+def named(value: dict[str, Any]) -> ModelEvent:
     """An event that has the name of its type."""
-    return Event(json.dumps(value), value["type"])
+    return ModelEvent(json.dumps(value), value["type"])
 
 
-def unnamed(value: dict[str, Any]) -> Event:
-    return Event(json.dumps(value))
+def unnamed(value: dict[str, Any]) -> ModelEvent:
+    return ModelEvent(json.dumps(value))
 
 
 # ── Reading what may be anything ──

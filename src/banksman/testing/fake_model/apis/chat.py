@@ -14,9 +14,9 @@ from banksman.testing.fake_model.apis.api import (
     Api,
     BadRequest,
     Body,
-    Call,
     Entry,
-    Event,
+    ModelCall,
+    ModelEvent,
     Who,
     new_id,
     objects,
@@ -27,7 +27,7 @@ from banksman.testing.fake_model.apis.api import (
 )
 
 MODEL = "gpt-fake-1"
-DONE = Event("[DONE]")
+DONE = ModelEvent("[DONE]")
 
 
 def read(body: Body) -> list[Entry]:
@@ -52,7 +52,7 @@ def _entry(message: dict[str, Any]) -> Entry | None:
 class ChatMessage:
     """A reply while it is said."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelCall) -> None:
         self._model = call.model(MODEL)
         self._id = new_id("chatcmpl")
         self._input_tokens = call.input_tokens
@@ -67,20 +67,20 @@ class ChatMessage:
     def is_empty(self) -> bool:
         return not (self._texts or self._thoughts or self._calls)
 
-    def start(self) -> list[Event]:
+    def start(self) -> list[ModelEvent]:
         return [self._chunk({"role": "assistant", "content": ""})]
 
-    def text(self, words: str) -> list[Event]:
+    def text(self, words: str) -> list[ModelEvent]:
         self._texts.append(words)
         self._characters += len(words)
         return [self._chunk({"content": words})]
 
-    def think(self, words: str) -> list[Event]:
+    def think(self, words: str) -> list[ModelEvent]:
         self._thoughts.append(words)
         self._characters += len(words)
         return [self._chunk({"reasoning_content": words})]
 
-    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]:
+    def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         spelled = json.dumps(arguments)
         call = {"id": new_id("call"), "type": "function", "function": {"name": name, "arguments": spelled}}
         index = len(self._calls)
@@ -92,13 +92,13 @@ class ChatMessage:
             self._chunk({"tool_calls": [{"index": index, "function": {"arguments": spelled}}]}),
         ]
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[ModelEvent]:
         events = [self._chunk({}, self._finish_reason())]
         if self._shows_usage:
             events.append(unnamed({**self._envelope("chat.completion.chunk"), "choices": [], "usage": self._usage()}))
         return [*events, DONE]
 
-    def fail(self, kind: str, message: str) -> list[Event]:
+    def fail(self, kind: str, message: str) -> list[ModelEvent]:
         return [unnamed(openai.error(500, kind, message))]
 
     def whole(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ChatMessage:
     def _finish_reason(self) -> str:
         return "tool_calls" if self._calls else "stop"
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> Event:
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> ModelEvent:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         return unnamed({**self._envelope("chat.completion.chunk"), "choices": [choice]})
 

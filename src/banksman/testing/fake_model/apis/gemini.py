@@ -13,9 +13,9 @@ from banksman.testing.fake_model.apis.api import (
     Api,
     BadRequest,
     Body,
-    Call,
     Entry,
-    Event,
+    ModelCall,
+    ModelEvent,
     Who,
     new_id,
     objects,
@@ -60,7 +60,7 @@ def _entry(content: dict[str, Any]) -> Entry:
 class GeminiMessage:
     """A reply while it is said."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelCall) -> None:
         self._model = call.path.rpartition("/")[2].partition(":")[0]
         self._id = new_id("response")
         self._input_tokens = call.input_tokens
@@ -71,30 +71,30 @@ class GeminiMessage:
     def is_empty(self) -> bool:
         return not self._parts
 
-    def start(self) -> list[Event]:
+    def start(self) -> list[ModelEvent]:
         return []
 
-    def text(self, words: str) -> list[Event]:
+    def text(self, words: str) -> list[ModelEvent]:
         return self._say({"text": words}, len(words))
 
-    def think(self, words: str) -> list[Event]:
+    def think(self, words: str) -> list[ModelEvent]:
         return self._say({"text": words, "thought": True}, len(words))
 
-    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]:
+    def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         call = {"id": new_id("call"), "name": name, "args": arguments}
         return self._say({"functionCall": call, "thoughtSignature": SIGNATURE}, len(json.dumps(arguments)))
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[ModelEvent]:
         return [unnamed(self._answer([{"text": ""}], "STOP"))]
 
-    def fail(self, kind: str, message: str) -> list[Event]:
+    def fail(self, kind: str, message: str) -> list[ModelEvent]:
         return [unnamed(error(API.status_of(kind), kind, message))]
 
     def whole(self) -> dict[str, Any]:
         # In as many parts as it was said in: they need not be joined, for every client does that.
         return self._answer(self._parts, "STOP")
 
-    def _say(self, part: dict[str, Any], characters: int) -> list[Event]:
+    def _say(self, part: dict[str, Any], characters: int) -> list[ModelEvent]:
         self._parts.append(part)
         self._characters += characters
         return [unnamed(self._answer([part], None))]

@@ -17,9 +17,9 @@ from banksman.testing.fake_model.apis.api import (
     Api,
     BadRequest,
     Body,
-    Call,
     Entry,
-    Event,
+    ModelCall,
+    ModelEvent,
     Who,
     named,
     new_id,
@@ -56,7 +56,7 @@ def _entry(item: dict[str, Any]) -> Entry | None:
 class ResponsesMessage:
     """A reply while it is said."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelCall) -> None:
         self._model = call.model(MODEL)
         self._id = new_id("resp")
         self._input_tokens = call.input_tokens
@@ -72,23 +72,23 @@ class ResponsesMessage:
     def is_empty(self) -> bool:
         return not self._items and self._open is None
 
-    def start(self) -> list[Event]:
+    def start(self) -> list[ModelEvent]:
         response = self._response("in_progress")
         return [self._event(f"response.{word}", response=response) for word in ("created", "in_progress")]
 
-    def text(self, words: str) -> list[Event]:
+    def text(self, words: str) -> list[ModelEvent]:
         begun = self._continue("message", {"id": new_id("msg"), "role": "assistant", "content": []})
         part = _text_part("")
         events = [*begun, self._in_item("content_part.added", content_index=0, part=part)] if begun else []
         return [*events, self._say("output_text.delta", words, content_index=0)]
 
-    def think(self, words: str) -> list[Event]:
+    def think(self, words: str) -> list[ModelEvent]:
         begun = self._continue("reasoning", {"id": new_id("rs"), "summary": []})
         part = _thought_part("")
         events = [*begun, self._in_item("reasoning_summary_part.added", summary_index=0, part=part)] if begun else []
         return [*events, self._say("reasoning_summary_text.delta", words, summary_index=0)]
 
-    def tool(self, name: str, arguments: dict[str, object]) -> list[Event]:
+    def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         events = self._finish_item()
         spelled = json.dumps(arguments)
         item = {"type": "function_call", "id": new_id("fc"), "call_id": new_id("call"), "name": name}
@@ -105,11 +105,11 @@ class ResponsesMessage:
             self._event("response.output_item.done", output_index=index, item=self._items[index]),
         ]
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[ModelEvent]:
         events = self._finish_item()
         return [*events, self._event("response.completed", response=self._response("completed"))]
 
-    def fail(self, kind: str, message: str) -> list[Event]:
+    def fail(self, kind: str, message: str) -> list[ModelEvent]:
         response = {**self._response("failed"), "error": {"code": kind, "message": message}}
         return [self._event("response.failed", response=response)]
 
@@ -118,7 +118,7 @@ class ResponsesMessage:
         assert self._open is None
         return self._response("completed")
 
-    def _continue(self, kind: str, fields: dict[str, Any]) -> list[Event]:
+    def _continue(self, kind: str, fields: dict[str, Any]) -> list[ModelEvent]:
         """Open an item, unless one of its kind is open."""
         if self._open is not None and self._open["type"] == kind:
             return []
@@ -126,12 +126,12 @@ class ResponsesMessage:
         self._open = {"type": kind, **fields, "status": "in_progress"}
         return [*events, self._event("response.output_item.added", output_index=len(self._items), item=self._open)]
 
-    def _say(self, what: str, words: str, **where: int) -> Event:
+    def _say(self, what: str, words: str, **where: int) -> ModelEvent:
         self._pieces.append(words)
         self._characters += len(words)
         return self._in_item(what, **where, delta=words)
 
-    def _finish_item(self) -> list[Event]:
+    def _finish_item(self) -> list[ModelEvent]:
         item, words = self._open, "".join(self._pieces)
         if item is None:
             return []
@@ -157,12 +157,12 @@ class ResponsesMessage:
         self._pieces.clear()
         return events
 
-    def _in_item(self, what: str, **fields: Any) -> Event:
+    def _in_item(self, what: str, **fields: Any) -> ModelEvent:
         assert self._open is not None
         where = {"item_id": self._open["id"], "output_index": len(self._items)}
         return self._event(f"response.{what}", **where, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> Event:
+    def _event(self, kind: str, **fields: Any) -> ModelEvent:
         self._event_count += 1
         return named({"type": kind, "sequence_number": self._event_count - 1, **fields})
 
@@ -196,7 +196,7 @@ def _thought_part(words: str) -> dict[str, Any]:
     return {"type": "summary_text", "text": words}
 
 
-def compacted(call: Call) -> dict[str, Any]:
+def compacted(call: ModelCall) -> dict[str, Any]:
     """The answer of `/v1/responses/compact`: what is to stand for a conversation that became too long."""
     message = ResponsesMessage(call)
     message.text("ok")

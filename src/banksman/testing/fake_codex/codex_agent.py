@@ -15,9 +15,9 @@ import sys
 import threading
 import uuid
 
-from banksman.testing.fake_acp.conversation import found, kept
-from banksman.testing.fake_agent.record import Record
-from banksman.testing.fake_codex.turn import Turn
+from banksman.testing.fake_acp.kept_conversation import found, kept
+from banksman.testing.fake_agent.record import FakeRecord
+from banksman.testing.fake_codex.codex_turn import FakeCodexTurn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ EXIT_USAGE = 64
 INVALID_REQUEST = -32600
 
 
-class Agent:
+class FakeCodexAgent:
     """One process with one thread of conversation. `lock` is for which turn runs, and for what waits in it; a message
     is one line, whoever writes it, and has a lock of its own."""
 
-    def __init__(self, record: Record, memory: str | None) -> None:
+    def __init__(self, record: FakeRecord, memory: str | None) -> None:
         self.record = record
         self.memory = memory
         self.thread = ""
         self.settings: dict[str, Any] = {}
-        self.turn: Turn | None = None
+        self.turn: FakeCodexTurn | None = None
         self.lock = threading.Lock()
         self.tokens = 0
         self._numbers = itertools.count()
@@ -127,7 +127,7 @@ class Agent:
                 turn.waiting.append(params)
                 self.write({"id": id, "result": {"turn": {"id": turn.id, "status": "inProgress"}}})
                 return
-            self.turn = turn = Turn(self, id, params)
+            self.turn = turn = FakeCodexTurn(self, id, params)
         turn.begin()
 
     def _steer(self, id: Any, params: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def main(argv: Sequence[str]) -> None:
     signal.alarm(LIFE_SECONDS_MAX)
     words = dict(word.split("=", 1) for word in argv if word.startswith("--fake-"))
     try:
-        Agent(Record(words.get("--fake-evidence"), argv), words.get("--fake-memory")).run()
+        FakeCodexAgent(FakeRecord(words.get("--fake-evidence"), argv), words.get("--fake-memory")).run()
     except BrokenPipeError:
         os._exit(0)
     except Exception as exc:

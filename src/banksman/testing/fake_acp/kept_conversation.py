@@ -11,13 +11,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from banksman.testing.fake_acp.agent import Agent
+    from banksman.testing.fake_acp.acp_agent import FakeAcpAgent
 
 # A conversation is as long as a test; beyond this something writes without end.
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 
 
-class Conversation:
+class FakeConversation:
     def __init__(self, id: str | None) -> None:
         self.id = id or f"fake-{uuid.uuid4()}"
         self.mode, self.model = "ask", "small"
@@ -34,16 +34,16 @@ class Conversation:
         for turn in self._turns:
             turn.set()
 
-    def replay(self, agent: Agent, lines: Sequence[tuple[str, str]], *, is_late: bool) -> None:
+    def replay(self, agent: FakeAcpAgent, lines: Sequence[tuple[str, str]], *, is_late: bool) -> None:
         """Say again what was said; all, or the first line now and the others after the answer."""
         now = 1 if is_late else len(lines)
         self._replay = [*lines]
         self._say(agent, now)
 
-    def finish_replay(self, agent: Agent) -> None:
+    def finish_replay(self, agent: FakeAcpAgent) -> None:
         self._say(agent, len(self._replay))
 
-    def _say(self, agent: Agent, count: int) -> None:
+    def _say(self, agent: FakeAcpAgent, count: int) -> None:
         said, self._replay = self._replay[:count], self._replay[count:]
         for role, text in said:
             kind = "user_message_chunk" if role == "user" else "agent_message_chunk"

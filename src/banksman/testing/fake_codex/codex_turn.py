@@ -10,15 +10,15 @@ import sys
 import threading
 import uuid
 
-from banksman.testing.fake_acp.conversation import kept
-from banksman.testing.fake_codex.deeds import DEEDS
+from banksman.testing.fake_acp.kept_conversation import kept
+from banksman.testing.fake_codex.codex_script import DEEDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from banksman.testing.fake_codex.agent import Agent
+    from banksman.testing.fake_codex.codex_agent import FakeCodexAgent
 
 EXIT_USAGE = 64
 # What a call of the model uses.
@@ -29,11 +29,11 @@ class Cancelled(Exception):
     """The turn is to stop."""
 
 
-class Turn:
+class FakeCodexTurn:
     """Work on one prompt, and on those that are added while it lasts. `request`: what is owed for it; None: nobody
     asked for it."""
 
-    def __init__(self, agent: Agent, request: Any, params: dict[str, Any]) -> None:
+    def __init__(self, agent: FakeCodexAgent, request: Any, params: dict[str, Any]) -> None:
         self.agent = agent
         self.id = str(uuid.uuid4())
         self.request = request

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from banksman.testing.fake_codex.turn import Turn
+    from banksman.testing.fake_codex.codex_turn import FakeCodexTurn
 
 # A tool's tree: a shell, a plain child, one with its own session, and one that ignores TERM. The shell writes all four
 # pids before it says that it is ready.
@@ -23,29 +23,29 @@ touch "$1.ready"
 wait
 """
 
-DEEDS: dict[str, Callable[[Turn, str], None]] = {}
+DEEDS: dict[str, Callable[[FakeCodexTurn, str], None]] = {}
 
 
-def _deed(deed: Callable[[Turn, str], None]) -> Callable[[Turn, str], None]:
+def _deed(deed: Callable[[FakeCodexTurn, str], None]) -> Callable[[FakeCodexTurn, str], None]:
     DEEDS[deed.__name__.removeprefix("_")] = deed
     return deed
 
 
 @_deed
-def _text(turn: Turn, rest: str) -> None:
+def _text(turn: FakeCodexTurn, rest: str) -> None:
     """WORDS: say them."""
     turn.say(rest)
 
 
 @_deed
-def _slow(turn: Turn, rest: str) -> None:
+def _slow(turn: FakeCodexTurn, rest: str) -> None:
     """COUNT SECONDS: say so many words, with so long between them."""
     count, seconds = rest.split()
     turn.say(*(f"tick{number} " for number in range(int(count))), seconds=float(seconds))
 
 
 @_deed
-def _think(turn: Turn, rest: str) -> None:
+def _think(turn: FakeCodexTurn, rest: str) -> None:
     """WORDS: think them."""
     item = turn.start(type="reasoning", summary=[], content=[])
     turn.agent.notice("item/reasoning/summaryTextDelta", turnId=turn.id, itemId=item["id"], delta=rest, summaryIndex=0)
@@ -53,7 +53,7 @@ def _think(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _tool(turn: Turn, rest: str) -> None:
+def _tool(turn: FakeCodexTurn, rest: str) -> None:
     """FILE: run a command that has children, tells their pids in that file, and never ends by itself. An interrupt
     leaves all of it running."""
     turn.start(type="commandExecution", command="a tree", cwd="/", status="inProgress")
@@ -63,14 +63,14 @@ def _tool(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _ran(turn: Turn, rest: str) -> None:
+def _ran(turn: FakeCodexTurn, rest: str) -> None:
     """WORDS: a command that is over at once, with these as its output."""
     item = turn.start(type="commandExecution", command=f"echo {rest}", cwd="/", status="inProgress")
     turn.complete(item, status="completed", aggregatedOutput=f"{rest}\n", exitCode=0)
 
 
 @_deed
-def _permission(turn: Turn, rest: str) -> None:
+def _permission(turn: FakeCodexTurn, rest: str) -> None:
     """COMMAND: ask for leave to run it, and say what was answered."""
     item = turn.start(type="commandExecution", command=rest, cwd="/", status="inProgress")
     decisions = ["accept", {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [rest]}}, "cancel"]
@@ -85,7 +85,7 @@ def _permission(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _request(turn: Turn, rest: str) -> None:
+def _request(turn: FakeCodexTurn, rest: str) -> None:
     """METHOD JSON: ask the client anything, and say what was answered."""
     method, _, params = rest.partition(" ")
     answer = turn.ask(method, json.loads(params or "{}"))
@@ -93,13 +93,13 @@ def _request(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _hang(turn: Turn, rest: str) -> None:
+def _hang(turn: FakeCodexTurn, rest: str) -> None:
     """Say nothing more until the turn is stopped."""
     turn.wait(90)
 
 
 @_deed
-def _error(turn: Turn, rest: str) -> None:
+def _error(turn: FakeCodexTurn, rest: str) -> None:
     """MESSAGE: something is retried, then the turn fails with this."""
     error = {"message": "once more", "codexErrorInfo": None}
     turn.agent.notice("error", turnId=turn.id, willRetry=True, error=error)
@@ -108,56 +108,56 @@ def _error(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _raw(turn: Turn, rest: str) -> None:
+def _raw(turn: FakeCodexTurn, rest: str) -> None:
     """LINE: write it as it is."""
     turn.agent.write_raw(rest.encode() + b"\n")
 
 
 @_deed
-def _late_reply(turn: Turn, rest: str) -> None:
+def _late_reply(turn: FakeCodexTurn, rest: str) -> None:
     """The prompt's request is answered when its turn is over."""
 
 
 @_deed
-def _huge_reply(turn: Turn, rest: str) -> None:
+def _huge_reply(turn: FakeCodexTurn, rest: str) -> None:
     """The prompt's request is answered by a line that is too long to keep, with the id at its end."""
 
 
 @_deed
-def _twice(turn: Turn, rest: str) -> None:
+def _twice(turn: FakeCodexTurn, rest: str) -> None:
     """The prompt's request is answered again, now and when the turn is over."""
     turn.reply()
     turn.after.append(turn.reply)
 
 
 @_deed
-def _stray(turn: Turn, rest: str) -> None:
+def _stray(turn: FakeCodexTurn, rest: str) -> None:
     """ID: an answer to a request that nobody made."""
     turn.agent.write({"id": json.loads(rest), "result": {"turn": {"id": "stray"}}})
 
 
 @_deed
-def _again(turn: Turn, rest: str) -> None:
+def _again(turn: FakeCodexTurn, rest: str) -> None:
     """When the turn is over, its boundary is said once more."""
     over = {"id": turn.id, "status": "failed"}
     turn.after.append(lambda: turn.agent.notice("turn/completed", turn=over))
 
 
 @_deed
-def _huge(turn: Turn, rest: str) -> None:
+def _huge(turn: FakeCodexTurn, rest: str) -> None:
     """BYTES: an answer of so many, and so a boundary."""
     turn.say("x" * int(rest))
 
 
 @_deed
-def _deaf(turn: Turn, rest: str) -> None:
+def _deaf(turn: FakeCodexTurn, rest: str) -> None:
     """From now on no prompt can be added to the turn: they are refused as if it were over."""
     with turn.agent.lock:
         turn.takes_prompts = False
 
 
 @_deed
-def _own(turn: Turn, rest: str) -> None:
+def _own(turn: FakeCodexTurn, rest: str) -> None:
     """WORDS: when the turn is over, begin another one, which nobody asked for, and say them."""
 
     def begin() -> None:
@@ -170,26 +170,26 @@ def _own(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _settings(turn: Turn, rest: str) -> None:
+def _settings(turn: FakeCodexTurn, rest: str) -> None:
     """Say which model and policy the thread has."""
     turn.say(json.dumps(turn.agent.settings))
 
 
 @_deed
-def _touch(turn: Turn, rest: str) -> None:
+def _touch(turn: FakeCodexTurn, rest: str) -> None:
     """FILE: make it, so that a test knows that we came so far."""
     with open(rest, "x", encoding="ascii"):
         pass
 
 
 @_deed
-def _await(turn: Turn, rest: str) -> None:
+def _await(turn: FakeCodexTurn, rest: str) -> None:
     """FILE: until it is there."""
     while not os.path.exists(rest):
         turn.wait(0.005)
 
 
 @_deed
-def _exit(turn: Turn, rest: str) -> None:
+def _exit(turn: FakeCodexTurn, rest: str) -> None:
     """CODE: end the process."""
     os._exit(int(rest))

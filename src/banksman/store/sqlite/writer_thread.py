@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 from banksman.errors import StoreError, StoreReadOnly
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, spool
-from banksman.store.sqlite.append import Append, Runs
-from banksman.store.sqlite.maintenance import Retention
+from banksman.store.sqlite.append import AppendOperation, Runs
+from banksman.store.sqlite.maintenance import SqliteRetention
 from banksman.store.sqlite.open_file import Presence
-from banksman.store.sqlite.operations import Operation, Work
+from banksman.store.sqlite.operations import Operation, WriterContext
 from banksman.store.sqlite.sqlite_errors import ALLOW_WRITING, is_of_store, translate
 
 # What one transaction may hold: some tenths of a second of a disk's time.
@@ -45,7 +45,7 @@ AGAIN_SECONDS = 1.0
 log = logging.getLogger("banksman")
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """What was written so far. A new one with each commit: another thread may look at it at any moment."""
 
     commits: int = 0
@@ -55,18 +55,18 @@ class Written(NamedTuple):
     failures: int = 0
 
 
-class Writer:
+class WriterThread:
     """`hand_over` is called in the thread, with a group whose operations are to be settled in the loop's."""
 
     def __init__(
         self,
-        work: Work,
+        work: WriterContext,
         *,
         path: str,
         presence: Presence,
         is_full: bool,
         is_writable: bool,
-        retention: Retention,
+        retention: SqliteRetention,
         hand_over: Callable[[list[Operation]], None],
     ) -> None:
         self._work = work
@@ -77,7 +77,7 @@ class Writer:
         self._retention = retention
         self._hand_over = hand_over
         self._runs = Runs(work)
-        self.written = Written()
+        self.written = WriteResult()
         # Whether commits are synced; None until it was said. How a connection begins is chosen when SQLite is compiled.
         self._is_synced: bool | None = None
         self._is_overwriting = False
@@ -170,8 +170,10 @@ class Writer:
 
     def _count(self, group: list[Operation], seconds: float) -> None:
         before = self.written
-        appends = [operation for operation in group if isinstance(operation, Append) and operation.error is None]
-        self.written = Written(
+        appends = [
+            operation for operation in group if isinstance(operation, AppendOperation) and operation.error is None
+        ]
+        self.written = WriteResult(
             commits=before.commits + 1,
             events=before.events + sum(len(append.entries) for append in appends),
             bytes=before.bytes + sum(append.size for append in appends),
@@ -194,7 +196,7 @@ class Writer:
             for session, epoch in work.unreleased:
                 ownership.release(work, session, epoch)
             for operation in group:
-                if isinstance(operation, Append):
+                if isinstance(operation, AppendOperation):
                     runs.add(operation)
                 else:
                     runs.write()
@@ -254,7 +256,9 @@ class Writer:
         try:
             self._work.stay_seen()
             if self._retention and self._is_writable:
-                self._retain({one.session: None for one in group if isinstance(one, Append) and one.error is None})
+                self._retain(
+                    {one.session: None for one in group if isinstance(one, AppendOperation) and one.error is None}
+                )
             self._tidy_if_due()
         except Exception as exc:
             self._roll_back()

@@ -3,8 +3,8 @@
     read → queued → started → init → content → result → completed
 
 A turn of the agent's own has no prompts, and so neither lifecycle nor user_message_uuids. Frames that belong to no turn
-(a script may want some) are those of the process's own `Turn`, which is never run; its settings are what every turn
-begins with.
+(a script may want some) are those of the process's own `FakeClaudeTurn`, which is never run; its settings are what
+every turn begins with.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 import enum
 
 from banksman.testing.fake_agent import frames
-from banksman.testing.fake_agent.loop import NEVER, Task
+from banksman.testing.fake_agent.loop import NEVER, AgentTask
 from banksman.testing.fake_agent.script import Plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from banksman.testing.fake_agent.agent import Agent
+    from banksman.testing.fake_agent.claude_agent import FakeClaudeAgent
     from banksman.testing.fake_agent.frames import Frame
     from banksman.testing.fake_agent.loop import Act
-    from banksman.testing.fake_agent.script import Step
+    from banksman.testing.fake_agent.script import ScriptStep
 
 
-class Phase(enum.IntEnum):
+class FakePhase(enum.IntEnum):
     """How far a turn has come. CUT: an interrupt has ended its content, and the boundary is still to be written."""
 
     NEW, STARTED, OPEN, CUT, ENDED, OVER = range(6)
@@ -39,24 +39,24 @@ class CutShort(Exception):
         self.how = how
 
 
-class Prompt:
+class FakePrompt:
     """A user frame that was read."""
 
     __slots__ = ("plan", "settings", "text", "uuid")
 
-    def __init__(self, text: str, uuid: str | None, plan: Plan, settings: Settings) -> None:
+    def __init__(self, text: str, uuid: str | None, plan: Plan, settings: FakeSettings) -> None:
         self.text = text
         self.uuid = uuid
         self.plan = plan
         self.settings = settings
 
 
-class Settings:
+class FakeSettings:
     """What a turn leaves out, which requests it refuses, and what it does when it is interrupted."""
 
     __slots__ = ("omitted", "on_interrupt", "refused")
 
-    def __init__(self, before: Sequence[Settings] = ()) -> None:
+    def __init__(self, before: Sequence[FakeSettings] = ()) -> None:
         self.omitted: set[str] = set()
         self.refused: set[str] = set()
         self.on_interrupt = "boundary"
@@ -67,7 +67,7 @@ class Settings:
                 self.on_interrupt = settings.on_interrupt
 
 
-class Question:
+class FakeQuestion:
     """A permission, or anything else, that was asked for, and its answer when there is one."""
 
     __slots__ = ("answer", "id")
@@ -77,26 +77,32 @@ class Question:
         self.answer: Frame | None = None
 
 
-class Turn:
+class FakeClaudeTurn:
     """The state of a turn, and the only place where its frames are written."""
 
     def __init__(
-        self, agent: Agent, plan: Plan, settings: Settings, *, prompts: Sequence[Prompt] = (), origin: str = ""
+        self,
+        agent: FakeClaudeAgent,
+        plan: Plan,
+        settings: FakeSettings,
+        *,
+        prompts: Sequence[FakePrompt] = (),
+        origin: str = "",
     ) -> None:
         self.agent = agent
         self.plan = plan
         self.settings = settings
         self.prompts = prompts
         self.origin = origin
-        self.phase = Phase.NEW
-        self.task: Task | None = None
-        self.remaining: list[Step] = [*plan.content]
+        self.phase = FakePhase.NEW
+        self.task: AgentTask | None = None
+        self.remaining: list[ScriptStep] = [*plan.content]
         self.answer = ""
         self.streamed = ""  # What was streamed of a message that is not yet complete.
         self.message_id = f"msg_{frames.new_id()}"
         self.is_streaming = False
         self.tool_use_id = ""
-        self.questions: list[Question] = []
+        self.questions: list[FakeQuestion] = []
         self.denials: list[Frame] = []
         self.last_state = ""
 
@@ -111,19 +117,19 @@ class Turn:
             yield from self._begin()
             yield from self.perform()
         except CutShort as cut:
-            self.phase = Phase.CUT
+            self.phase = FakePhase.CUT
             self.remaining = []
             if cut.how == "silence":
                 while True:
                     yield NEVER
             if cut.how == "aborted":
                 yield from self._abort()
-        if self.phase < Phase.ENDED and not self.is_omitted("result"):
+        if self.phase < FakePhase.ENDED and not self.is_omitted("result"):
             yield from self.succeed(self.answer)
         if not self.last_state:
             self.lifecycle("completed")
         yield from self.pass_point("completed")
-        self.phase = Phase.OVER
+        self.phase = FakePhase.OVER
         assert agent.turn is self
         agent.turn = None
         agent.become_idle(self)
@@ -132,11 +138,11 @@ class Turn:
         for prompt in self.prompts:
             self.agent.memory.append("prompt", prompt.text)
             self._emit_lifecycle(prompt, "started")
-        self.phase = Phase.STARTED
+        self.phase = FakePhase.STARTED
         yield from self.pass_point("started")
         if not self.is_omitted("init"):
             self.emit(frames.init(self.agent.model, self.agent.mode), uuids=True)
-        self.phase = Phase.OPEN
+        self.phase = FakePhase.OPEN
         yield from self.pass_point("init")
         if self.agent.is_partial and not self.is_omitted("init"):
             self.emit(frames.status(), uuids=True)
@@ -195,7 +201,7 @@ class Turn:
         if state in ("completed", "cancelled"):
             self.last_state = state
 
-    def _emit_lifecycle(self, prompt: Prompt, state: str) -> None:
+    def _emit_lifecycle(self, prompt: FakePrompt, state: str) -> None:
         if prompt.uuid and not self.is_omitted("lifecycle"):
             self.emit(frames.lifecycle(prompt.uuid, state))
 
@@ -263,6 +269,6 @@ class Turn:
             frame["origin"] = {"kind": self.origin}
         frame["permission_denials"] = self.denials
         self.emit(frame, uuids=True)
-        if self.phase < Phase.ENDED:
-            self.phase = Phase.ENDED
+        if self.phase < FakePhase.ENDED:
+            self.phase = FakePhase.ENDED
             yield from self.pass_point("result")

@@ -16,7 +16,7 @@ from typing import Any
 from banksman.core.dialects.meaning import Requested, Wants
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Call
+from banksman.core.wire.jsonrpc import RpcCall
 from banksman.core.wire.partial_json import items, mapping, text
 
 COMMAND = "item/commandExecution/requestApproval"
@@ -63,7 +63,7 @@ _USUAL = ("accept", "acceptForSession", "decline", "cancel")
 _OLD_WORDS = {"accept": "approved", "acceptForSession": "approved_for_session", "decline": "denied", "cancel": "abort"}
 
 
-def requested(call: Call) -> Requested:
+def requested(call: RpcCall) -> Requested:
     """What a request of the agent's is to us."""
     request, method, params = jsonrpc.id_text(call.id), call.method, call.named
     if method in _TOOLS:
@@ -85,7 +85,7 @@ def _title(given: Mapping[str, Any], params: Mapping[str, Any]) -> str:
     return text(command) or text(params.get("reason")) or ""
 
 
-def _options(call: Call) -> list[dict[str, str]]:
+def _options(call: RpcCall) -> list[dict[str, str]]:
     offered = [name for decision in items(call.named.get("availableDecisions")) if (name := _name(decision))]
     if not offered:
         offered = [name for name in _USUAL if call.method != RIGHTS or name != "cancel"]

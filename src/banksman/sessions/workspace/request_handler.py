@@ -11,7 +11,7 @@ from banksman.errors import Closed, UsageError
 from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent
 from banksman.sessions.workspace import files, safe_paths
 from banksman.sessions.workspace.safe_paths import Folder, Root
-from banksman.sessions.workspace.terminals import Order, Start, Surroundings, Terminals, start_command
+from banksman.sessions.workspace.terminals import Start, Surroundings, TerminalOrder, Terminals, start_command
 from banksman.sessions.workspace.worker_thread import Lane
 
 # Words and variables of one command. The kernel's own limit is in bytes; this one is for what we do with each.
@@ -173,7 +173,7 @@ class Workspace:
         if len(command) > COMMAND_CHARS_MAX:
             hint = f"at most {COMMAND_CHARS_MAX} characters; a longer script can be written to a file"
             raise UsageError("the command is too long", hint=hint)
-        order = Order(
+        order = TerminalOrder(
             command=command,
             args=words(given, "args"),
             env=variables(given, "env"),

@@ -15,11 +15,18 @@ import signal
 import time
 
 from banksman.testing.fake_agent import frames
-from banksman.testing.fake_agent.loop import Loop, Wait
+from banksman.testing.fake_agent.claude_turn import (
+    CutShort,
+    FakeClaudeTurn,
+    FakePhase,
+    FakePrompt,
+    FakeQuestion,
+    FakeSettings,
+)
+from banksman.testing.fake_agent.loop import AgentLoop, Wait
 from banksman.testing.fake_agent.misdeeds import VERBS
-from banksman.testing.fake_agent.record import Memory, Record
+from banksman.testing.fake_agent.record import FakeRecord, Memory
 from banksman.testing.fake_agent.script import Plan, Script, ScriptError, directives, echo
-from banksman.testing.fake_agent.turn import CutShort, Phase, Prompt, Question, Settings, Turn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
 
     from banksman.testing.fake_agent.frames import Frame
     from banksman.testing.fake_agent.loop import Act
-    from banksman.testing.fake_agent.script import Step
+    from banksman.testing.fake_agent.script import ScriptStep
 
 # A process that hears nothing for so long ends itself. One that is used, as in a soak, lives on.
 SILENCE_SECONDS_MAX = 120
@@ -41,10 +48,10 @@ EXIT_USAGE = 64
 REFUSAL = "refused by the script"
 
 
-class Agent(Loop):
+class FakeClaudeAgent(AgentLoop):
     """One process of the fake agent."""
 
-    def __init__(self, script: Script, memory: Memory, record: Record, argv: Sequence[str]) -> None:
+    def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
         super().__init__()
         self.script = script
         self.memory = memory
@@ -53,15 +60,15 @@ class Agent(Loop):
         self.is_partial = "--include-partial-messages" in argv
         self.is_replaying = "--replay-user-messages" in argv
         self.model, self.mode = frames.MODEL, "default"
-        self.process = Turn(self, Plan(script.of_process(memory.processes)), Settings())
-        self.turn: Turn | None = None
+        self.process = FakeClaudeTurn(self, Plan(script.of_process(memory.processes)), FakeSettings())
+        self.turn: FakeClaudeTurn | None = None
         self.inbox: list[Frame] = []  # User frames that were read and not looked at.
-        self.queue: list[Prompt] = []
+        self.queue: list[FakePrompt] = []
         self.is_taking_in = False
         self.has_started = False
         self.results = 0
         self.ignored: set[str] = set()
-        self.questions: dict[str, Question] = {}
+        self.questions: dict[str, FakeQuestion] = {}
         self.input = bytearray()
         self.has_stdin = True
         self.is_reading, self.read_bytes, self.read_seconds, self.next_read_at = True, READ_BYTES_MAX, 0.0, 0.0
@@ -165,7 +172,7 @@ class Agent(Loop):
         if self.turn is not None:
             turn = self.turn
             self.cut(turn, "aborted")
-            yield Wait(when=lambda: turn.phase is Phase.OVER)
+            yield Wait(when=lambda: turn.phase is FakePhase.OVER)
         yield from self.leave(0)
 
     # ── What is read ──
@@ -212,9 +219,9 @@ class Agent(Loop):
             plan = Plan([*self.script.of_prompt(self.memory.reads, text), *steps])
             plan.content = plan.content or [echo(words)]
             uuid = frame.get("uuid")
-            settings = Settings([self.process.settings])
-            prompt = Prompt(text, uuid if isinstance(uuid, str) else None, plan, settings)
-            waiting = Turn(self, plan, prompt.settings, prompts=[prompt])
+            settings = FakeSettings([self.process.settings])
+            prompt = FakePrompt(text, uuid if isinstance(uuid, str) else None, plan, settings)
+            waiting = FakeClaudeTurn(self, plan, prompt.settings, prompts=[prompt])
             for step in plan.settings:
                 yield from self.perform(step, waiting)
             yield from waiting.pass_point("read")
@@ -229,10 +236,10 @@ class Agent(Loop):
             yield Wait(when=lambda: bool(self.queue) and self.turn is None and not self.is_taking_in)
             prompts, self.queue = self.queue, []
             plan = Plan.joined([prompt.plan for prompt in prompts])
-            settings = Settings([prompt.settings for prompt in prompts])
-            yield from Turn(self, plan, settings, prompts=prompts).run()
+            settings = FakeSettings([prompt.settings for prompt in prompts])
+            yield from FakeClaudeTurn(self, plan, settings, prompts=prompts).run()
 
-    def become_idle(self, turn: Turn) -> None:
+    def become_idle(self, turn: FakeClaudeTurn) -> None:
         steps = [*turn.plan.take("idle"), *self.process.plan.take("idle")]
 
         def act() -> Act:
@@ -282,8 +289,8 @@ class Agent(Loop):
         how = (turn or self.process).settings.on_interrupt
         if how == "unanswered":
             return
-        is_open = turn is not None and turn.phase < Phase.CUT
-        if how == "ignored" or (how == "ignored_early" and turn is not None and turn.phase < Phase.OPEN):
+        is_open = turn is not None and turn.phase < FakePhase.CUT
+        if how == "ignored" or (how == "ignored_early" and turn is not None and turn.phase < FakePhase.OPEN):
             is_open = False
         if turn is None or not is_open:
             yield from self._ack(request_id, turn, is_dropping=is_dropping)
@@ -295,31 +302,31 @@ class Agent(Loop):
                 self.cut(turn, "aborted")
             case "late_ack" | "finished":
                 self.cut(turn, "aborted" if how == "late_ack" else "finished")
-                yield Wait(when=lambda: turn.phase is Phase.OVER)
+                yield Wait(when=lambda: turn.phase is FakePhase.OVER)
                 yield from self._ack(request_id, turn, is_dropping=is_dropping)
             case _:
                 yield from self._ack(request_id, turn, is_dropping=is_dropping)
                 self.cut(turn, "silence" if how == "ack_only" else "aborted")
 
-    def _ack(self, request_id: str, turn: Turn | None, *, is_dropping: bool) -> Act:
-        dropped: list[Prompt] = []
+    def _ack(self, request_id: str, turn: FakeClaudeTurn | None, *, is_dropping: bool) -> Act:
+        dropped: list[FakePrompt] = []
         if is_dropping:
             dropped = [prompt for prompt in self.queue if prompt.uuid]
             self.queue = [prompt for prompt in self.queue if not prompt.uuid]
         still_queued = [prompt.uuid for prompt in self.queue if prompt.uuid]
         self.write(frames.answered(request_id, {"still_queued": still_queued}))
         for prompt in dropped:
-            Turn(self, Plan(), prompt.settings, prompts=[prompt]).lifecycle("cancelled")
+            FakeClaudeTurn(self, Plan(), prompt.settings, prompts=[prompt]).lifecycle("cancelled")
         yield from (turn or self.process).pass_point("acked")
 
-    def cut(self, turn: Turn, how: str) -> None:
+    def cut(self, turn: FakeClaudeTurn, how: str) -> None:
         """End the content of a turn where it waits; it may have ended by itself meanwhile."""
-        if turn is self.turn and turn.phase < Phase.CUT and turn.task is not None and turn.task.wait is not None:
+        if turn is self.turn and turn.phase < FakePhase.CUT and turn.task is not None and turn.task.wait is not None:
             self.advance(turn.task, CutShort(how))
 
     # ── What is done ──
 
-    def perform(self, step: Step, turn: Turn) -> Act:
+    def perform(self, step: ScriptStep, turn: FakeClaudeTurn) -> Act:
         """Do one step. That it was reached is on record before it is done: it may be our last."""
         self.record.step(step)
         yield from step.verb.perform(turn, step)
@@ -358,7 +365,7 @@ def main(argv: Sequence[str]) -> None:
     """Run as the process that `argv` describes. Flags that are not ours are kept in the record and mean nothing."""
     assert "exit" in VERBS
     options = _options(argv)
-    record = Record(options.get("--fake-evidence"), argv)
+    record = FakeRecord(options.get("--fake-evidence"), argv)
     memory = Memory(_folder(options.get("--fake-memory")), options.get("--resume") or options.get("--session-id") or "")
     try:
         script = Script(_mapping(options.get("--fake-script", "{}")))
@@ -371,7 +378,7 @@ def main(argv: Sequence[str]) -> None:
         if "--fork-session" in argv and options.get("--resume"):
             memory = memory.forked()
         memory.append("process", str(os.getpid()))
-    agent = Agent(script, memory, record, argv)
+    agent = FakeClaudeAgent(script, memory, record, argv)
     try:
         agent.run(missing)
     except ScriptError as error:

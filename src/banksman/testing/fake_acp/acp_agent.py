@@ -14,10 +14,10 @@ import signal
 import sys
 import threading
 
+from banksman.testing.fake_acp.acp_script import FakeAcpTurn, TurnCancelled
 from banksman.testing.fake_acp.character import Character
-from banksman.testing.fake_acp.conversation import Conversation, found, kept
-from banksman.testing.fake_acp.deeds import Cancelled, Turn
-from banksman.testing.fake_agent.record import Record
+from banksman.testing.fake_acp.kept_conversation import FakeConversation, found, kept
+from banksman.testing.fake_agent.record import FakeRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ READ_BYTES_MAX = 65536
 EXIT_USAGE = 64
 
 
-class Agent:
+class FakeAcpAgent:
     """One process. Only what is written has a lock: a message is one line, whoever writes it."""
 
-    def __init__(self, character: Character, record: Record, memory: str | None) -> None:
+    def __init__(self, character: Character, record: FakeRecord, memory: str | None) -> None:
         self.character = character
         self.record = record
         self.memory = memory
-        self.conversations: dict[str, Conversation] = {}
+        self.conversations: dict[str, FakeConversation] = {}
         self.is_logged_in = not character.wants_login
         self._numbers = itertools.count()
         self._answers: dict[Any, queue.SimpleQueue[dict[str, Any]]] = {}
@@ -57,7 +57,7 @@ class Agent:
         update = {"sessionUpdate": kind, **members}
         self.write({"method": "session/update", "params": {"sessionId": conversation, "update": update}})
 
-    def ask(self, method: str, params: dict[str, Any], turn: Turn | None = None) -> dict[str, Any]:
+    def ask(self, method: str, params: dict[str, Any], turn: FakeAcpTurn | None = None) -> dict[str, Any]:
         """Ask the client, and wait for what it answers: the whole message. A turn that is cancelled waits no more, and
         withdraws what it asked."""
         number = next(self._numbers)
@@ -110,7 +110,7 @@ class Agent:
             return
         try:
             result = self._answered(method, params)
-        except Refusal as refusal:
+        except FakeRefusal as refusal:
             self.write({"id": message["id"], "error": refusal.error})
             return
         self.write({"id": message["id"], "result": result})
@@ -134,23 +134,23 @@ class Agent:
             case "session/set_mode" | "session/set_model" | "session/set_config_option":
                 return self._set(method, params)
             case _:
-                raise Refusal(-32601, f"Method not found: {method}")
+                raise FakeRefusal(-32601, f"Method not found: {method}")
 
     def _opened(self, how: str, params: dict[str, Any]) -> dict[str, Any]:
         if not self.is_logged_in:
-            raise Refusal(-32000, "Authentication required")
+            raise FakeRefusal(-32000, "Authentication required")
         can = {"load": self.character.loads, "resume": self.character.resumes, "fork": self.character.forks}
         if not can.get(how, True):
-            raise Refusal(-32601, f"Method not found: session/{how}")
+            raise FakeRefusal(-32601, f"Method not found: session/{how}")
         lines: list[tuple[str, str]] = []
         if how != "new":
             known = found(self.memory, params["sessionId"])
             if known is None:
-                raise Refusal(
+                raise FakeRefusal(
                     self.character.unknown_code, "Invalid params", f"Session not found: {params['sessionId']}"
                 )
             lines = known
-        conversation = Conversation(None if how in ("new", "fork") else params["sessionId"])
+        conversation = FakeConversation(None if how in ("new", "fork") else params["sessionId"])
         self.conversations[conversation.id] = conversation
         if how == "fork":
             for role, text in lines:
@@ -176,17 +176,17 @@ class Agent:
             return
         text = "\n".join(block.get("text", f"[{block['type']}]") for block in params["prompt"])
         kept(self.memory, conversation.id, "user", text)
-        turn = Turn(self, conversation, id, conversation.began())
+        turn = FakeAcpTurn(self, conversation, id, conversation.began())
         try:
             turn.perform(text)
-        except Cancelled:
+        except TurnCancelled:
             turn.stop()
         turn.finish()
         if turn.said:
             kept(self.memory, conversation.id, "agent", "".join(turn.said))
 
 
-class Refusal(Exception):
+class FakeRefusal(Exception):
     """The answer is an error."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -198,9 +198,9 @@ def main(argv: Sequence[str]) -> None:
     signal.alarm(LIFE_SECONDS_MAX)
     words = dict(word.split("=", 1) for word in argv if word.startswith("--fake-"))
     given = json.loads(words.get("--fake-character", "{}"))
-    record = Record(words.get("--fake-evidence"), argv)
+    record = FakeRecord(words.get("--fake-evidence"), argv)
     try:
-        Agent(Character(**given), record, words.get("--fake-memory")).run()
+        FakeAcpAgent(Character(**given), record, words.get("--fake-memory")).run()
     except BrokenPipeError:
         os._exit(0)
     except Exception as exc:

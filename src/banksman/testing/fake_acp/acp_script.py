@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from banksman.testing.fake_acp.agent import Agent
-    from banksman.testing.fake_acp.conversation import Conversation
+    from banksman.testing.fake_acp.acp_agent import FakeAcpAgent
+    from banksman.testing.fake_acp.kept_conversation import FakeConversation
 
 # A tool's tree: a plain child, one with a session of its own, and one that TERM does not end. Their pids are told,
 # and its own.
@@ -35,14 +35,16 @@ OPTIONS = [
 ]
 
 
-class Cancelled(Exception):
+class TurnCancelled(Exception):
     """The turn is to stop."""
 
 
-class Turn:
+class FakeAcpTurn:
     """One prompt being worked on."""
 
-    def __init__(self, agent: Agent, conversation: Conversation, id: Any, cancelled: threading.Event) -> None:
+    def __init__(
+        self, agent: FakeAcpAgent, conversation: FakeConversation, id: Any, cancelled: threading.Event
+    ) -> None:
         self.agent = agent
         self.conversation = conversation
         self.id = id
@@ -116,32 +118,32 @@ class Turn:
 
     def wait(self, seconds: float) -> None:
         if self.cancelled.wait(seconds):
-            raise Cancelled
+            raise TurnCancelled
 
     def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         answer = self.agent.ask(method, {"sessionId": self.conversation.id, **params}, self)
         if self.cancelled.is_set():
-            raise Cancelled
+            raise TurnCancelled
         return answer
 
 
-DEEDS: dict[str, Callable[[Turn, str], None]] = {}
+DEEDS: dict[str, Callable[[FakeAcpTurn, str], None]] = {}
 
 
-def _deed(deed: Callable[[Turn, str], None]) -> Callable[[Turn, str], None]:
+def _deed(deed: Callable[[FakeAcpTurn, str], None]) -> Callable[[FakeAcpTurn, str], None]:
     DEEDS[deed.__name__.removeprefix("_")] = deed
     return deed
 
 
 # -- the deeds ---------------------------------------------------------------------------------------------------------
 @_deed
-def _text(turn: Turn, rest: str) -> None:
+def _text(turn: FakeAcpTurn, rest: str) -> None:
     """WORDS: say them."""
     turn.say(rest)
 
 
 @_deed
-def _slow(turn: Turn, rest: str) -> None:
+def _slow(turn: FakeAcpTurn, rest: str) -> None:
     """COUNT SECONDS: say so many words, with so long between them."""
     count, seconds = rest.split()
     for number in range(int(count)):
@@ -150,26 +152,26 @@ def _slow(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _think(turn: Turn, rest: str) -> None:
+def _think(turn: FakeAcpTurn, rest: str) -> None:
     """WORDS: think them."""
     turn.update("agent_thought_chunk", content={"type": "text", "text": rest})
 
 
 @_deed
-def _plan(turn: Turn, rest: str) -> None:
+def _plan(turn: FakeAcpTurn, rest: str) -> None:
     """WORDS: make a plan of one entry."""
     turn.update("plan", entries=[{"content": rest, "priority": "medium", "status": "pending"}])
 
 
 @_deed
-def _update(turn: Turn, rest: str) -> None:
+def _update(turn: FakeAcpTurn, rest: str) -> None:
     """JSON: any update."""
     update = json.loads(rest)
     turn.update(update.pop("sessionUpdate"), **update)
 
 
 @_deed
-def _tool(turn: Turn, rest: str) -> None:
+def _tool(turn: FakeAcpTurn, rest: str) -> None:
     """FILE: run a tool that has children, tells their pids in that file, and never ends by itself."""
     turn.tools += 1
     call = f"call-{turn.id}-{turn.tools}"
@@ -179,7 +181,7 @@ def _tool(turn: Turn, rest: str) -> None:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True):
         try:
             turn.wait(60)
-        except Cancelled:
+        except TurnCancelled:
             turn.update("tool_call_update", toolCallId=call, status="failed")
             turn.stop()
             if turn.agent.character.leaves_tools:
@@ -190,7 +192,7 @@ def _tool(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _ran(turn: Turn, rest: str) -> None:
+def _ran(turn: FakeAcpTurn, rest: str) -> None:
     """WORDS: a tool that is over at once, with these as its output."""
     turn.tools += 1
     call = f"call-{turn.id}-{turn.tools}"
@@ -200,7 +202,7 @@ def _ran(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _permission(turn: Turn, rest: str) -> None:
+def _permission(turn: FakeAcpTurn, rest: str) -> None:
     """COMMAND: ask for leave to run it, and say what was answered."""
     call = {"toolCallId": f"asked-{turn.id}", "title": rest, "kind": "execute", "rawInput": {"command": rest}}
     answer = turn.ask("session/request_permission", {"toolCall": call, "options": OPTIONS})
@@ -208,7 +210,7 @@ def _permission(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _request(turn: Turn, rest: str) -> None:
+def _request(turn: FakeAcpTurn, rest: str) -> None:
     """METHOD JSON: ask the client anything, and say what was answered."""
     method, _, params = rest.partition(" ")
     answer = turn.ask(method, json.loads(params or "{}"))
@@ -216,7 +218,7 @@ def _request(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _terminal(turn: Turn, rest: str) -> None:
+def _terminal(turn: FakeAcpTurn, rest: str) -> None:
     """COMMAND: run it in a terminal of the client's, and say what it wrote and how it ended."""
     program, *args = shlex.split(rest)
     created = turn.ask("terminal/create", {"command": program, "args": args})
@@ -231,61 +233,61 @@ def _terminal(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _hang(turn: Turn, rest: str) -> None:
+def _hang(turn: FakeAcpTurn, rest: str) -> None:
     """Say nothing more until the turn is cancelled."""
     turn.wait(90)
 
 
 @_deed
-def _never(turn: Turn, rest: str) -> None:
+def _never(turn: FakeAcpTurn, rest: str) -> None:
     """This prompt has no answer, cancelled or not."""
     turn.instead = []
 
 
 @_deed
-def _silence(turn: Turn, rest: str) -> None:
+def _silence(turn: FakeAcpTurn, rest: str) -> None:
     """Nothing: the turn ends without a word."""
 
 
 @_deed
-def _stop(turn: Turn, rest: str) -> None:
+def _stop(turn: FakeAcpTurn, rest: str) -> None:
     """REASON: how the turn ends."""
     turn.reason = rest
 
 
 @_deed
-def _error(turn: Turn, rest: str) -> None:
+def _error(turn: FakeAcpTurn, rest: str) -> None:
     """CODE MESSAGE: the prompt is answered with an error."""
     code, _, message = rest.partition(" ")
     turn.error = {"code": int(code), "message": message}
 
 
 @_deed
-def _raw(turn: Turn, rest: str) -> None:
+def _raw(turn: FakeAcpTurn, rest: str) -> None:
     """LINE: write it as it is."""
     turn.agent.write_raw(rest.encode() + b"\n")
 
 
 @_deed
-def _late(turn: Turn, rest: str) -> None:
+def _late(turn: FakeAcpTurn, rest: str) -> None:
     """WORDS: say them after the answer to the prompt."""
     turn.after.append(lambda: turn.update("agent_message_chunk", content={"type": "text", "text": rest}))
 
 
 @_deed
-def _twice(turn: Turn, rest: str) -> None:
+def _twice(turn: FakeAcpTurn, rest: str) -> None:
     """The prompt is answered a second time."""
     turn.after.append(lambda: turn.agent.write({"id": turn.id, "result": {"stopReason": "end_turn"}}))
 
 
 @_deed
-def _stray(turn: Turn, rest: str) -> None:
+def _stray(turn: FakeAcpTurn, rest: str) -> None:
     """ID: an answer to a request that nobody made, or made long ago."""
     turn.agent.write({"id": json.loads(rest), "result": {"stopReason": "end_turn"}})
 
 
 @_deed
-def _huge(turn: Turn, rest: str) -> None:
+def _huge(turn: FakeAcpTurn, rest: str) -> None:
     """BYTES: the answer is so long, and its id comes last."""
     filler = b"x" * int(rest)
     line = b'{"jsonrpc":"2.0","result":{"_meta":{"filler":"%s"},"stopReason":"end_turn"},"id":%d}\n'
@@ -293,34 +295,34 @@ def _huge(turn: Turn, rest: str) -> None:
 
 
 @_deed
-def _touch(turn: Turn, rest: str) -> None:
+def _touch(turn: FakeAcpTurn, rest: str) -> None:
     """FILE: make it, so that a test knows that we came so far."""
     with open(rest, "x", encoding="ascii"):
         pass
 
 
 @_deed
-def _await(turn: Turn, rest: str) -> None:
+def _await(turn: FakeAcpTurn, rest: str) -> None:
     """FILE: until it is there."""
     while not os.path.exists(rest):
         turn.wait(0.005)
 
 
 @_deed
-def _mode(turn: Turn, rest: str) -> None:
+def _mode(turn: FakeAcpTurn, rest: str) -> None:
     """MODE: change it by itself."""
     turn.conversation.mode = rest
     turn.update("current_mode_update", currentModeId=rest)
 
 
 @_deed
-def _status(turn: Turn, rest: str) -> None:
+def _status(turn: FakeAcpTurn, rest: str) -> None:
     """Say which mode and model this conversation has."""
     turn.say(f"{turn.conversation.mode} {turn.conversation.model}")
 
 
 @_deed
-def _exit(turn: Turn, rest: str) -> None:
+def _exit(turn: FakeAcpTurn, rest: str) -> None:
     """CODE: end the process."""
     os._exit(int(rest))
 

@@ -13,7 +13,7 @@ from typing import Any
 from banksman.core.dialects.meaning import Requested, Wants
 from banksman.core.dialects.quirks import Quirks
 from banksman.core.session.permissions import Decision
-from banksman.core.wire.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Call, id_text
+from banksman.core.wire.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcCall, id_text
 from banksman.core.wire.partial_json import mapping, mappings, text
 
 PERMISSION = "session/request_permission"
@@ -33,7 +33,7 @@ _SERVED = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_
 Answer = dict[str, Any]
 
 
-def requested(call: Call, quirks: Quirks, kinds: Mapping[str, str]) -> Requested:
+def requested(call: RpcCall, quirks: Quirks, kinds: Mapping[str, str]) -> Requested:
     """The request in the common tongue. `kinds`: those of the tools that were told of before."""
     params = call.named
     request = id_text(call.id)
