@@ -19,7 +19,7 @@ from banksman.store.sqlite.host_locks import HostLocks, identity
 
 _PROGRAM = """
 import os, signal, sys
-from banksman.store.sqlite.host_locks import Hosts
+from banksman.store.sqlite.host_locks import HostLocks
 signal.alarm(60)
 PATH, HOST_ID = sys.argv[1], int(sys.argv[2])
 
@@ -29,7 +29,7 @@ def say(word):
 def hear():
     return os.read(0, 1)
 
-hosts = Hosts(PATH)
+hosts = HostLocks(PATH)
 hosts.hold(HOST_ID)
 """
 
@@ -120,7 +120,7 @@ if pid == 0:
         say("it used what is its parent's")
     hosts.let_go(HOST_ID)
     hosts.close()
-    own = Hosts(PATH)
+    own = HostLocks(PATH)
     say(own.is_alive(HOST_ID))
     own.hold(HOST_ID + 1)
     own.close()
@@ -292,7 +292,7 @@ def test_identity_names_this_process() -> None:
 
 def seen_from_outside(path: str, *host_ids: int) -> list[bool]:
     code = (
-        "import sys; from banksman.store.sqlite.host_locks import Hosts; hosts = Hosts(sys.argv[1]);"
+        "import sys; from banksman.store.sqlite.host_locks import HostLocks; hosts = HostLocks(sys.argv[1]);"
         "print(*(int(hosts.is_alive(int(word))) for word in sys.argv[2:]))"
     )
     argv = [sys.executable, "-c", code, path, *map(str, host_ids)]

@@ -189,7 +189,7 @@ async def test_a_host_that_closed_where_nothing_could_be_written_is_dead_though_
     with host(path) as there:
         log = SqliteLog(path)
         # As by a close that found the disk full: the row stays, the lock goes.
-        code = "from banksman.store.sqlite import owners; [os.close(one.fd) for one in owners._files.values()]"
+        code = "from banksman.store.sqlite import host_locks; [os.close(one.fd) for one in host_locks._files.values()]"
         assert there.do(code) == "done"
         assert there.process.poll() is None
         await log.claim("s")
