@@ -10,7 +10,7 @@ import pytest
 from banksman.cli.acp import permission_request, session_settings
 from banksman.cli.acp.outcomes import EditorRefusal, ending, refusal_of
 from banksman.cli.acp.session_updates import JOINED_CHARACTERS_MAX, Joined, Update, UpdateProjection, projector_of
-from banksman.cli.client.client import NoServer, ServerProblem
+from banksman.cli.client.client import NoServer, Problem
 
 Event = dict[str, Any]
 
@@ -242,7 +242,7 @@ def test_a_turn_that_did_not_end_well_is_an_error(outcome: str) -> None:
 
 
 def test_whose_fault_an_error_is() -> None:
-    unknown = refusal_of(ServerProblem("NotFound", "there is no such session", hint="look", status=404))
+    unknown = refusal_of(Problem("NotFound", "there is no such session", hint="look", status=404))
     assert (unknown.code, unknown.message, unknown.data["hint"]) == (-32602, "there is no such session", "look")
-    assert refusal_of(ServerProblem("Closed", "it goes", status=503)).code == -32603
+    assert refusal_of(Problem("Closed", "it goes", status=503)).code == -32603
     assert refusal_of(NoServer("nobody is there")).code == -32603

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.player import Player, answer
 
 from banksman.cli.client import client as clients
-from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, ServerProblem, segment
+from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, Problem, segment
 from banksman.cli.client.discovery import ServerPlace, find, named
 from banksman.cli.client.session_owners import owner_of
 from banksman.errors import UsageError
@@ -189,7 +189,7 @@ def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_hint_that_names_python_is_said_in_our_own_words(said: str, told: str) -> None:
     refusal = answer(404, {"title": "NotFound", "detail": "no", "hint": said, "status": 404})
-    with Player(lambda request: refusal) as player, pytest.raises(ServerProblem) as caught:
+    with Player(lambda request: refusal) as player, pytest.raises(Problem) as caught:
         client(player).get("/v1/x")
     assert caught.value.hint == told
 
@@ -197,7 +197,7 @@ def test_a_hint_that_names_python_is_said_in_our_own_words(said: str, told: str)
 def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"title": "QueueFull", "detail": "64 wait", "hint": "later", "status": 429, "ids": {"session": "s"}}
     said = answer(429, body, kind="application/problem+json", headers="Retry-After: 7\r\n")
-    with Player(lambda request: said) as player, pytest.raises(ServerProblem) as caught:
+    with Player(lambda request: said) as player, pytest.raises(Problem) as caught:
         client(player).post("/v1/x")
     problem = caught.value
     assert (problem.title, problem.detail, problem.hint, problem.status) == ("QueueFull", "64 wait", "later", 429)
@@ -208,7 +208,7 @@ def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'{"title": null, "ids": 3}', b"\xff"])
 def test_a_refusal_of_somebody_else_is_one_too(body: bytes) -> None:
-    with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(ServerProblem) as caught:
+    with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(Problem) as caught:
         client(player).get("/v1/x")
     assert caught.value.status == 502
     assert "502 Bad Gateway" in str(caught.value)
@@ -344,7 +344,7 @@ def test_whoever_has_the_session_is_asked_from_then_on() -> None:
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:1", "nonsense", "", "http://example.org", "file:///etc/passwd"])
 def test_an_owner_that_is_not_of_this_machine_is_not_gone_to(address: str) -> None:
-    with Player(lambda _: refusal(address)) as base, pytest.raises(ServerProblem) as caught:
+    with Player(lambda _: refusal(address)) as base, pytest.raises(Problem) as caught:
         client(base).post("/v1/sessions/s/interrupt")
     assert caught.value.title == "NotOwner"
 
@@ -365,7 +365,7 @@ def test_an_owner_that_does_not_answer_is_named_and_how_to_end_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
     announce(gone)
-    with Player(lambda _: refusal(gone)) as base, pytest.raises(ServerProblem, match="does not answer") as caught:
+    with Player(lambda _: refusal(gone)) as base, pytest.raises(Problem, match="does not answer") as caught:
         client(base).post("/v1/sessions/s/interrupt")
     assert "kill 7" in caught.value.hint
     # It may have ended in that moment, and so whoever refused is asked again.
@@ -398,7 +398,7 @@ def test_a_server_that_is_there_and_says_nothing_is_not_asked_again_and_again(mo
     monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(clients.ServerSilent, match="is silent"):
+        with pytest.raises(clients.Silent, match="is silent"):
             Client(lambda: named(url)).get("/v1/sessions")
         listener.settimeout(0.2)
         listener.accept()[0].close()

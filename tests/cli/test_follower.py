@@ -13,7 +13,7 @@ import pytest
 from tests.cli.player import SSE, Player, Silence, answer
 
 from banksman.cli.client import event_stream
-from banksman.cli.client.client import Client, NoServer, NotLetIn, ServerProblem
+from banksman.cli.client.client import Client, NoServer, NotLetIn, Problem
 from banksman.cli.client.discovery import named
 from banksman.cli.client.event_stream import EventFollower, StreamBroken
 
@@ -184,13 +184,13 @@ def test_not_now_is_waited_for_once_it_was_there_and_not_at_first(status: int) -
     assert pauses[0] <= 0.1
     assert 2.25 <= pauses[1] <= 5.0
     assert 3.75 <= pauses[2] <= 5.0
-    with Player(lambda request: busy) as player, pytest.raises(ServerProblem, match="later"):
+    with Player(lambda request: busy) as player, pytest.raises(Problem, match="later"):
         seqs(follower(player), 9)
 
 
 def test_a_no_is_final() -> None:
     gone = answer(404, {"title": "NotFound", "detail": "there is no session s"})
-    for status, kind in ((401, NotLetIn), (404, ServerProblem), (410, ServerProblem)):
+    for status, kind in ((401, NotLetIn), (404, Problem), (410, Problem)):
         answers = iter([SSE + stored(1)])
         no = gone.replace(b"404", str(status).encode())
         with Player(lambda request, answers=answers, no=no: next(answers, no)) as player, pytest.raises(kind):

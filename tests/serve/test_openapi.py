@@ -47,6 +47,12 @@ def test_every_route_is_in_it_and_by_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_operation_ids_do_not_follow_the_names_of_modules() -> None:
+    """Generated clients have functions of these names."""
+    words = {operation["operationId"].partition("_")[0] for operation in OPERATIONS.values()}
+    assert words == {"sessions", "turns", "events", "commands", "hosts", "operation"}
+
+
 def test_every_reference_leads_somewhere() -> None:
     text = msgspec.json.encode(DESCRIBED).decode()
     for name in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, ServerProblem
+from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem
 from banksman.cli.client.locate import Way
 from banksman.cli.output.terminal import CannotWrite, as_line, close_stdout, say_aside, say_json, speak_any_language
 from banksman.errors import BanksmanError, UsageError
@@ -108,7 +108,7 @@ def _failed(error: BanksmanError, *, is_json: bool) -> int:
         return NOT_SAID
     if is_json:
         told = {"error": type(error).__name__, "message": error.args[0], "hint": error.hint}
-        if isinstance(error, ServerProblem):
+        if isinstance(error, Problem):
             told |= {"error": error.title, "status": error.status, "ids": error.ids}
         try:
             say_json(told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from banksman.cli.client.client import ServerProblem
+from banksman.cli.client.client import Problem
 from banksman.core.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from banksman.errors import BanksmanError, UsageError
 
@@ -37,7 +37,7 @@ def bug(error: Exception) -> EditorRefusal:
 def refusal_of(error: BanksmanError) -> EditorRefusal:
     message = str(error.args[0]) if error.args else type(error).__name__
     data: dict[str, Any] = {"hint": error.hint} if error.hint else {}
-    if isinstance(error, ServerProblem):
+    if isinstance(error, Problem):
         data |= {"title": error.title, "status": error.status, "ids": error.ids}
         return EditorRefusal(INVALID_PARAMS if error.status in _CALLERS else INTERNAL_ERROR, message, data)
     return EditorRefusal(INVALID_PARAMS if isinstance(error, UsageError) else INTERNAL_ERROR, message, data)

@@ -48,11 +48,11 @@ class Lost(NoServer):
     """The connection was lost after it had been made: what was asked for may have been done."""
 
 
-class ServerSilent(Lost):
+class Silent(Lost):
     """It is there, and says nothing. It had its time, so it is not asked again."""
 
 
-class ServerProblem(ClientError):
+class Problem(ClientError):
     """The server's refusal, in its own words."""
 
     def __init__(self, title: str, detail: str, *, hint: str = "", status: int, ids: Mapping[str, Any] | None = None):
@@ -64,7 +64,7 @@ class ServerProblem(ClientError):
         self.ids = dict(ids or {})
 
 
-class NotLetIn(ServerProblem):
+class NotLetIn(Problem):
     """There is no token, or not the right one."""
 
 
@@ -104,7 +104,7 @@ class Client:
         What is refused because another process of this machine has the session is asked of that one."""
         request = OwnerRequest(method, path, query, body, key)
         pauses = iter(RETRY_SECONDS)
-        refusal: ServerProblem | None = None
+        refusal: Problem | None = None
         # Of a request that names no session in its path (to open one by its name): for this once.
         once: ServerPlace | None = None
         while True:
@@ -117,7 +117,7 @@ class Client:
                 if owner is None:
                     raise
                 failure: ClientError = exc
-            except ServerProblem as exc:
+            except Problem as exc:
                 found = None if owner is not None else owner_of(exc.title, exc.ids, self._find())
                 if found is not None:
                     refusal = exc
@@ -163,7 +163,7 @@ class Client:
                 self._note_gone(place)
                 # One that was never there is told at once; one that went away may be on its way back.
                 was_there = was_there or isinstance(exc, Lost)
-                pause = next(pauses, None) if was_there and not isinstance(exc, ServerSilent) else None
+                pause = next(pauses, None) if was_there and not isinstance(exc, Silent) else None
                 if pause is None:
                     raise
             self._pause(pause)
@@ -176,7 +176,7 @@ class Client:
                 self.request(orphan.method, orphan.path, body=orphan.body, key=orphan.key)
             except NoServer:
                 self._owners.put_back(orphan)
-            except ServerProblem:
+            except Problem:
                 pass  # It is refused now. What is asked next hears of what became of it.
         return self._owners.place(session) or self._find()
 
@@ -213,15 +213,15 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _is_going(error: ServerProblem) -> bool:
+def _is_going(error: Problem) -> bool:
     """Said by whoever has had the session: it has let go of it, or is about to."""
     return error.status == 503 or error.title == "NotOwner"
 
 
-def _unreachable(refusal: ServerProblem) -> ServerProblem:
+def _unreachable(refusal: Problem) -> Problem:
     """The refusal, and what to do where the one that has the session does not hear us."""
     hint = f"end that process (kill {refusal.ids.get('pid')}), and the next verb goes on with the session"
-    return ServerProblem(
+    return Problem(
         refusal.title, f"{refusal.detail}, and does not answer", hint=hint, status=refusal.status, ids=refusal.ids
     )
 
@@ -237,7 +237,7 @@ def _exchange(
     body: Mapping[str, Any] | None = None,
     answer_seconds_max: float = ANSWER_SECONDS_MAX,
 ) -> Generator[http.client.HTTPResponse]:
-    """A 2xx whose body is still to be read. Raises `ServerProblem` for anything else, `NoServer` or `Lost`."""
+    """A 2xx whose body is still to be read. Raises `Problem` for anything else, `NoServer` or `Lost`."""
     connection = _connect(place)
     try:
         with _losses(place):
@@ -318,7 +318,7 @@ def _losses(place: ServerPlace) -> Generator[None]:
     try:
         yield
     except TimeoutError as exc:
-        raise ServerSilent(f"{place.url} is silent", hint="it may be stopped, or busy: its log says more") from exc
+        raise Silent(f"{place.url} is silent", hint="it may be stopped, or busy: its log says more") from exc
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
         raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
     except http.client.HTTPException as exc:
@@ -355,7 +355,7 @@ def _decoded(content: bytes, place: ServerPlace) -> Any:
         raise NoServer(f"what answers at {place.url} is not Banksman", hint="see --url and BANKSMAN_URL") from exc
 
 
-def _problem(response: http.client.HTTPResponse, place: ServerPlace) -> ServerProblem:
+def _problem(response: http.client.HTTPResponse, place: ServerPlace) -> Problem:
     """A refusal, also one of a proxy or of another program altogether, which says nothing that we understand."""
     said: dict[str, Any] = {}
     with contextlib.suppress(ClientError), _losses(place):
@@ -366,7 +366,7 @@ def _problem(response: http.client.HTTPResponse, place: ServerPlace) -> ServerPr
     detail = str(said.get("detail") or f"{place.url} answers {response.status} {title}")
     hint = hint_of(str(said.get("hint") or ""))
     ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
-    kind = ServerProblem
+    kind = Problem
     if response.status == 401:
         kind = NotLetIn
         none = "set BANKSMAN_TOKEN: the token in the state folder is for the server that this user has announced there"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Query, ServerProblem, segment
+from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Problem, Query, segment
 from banksman.cli.client.replies import ServerReply, checked, decode
 
 # A frame of an agent has at most 32 MiB, and JSON may write each of its bytes as six.
@@ -229,7 +229,7 @@ class EventFollower:
                             return
                 # An end is no error; to do nothing else, each time, is one.
                 raise Lost("the server ends each connection before it says anything", hint="its log may say why")
-            except (NoServer, ServerProblem) as exc:
+            except (NoServer, Problem) as exc:
                 now = time.monotonic()
                 was_there = was_there or isinstance(exc, Lost)
                 if is_alive and now - began >= HELD_SECONDS_MIN:
@@ -237,7 +237,7 @@ class EventFollower:
                 gone_since = now if gone_since is None else gone_since
                 if not was_there or not _may_pass(exc) or now - gone_since > GONE_SECONDS_MAX:
                     raise
-                if isinstance(exc, ServerProblem):
+                if isinstance(exc, Problem):
                     self._asks_pause = exc.retry_seconds
                 self._note_lost(exc)
             self._pause(self._pause_seconds(tries))
@@ -347,5 +347,5 @@ def _seconds(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value <= 3600 else None
 
 
-def _may_pass(exc: NoServer | ServerProblem) -> bool:
+def _may_pass(exc: NoServer | Problem) -> bool:
     return isinstance(exc, NoServer) or exc.status in _NOT_NOW

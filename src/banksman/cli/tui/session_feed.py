@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from banksman.cli.client.client import Client, NoServer, ServerProblem
+from banksman.cli.client.client import Client, NoServer, Problem
 from banksman.cli.client.event_stream import READ_BYTES_MAX, SILENCE_SECONDS_MAX, Event, EventFollower, SseParser
 from banksman.cli.tui.event_loop import Connected, ScreenLoop
 
@@ -59,7 +59,7 @@ def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], N
                         event: Any = json.loads(message.data)
                         if isinstance(event, dict) and "session" in event:
                             yield cast("Event", event)
-        except (NoServer, ServerProblem, ValueError):
+        except (NoServer, Problem, ValueError):
             pass  # It may be on its way back. What is shown says that it is not there.
         if not is_lost:
             is_lost = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, ServerProblem, segment
+from banksman.cli.client.client import Client, Problem, segment
 from banksman.cli.output.style import Style
 from banksman.cli.output.terminal import as_line
 from banksman.cli.output.text_width import cut, padded, width
@@ -68,7 +68,7 @@ class Survey:
         for id in ids:
             try:
                 found[id] = self._close(self._client.get(f"/v1/sessions/{segment(id)}/why"))
-            except ServerProblem as problem:
+            except Problem as problem:
                 if problem.status != 404:
                     raise
                 found[id] = None

@@ -153,6 +153,16 @@ _WORDS = {
     504: "The host that has the session did not answer: whether it was done is not known.",
 }
 
+# Operation ids begin with these words. Generated clients have functions of those names, so the words stay as they are,
+# whatever the modules are called.
+_GROUPS = {
+    "admin_routes": "operation",
+    "command_routes": "commands",
+    "event_routes": "events",
+    "host_routes": "hosts",
+    "session_routes": "sessions",
+    "turn_routes": "turns",
+}
 _TAGS = {
     "sessions": "Conversations with an agent. A session outlives the agent's process and the server.",
     "turns": "Asks and their outcomes. One turn of a session runs at a time.",
@@ -248,7 +258,7 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "tags": [_tag(route)],
         "summary": route.summary,
-        "operationId": route.handle.__module__.rpartition(".")[2] + "_" + route.handle.__name__,
+        "operationId": f"{_group(route)}_{route.handle.__name__}",
         "parameters": list(_parameters(route, query)),
         "responses": {**_success(route), **{str(status): _problem(status) for status in sorted(_statuses(route))}},
     }
@@ -264,9 +274,14 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _tag(route: Route) -> str:
+def _group(route: Route) -> str:
     module = route.handle.__module__.rpartition(".")[2]
-    return "questions" if "/questions" in route.path else module if module in _TAGS else "server"
+    return _GROUPS.get(module, module)
+
+
+def _tag(route: Route) -> str:
+    group = _group(route)
+    return "questions" if "/questions" in route.path else group if group in _TAGS else "server"
 
 
 def _parameters(route: Route, query: dict[str, Any]) -> Iterable[dict[str, Any]]:
