@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -30,12 +31,20 @@ def wishes() -> Iterator[ServerWishes]:
         wishes.close()
 
 
+def is_asleep(thread: int) -> bool:
+    stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(") ")[2].startswith("S")
+
+
 def test_signal_that_interrupts_no_wait_is_handled(wishes: ServerWishes) -> None:
     """Sent to another thread, it interrupts the main one as little as a signal that comes just before it waits."""
     is_over = threading.Event()
+    main = threading.get_native_id()
 
     def send() -> None:
-        time.sleep(0.2)
+        # Only the kernel knows that the main thread waits.
+        while not is_asleep(main):
+            time.sleep(0.01)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         # Where the signal wakes nobody, this does, and the test fails instead of hanging.
         if not is_over.wait(20):

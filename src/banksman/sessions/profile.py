@@ -178,9 +178,9 @@ DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
 class Profile:
     """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
     seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
-    environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has started
-    lives on after an interrupt. `transcripts`: where it keeps what was said, see transcript_path.py; empty: nobody
-    knows.
+    process/environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has
+    started lives on after an interrupt. `transcripts`: where it keeps what was said, see transcript_path.py; empty:
+    nobody knows.
     `note`: what else is known, for people."""
 
     name: str

@@ -112,7 +112,7 @@ def _tell_if_late(ready: Future[Path], doing: str) -> None:
 # Which server a verb asks. It is decided once, with the first request, and holds until the verb ends.
 #
 # A server that was named (`--url`, `BANKSMAN_URL`, `url` of the settings) is the one, whether it is there or not. Else
-# it is the one that this user has running. Else it is a host inside of the verb (embedded.py), on the store that was
+# it is the one that this user has running. Else it is a host inside of the verb (above), on the store that was
 # named or the user's own: the same application, asked in the same way. On a store that many machines share it takes no
 # session, and asks those that do.
 #

@@ -1,15 +1,15 @@
 """The log on NATS JetStream: what the loop sees of it.
 
-It promises what every engine does (`log.py`): what is answered is stored by as many servers as the store has replicas
-for, as durably as they sync. A session's claim is a change of its record and a fence in its events
+It promises what every engine does (`store/log.py`): what is answered is stored by as many servers as the store has
+replicas for, as durably as they sync. A session's claim is a change of its record and a fence in its events
 (`session_ownership.py`); its appends go through its line (`session_queue.py`), journal first; readers read from the
-servers, whoever owns it (`reading.py`).
+servers, whoever owns it (`event_reader.py`).
 
 What other hosts have done is known a moment later, never in another order: `head`, `find` and `sessions` answer from
 what was last heard. What decides something (a claim, a change of a name) asks the leader.
 
-A host has what it claimed for as long as its lease stands (`hosts.py`). Beyond that all of it is refused, and whatever
-was on its way waits in the journal: see `journal_recovery.py`.
+A host has what it claimed for as long as its lease stands (`host_leases.py`). Beyond that all of it is refused, and
+whatever was on its way waits in the journal: see `journal_recovery.py`.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
 # the same `Past`, which is tested at every prefix. So there is one way to know what a session is, and no second account
 # of it that could be older than the first.
 #
-# Besides the session's state (see replay.py) the past knows how the session was opened, which idempotency keys were
+# Besides the session's state (see above) the past knows how the session was opened, which idempotency keys were
 # used, which questions wait, and which process was started last: who recovers a session looks whether that is still
 # there.
 

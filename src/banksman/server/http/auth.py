@@ -13,8 +13,8 @@ Who is it? A token in `Authorization`, compared in constant time: the server's o
 for a one-time code (page_tokens.py). A browser adds neither by itself, so no other site and no other port can make it
 send one. Cookies are never looked at: browsers send them to every port of this machine.
 
-Who comes by the socket of our own user (sockets.py) is asked none of these: the kernel says who it is, and no page can
-come by there. Processes of agents are refused (peer_identity.py).
+Who comes by the socket of our own user (banksman/sockets.py) is asked none of these: the kernel says who it is, and no
+page can come by there. Processes of agents are refused (peer_identity.py).
 
 A proxy could come by there, if somebody put one before it, and would bring in whoever stands before the proxy. So
 whatever a browser or a proxy adds to a request is refused there.

@@ -1,4 +1,4 @@
-"""What went out by event streams, in numbers: added up where it happens, read when somebody asks (`metrics.py`)."""
+"""What went out by event streams, in numbers: added up where it happens, read when somebody asks (`ops/metrics.py`)."""
 
 from __future__ import annotations
 

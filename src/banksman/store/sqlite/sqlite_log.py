@@ -1,11 +1,11 @@
 """The log in one SQLite file: what the loop sees of it.
 
-It promises what every engine does (`log.py`), at one of two levels. `full`: what is acknowledged is on the disk.
+It promises what every engine does (`store/log.py`), at one of two levels. `full`: what is acknowledged is on the disk.
 `normal`: it is in the kernel's hands, survives the death of any process, and after a power cut the newest of it may be
 gone, whole appends from the end, but never an epoch (`ownership.py`).
 
-Two threads do what may wait: one writes (`writer.py`), one reads histories (`reader.py`). The loop's own asks the store
-only what it answers at once (`lookup.py`). `worker_threads.py` is between them.
+Two threads do what may wait: one writes (`writer_thread.py`), one reads histories (`worker_threads.py`). The loop's own
+asks the store only what it answers at once (`lookup.py`). `worker_threads.py` is between them.
 
 Several hosts may have the file open. Who lives is told by locks (`host_locks.py`), and who has a session by its row;
 every change of a session is made under the store's write lock by who says what it believes to be there.

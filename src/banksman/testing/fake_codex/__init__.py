@@ -4,9 +4,9 @@
     session = await host.open("codex", command=command)
     turn = await session.ask("@@slow 3 0.01\\n@@touch /tmp/…/reached\\n@@hang")
 
-What a turn does stands in its prompt, a line each: the words are `DEEDS` in deeds.py, each with a line that says what
-it means. A prompt without any is said back. Its requests count from 0, so their ids are those of the client's own. What
-a tool has started goes on after an interrupt, as with the real one.
+What a turn does stands in its prompt, a line each: the words are `DEEDS` in codex_script.py, each with a line that says
+what it means. A prompt without any is said back. Its requests count from 0, so their ids are those of the client's own.
+What a tool has started goes on after an interrupt, as with the real one.
 
 `Evidence` of `fake_agent` reads what the processes left.
 """

@@ -1,7 +1,7 @@
 """Agents that speak ACP, the Agent Client Protocol: most of them, over stdio, as JSON-RPC.
 
 What a line says by itself is read in reader.py; what it takes a memory to understand, and all that is said to the
-agent, is in conversation.py, in the words of protocol_v1.py, writer.py and questions.py; how its frames look to a
+agent, is in conversation.py, in the words of protocol_v1.py, writer.py and client_requests.py; how its frames look to a
 reader is in updates.py, and is what they are. Here is what holds them together.
 
 There is one version of the protocol that agents speak. Another would have words of its own, beside those of

@@ -5,7 +5,7 @@ answers a request of ours, asks something of us, or is about what we must rememb
 other, what can be set, what it cost) comes out as `Told`, with the messages of the line: see conversation.py.
 
 The boundary of a turn is the answer to its prompt. So a line that cannot be decoded is taken apart as far as it goes
-(see jsonrpc.py), and one that was too long to keep is judged by its two ends.
+(see core/wire/jsonrpc.py), and one that was too long to keep is judged by its two ends.
 
 **Cost** per piece of text: one decode of three members, in which everything else is skipped.
 """

@@ -13,7 +13,7 @@ is "success" with `is_error`. Either is believed.
 come by the thousand are known by their first bytes, and only where those say it all.
 
 **What cannot be decoded** is noise, unless it is an object for all that: then its members are read one by one (see
-members.py), because a boundary that is not understood is a turn that does not end.
+core/wire/partial_json.py), because a boundary that is not understood is a turn that does not end.
 
 **Cost** per bare token frame: a comparison of its first bytes. Any other frame: one decode of the members below, in
 which everything else is skipped.

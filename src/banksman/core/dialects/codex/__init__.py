@@ -1,7 +1,7 @@
 """Codex: its app-server, a JSON-RPC of threads, turns and items.
 
 What a line says by itself is read in reader.py; what it means with all that was said before, and what we say, is
-in conversation.py; questions and answers are in questions.py; how its frames look to a reader is in
+in conversation.py; questions and answers are in client_requests.py; how its frames look to a reader is in
 updates.py.
 """
 
