@@ -10,7 +10,7 @@ import pytest
 
 import banksman
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.codex.conversation import CodexSpeech
+from banksman.core.dialects.codex.conversation import ENDED_TURNS_MAX, CodexSpeech
 from banksman.core.dialects.dialect import Setup, Spoken
 from banksman.core.dialects.meaning import (
     Meaning,
@@ -228,6 +228,20 @@ def test_a_turn() -> None:
     assert talk.completed("u") == over("r", text="last")
     assert talk.completed("u") == [Noise()], "said twice"
     assert talk.started("u") == [Noise()], "late"
+
+
+def test_what_is_repeated_about_an_ended_turn_opens_no_turn() -> None:
+    talk = Talk()
+    for number in range(ENDED_TURNS_MAX + 1):
+        talk.opens(f"r-{number}", f"u-{number}")
+        assert talk.completed(f"u-{number}") == over(f"r-{number}")
+    talk.opens("r", "u")
+    for number in range(1, ENDED_TURNS_MAX + 1):
+        assert talk.completed(f"u-{number}") == [Noise()]
+        assert talk.started(f"u-{number}") == [Noise()]
+    assert talk.completed("u") == over("r")
+    assert isinstance(talk.speech, CodexSpeech)
+    assert len(talk.speech.ended) == ENDED_TURNS_MAX, "it remembers a bounded number"
 
 
 def test_a_turn_that_starts_before_its_prompt_is_answered() -> None:

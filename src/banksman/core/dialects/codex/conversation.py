@@ -64,12 +64,15 @@ _UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "inval
 _NOTHING_SAID: Exchange[Purpose] = Exchange(BARE)
 # Any turn: the reply did not say, or not legibly, in which one the prompt is.
 _ANY = ""
+# How many ended turns are known by their id. An agent may repeat what it said about a turn after later turns.
+ENDED_TURNS_MAX = 16
 
 
 class CodexSpeech(Struct, frozen=True):
-    """`accepted`: prompts whose turn, by its id, has not started yet. `over`: the last turn that ended. `stops`:
-    interrupts that wait for their turn to start. `wishes`: what was changed since the thread began. `total`: what the
-    thread has used. `changes`: of the files that it wants to change, and the item that does."""
+    """`accepted`: prompts whose turn, by its id, has not started yet. `over`: the last turn that ended. `ended`:
+    the ids of the turns that ended before it. `stops`: interrupts that wait for their turn to start. `wishes`: what was
+    changed since the thread began. `total`: what the thread has used. `changes`: of the files that it wants to change,
+    and the item that does."""
 
     setup: Setup = PLAIN
     exchange: Exchange[Purpose] = _NOTHING_SAID
@@ -77,6 +80,7 @@ class CodexSpeech(Struct, frozen=True):
     running: RunningTurn | None = None
     accepted: tuple[tuple[str, str], ...] = ()
     over: Over | None = None
+    ended: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     wishes: tuple[tuple[str, str], ...] = ()
     total: Mapping[str, Any] | None = None
@@ -334,8 +338,8 @@ class CodexSpeech(Struct, frozen=True):
 
     def _on_started(self, turn: str) -> Spoken:
         spoken = Spoken(self)
-        if self.over is not None and self.over.id == turn:
-            return Spoken(self, meanings=(Noise(),))  # It has ended already.
+        if self._has_ended(turn):
+            return Spoken(self, meanings=(Noise(),))
         if self.running is not None:
             if self.running.id == turn:
                 return spoken
@@ -362,11 +366,14 @@ class CodexSpeech(Struct, frozen=True):
             if running is None:
                 return Spoken(self, meanings=(Noise(),))
             return self._ended(running.over(turn, self.conversation, self.setup, is_cut=is_cut))
-        if self.over is not None and self.over.id == id:
+        if self._has_ended(id):
             return Spoken(self, meanings=(Noise(),))  # Said before.
         # Its start was not heard, or not understood.
         spoken = self._on_started(id)
         return _then(spoken, lambda speech: speech._on_completed(turn, is_cut=is_cut))
+
+    def _has_ended(self, turn: str) -> bool:
+        return turn in self.ended or (self.over is not None and self.over.id == turn)
 
     def _on_lost(self) -> Spoken:
         if self.running is not None:
@@ -391,8 +398,15 @@ class CodexSpeech(Struct, frozen=True):
             meanings += tuple(
                 Replied(request, error=error) for request in (stop.requests if isinstance(stop, Stop) else ())
             )
-        exchange = replace(self.exchange, ours=ours)
-        return Spoken(replace(self, running=None, over=over, exchange=exchange, changes=None), meanings=meanings)
+        speech = replace(
+            self,
+            running=None,
+            over=over,
+            ended=self.ended if self.over is None else (*self.ended, self.over.id)[-ENDED_TURNS_MAX:],
+            exchange=replace(self.exchange, ours=ours),
+            changes=None,
+        )
+        return Spoken(speech, meanings=meanings)
 
     def _on_item(self, method: str, turn: str | None, item: dict[str, Any]) -> Spoken:
         running = self.running
