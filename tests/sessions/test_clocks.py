@@ -80,11 +80,11 @@ async def test_a_question_makes_all_others_stand_still(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "clocks", "clock"),
     [
-        ("@@say a\n@@hang", {"bytes": 0.3, "overall": 600.0}, "bytes"),
+        ("@@say a\n@@hang", {"bytes": 1.0, "overall": 600.0}, "bytes"),
         ("@@say a\n@@tool_use Bash\n@@hang", {**IDLE, "tool": 0.3}, "tool"),
         (f"@@say a\n{COMPACTING}\n@@hang", {**IDLE, "tool": 0.3}, "tool"),
-        ("@@say a\n@@tool_use Bash\n@@hang", {**IDLE, "tool": 600.0, "overall": 0.3}, "overall"),
-        ("@@ask Bash\n@@say went on", {**IDLE, "tool": 0.6, "overall": 0.6, "human": 0.3}, "human"),
+        ("@@say a\n@@tool_use Bash\n@@hang", {**IDLE, "tool": 600.0, "overall": 1.0}, "overall"),
+        ("@@ask Bash\n@@say went on", {**IDLE, "tool": 1.5, "overall": 1.5, "human": 0.3}, "human"),
         # It thinks for ever: it lives, and does not get on.
         ("@@thinking 5000 0.02", {"bytes": 1.0, "progress": 1.3}, "progress"),
     ],

@@ -131,7 +131,7 @@ async def test_words_about_prompts_that_are_too_long_are_no_overflow(tmp_path: P
 async def test_a_turn_that_timed_out_after_its_tools_ran_is_not_sent_again(tmp_path: Path, how: str) -> None:
     setting = {"boundary": "", "ladder": "@@on_interrupt ignored\n", "exit": "@@at interrupt exit 1\n"}[how]
     work = f"work\n{setting}@@tool_use Bash\n@@tool_result done\n@@hang"
-    options = {**SHORT_DRAIN, "clocks": {"bytes": 0.3}}
+    options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
     async with opened(tmp_path, memory=True, options=options) as case:
         turn = await case.ask(work, on_preempt="requeue")
         outcome = await case.outcome(turn)

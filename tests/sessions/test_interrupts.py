@@ -280,7 +280,7 @@ async def test_an_agent_that_streams_for_ever_is_ended_by_the_overall_clock(tmp_
 
 async def test_chatter_for_ever_is_no_progress(tmp_path: Path) -> None:
     noise = [step for _ in range(400) for step in ("pause 0.01", "junk text")]
-    options = {"clocks": {"progress": 0.3, "bytes": 5.0}}
+    options = {"clocks": {"progress": 1.0, "bytes": 5.0}}
     async with opened(tmp_path, {"prompt 1": noise}, options=options) as case:
         outcome = await case.answer("one")
         assert outcome.kind is Kind.INTERRUPTED
@@ -289,7 +289,7 @@ async def test_chatter_for_ever_is_no_progress(tmp_path: Path) -> None:
 
 
 async def test_silence_is_ended_by_the_bytes_clock(tmp_path: Path) -> None:
-    async with opened(tmp_path, options={"clocks": {"bytes": 0.2}}) as case:
+    async with opened(tmp_path, options={"clocks": {"bytes": 1.0}}) as case:
         outcome = await case.answer("one\n@@say x\n@@hang")
         assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
         assert (await case.answer("two")).text == "two"

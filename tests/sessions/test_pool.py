@@ -14,7 +14,7 @@ from banksman.core.session import event as kinds
 from banksman.sessions import pool
 from banksman.sessions.agent_process import AgentProcess
 
-IDLE = {"idle_seconds": 0.2}
+IDLE = {"idle_seconds": 0.5}
 
 
 async def wait_idle_seconds(them: Crowd) -> None:

@@ -142,10 +142,10 @@ async def test_a_caller_answers_and_the_second_answer_is_nothing(tmp_path: Path)
 
 
 async def test_nothing_runs_before_the_decision_and_the_other_clocks_stand_still(tmp_path: Path) -> None:
-    async with opened(tmp_path, options={"clocks": {"bytes": 0.2, "progress": 0.2, "overall": 0.4}}) as case:
+    async with opened(tmp_path, options={"clocks": {"bytes": 1.0, "progress": 1.0, "overall": 1.0}}) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
-        await asyncio.sleep(0.6)  # Longer than any of them.
+        await asyncio.sleep(1.2)  # Longer than any of them.
         assert turn.state == "running"
         await case.session.answer(case.session.questions()[0].id, "allow")
         assert (await case.outcome(turn)).kind is Kind.DONE

@@ -189,14 +189,16 @@ async def test_new_numbers_hold_in_the_old_process(tmp_path: Path) -> None:
         case = await them.open("a", name="x", options={"queue_max": 1})
         await case.answer("one")
         pids = case.session.status().pids
-        await them.open("a", name="x", options={"clocks": {"bytes": 0.2}, "queue_max": 2, "idle_seconds": 0.1})
-        turn = await case.running("stuck")
+        numbers = {"clocks": {"tool": 0.2}, "queue_max": 2}
+        await them.open("a", name="x", options=numbers)
+        turn = await case.ask("@@tool_use Bash\n@@hang")
         waiting = [await case.ask(f"ask {number}") for number in range(2)]
         assert case.session.status().pids == pids
         outcome = await case.outcome(turn)
-        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
+        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "tool")
         for each in waiting:
             assert (await case.outcome(each)).kind is Kind.DONE
+        await them.open("a", name="x", options={**numbers, "idle_seconds": 0.1})
         assert await retired(case) == "idle"
         assert len(case.processes) == 1
 
@@ -525,7 +527,7 @@ async def test_a_program_that_is_away_is_a_crash_like_any_other(tmp_path: Path) 
 # -- wedged ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["ignored", "unanswered", "ack_only"])
 async def test_a_wedged_agent_is_replaced_and_its_conversation_resumed(tmp_path: Path, how: str) -> None:
-    options = {**SHORT_DRAIN, "clocks": {"bytes": 0.3}}
+    options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
     async with opened(tmp_path, memory=True, options=options) as case:
         await case.answer("one")
         before = case.session.status()
@@ -549,7 +551,7 @@ TOOL_RAN = '@@tool_use Bash {"command":"rm x"}\n@@tool_result gone'
 @pytest.mark.parametrize("end", ["@@hang", "@@on_interrupt ignored\n@@hang", "@@kill 9", "@@exit 0"])
 async def test_a_turn_whose_tools_may_have_run_is_not_sent_again(tmp_path: Path, end: str) -> None:
     """Timed out or died, obediently or not, and although it was to come back if it gave way."""
-    options = {**SHORT_DRAIN, "clocks": {"bytes": 0.3}}
+    options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
     async with opened(tmp_path, memory=True, options=options) as case:
         turn = await case.ask(f"dangerous\n{TOOL_RAN}\n{end}", on_preempt="requeue")
         waiting = await case.ask("next")
