@@ -76,7 +76,7 @@ BANKSMAN = {
         *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.cli", "banksman.__init__"),
         # `doctor` looks at the file itself: to open it as a host does would change it.
         *("banksman.store.sqlite.store_health", "banksman.cluster.log.cluster_health"),
-        *("banksman.cluster.log.storage_usage", "banksman.cluster.log.store_check"),
+        "banksman.cluster.log.store_check",
         "banksman.cluster.store_address",
         # One verb starts it; and the others, where there is none, have one inside.
         *("banksman.server.main", "banksman.server.embedded", "banksman.server.server_settings"),

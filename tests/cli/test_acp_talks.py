@@ -16,15 +16,12 @@ from tests.serve.kit import TOKEN, Served, shared
 from tests.thorough import thorough
 
 from banksman.cli.acp import editor_session as talk_module
-from banksman.cli.acp import editor_sessions as talks_module
-from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor import EditorConnection
-from banksman.cli.acp.editor_pipes import Outbox
+from banksman.cli.acp import methods as talks_module
+from banksman.cli.acp.backend import Backend, OwnServer, ServerWishes
+from banksman.cli.acp.editor import EditorConnection, Outbox
 from banksman.cli.acp.editor_session import Talk
-from banksman.cli.acp.editor_sessions import Talks
-from banksman.cli.acp.methods import Usual
-from banksman.cli.acp.outcomes import EditorRefusal
-from banksman.cli.acp.own_server import OwnServer, ServerWishes
+from banksman.cli.acp.methods import Talks, Usual
+from banksman.cli.acp.session_updates import EditorRefusal
 from banksman.core.wire.jsonrpc import JSONRPC, Id
 
 pytestmark = thorough

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from banksman.cli.acp import permission_request, session_settings
-from banksman.cli.acp.outcomes import EditorRefusal, ending, refusal_of
-from banksman.cli.acp.session_updates import JOINED_CHARACTERS_MAX, Joined, Update, UpdateProjection, projector_of
+from banksman.cli.acp import open_questions, session_settings
+from banksman.cli.acp.session_updates import (
+    JOINED_CHARACTERS_MAX,
+    EditorRefusal,
+    Joined,
+    Update,
+    UpdateProjection,
+    ending,
+    projector_of,
+    refusal_of,
+)
 from banksman.cli.client.client import NoServer, Problem
 
 Event = dict[str, Any]
@@ -146,33 +154,33 @@ def nothing(_: Any) -> None:
 
 
 def test_a_question_without_options_has_the_usual_three() -> None:
-    asked = permission_request.request("s", ASKED, nothing)
+    asked = open_questions.request_of("s", ASKED, nothing)
     assert [option["kind"] for option in asked["options"]] == ["allow_once", "allow_always", "reject_once"]
     assert asked["toolCall"]["toolCallId"] == "q-1.7"
     assert asked["toolCall"]["rawInput"] == {"command": "ls"}
-    assert permission_request.answer(ASKED, chosen("allow_once")) == {"decision": "allow"}
-    assert permission_request.answer(ASKED, chosen("allow_always")) == {"decision": "allow", "remember": True}
-    assert permission_request.answer(ASKED, chosen("reject_once")) == {"decision": "deny"}
+    assert open_questions.answer(ASKED, chosen("allow_once")) == {"decision": "allow"}
+    assert open_questions.answer(ASKED, chosen("allow_always")) == {"decision": "allow", "remember": True}
+    assert open_questions.answer(ASKED, chosen("reject_once")) == {"decision": "deny"}
 
 
 def test_the_agents_own_options_are_passed_on() -> None:
     asked = {**ASKED, "details": {"options": [*OFFERED, {"optionId": 1}, "x"], "tool_use_id": "toolu"}}
-    put = permission_request.request("s", asked, lambda call: f"title of {call}")
+    put = open_questions.request_of("s", asked, lambda call: f"title of {call}")
     assert put["options"] == OFFERED
     assert put["toolCall"]["title"] == "title of toolu"
-    assert permission_request.answer(asked, chosen("no")) == {"decision": "no"}
+    assert open_questions.answer(asked, chosen("no")) == {"decision": "no"}
 
 
 @pytest.mark.parametrize("result", [None, {}, {"outcome": 1}, {"outcome": {"outcome": "selected"}}, chosen("what?")])
 def test_option_that_was_not_offered_is_a_denial(result: Any) -> None:
-    answer = permission_request.answer(ASKED, result)
+    answer = open_questions.answer(ASKED, result)
     assert answer is not None
     assert answer["decision"] == "deny"
     assert "not offered" in answer["message"]
 
 
 def test_cancelled_question_is_left_to_others() -> None:
-    assert permission_request.answer(ASKED, {"outcome": {"outcome": "cancelled"}}) is None
+    assert open_questions.answer(ASKED, {"outcome": {"outcome": "cancelled"}}) is None
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import os
 import threading
 from collections.abc import Generator
 
-from banksman.cli.acp import editor_pipes
-from banksman.cli.acp.editor_pipes import ANSWERS_BYTES_MAX, UPDATES_BYTES_MAX, Outbox, lines
+from banksman.cli.acp import editor
+from banksman.cli.acp.editor import ANSWERS_BYTES_MAX, UPDATES_BYTES_MAX, Outbox, lines
 
 SECONDS_MAX = 30.0
 
@@ -36,11 +36,11 @@ def pipe() -> Generator[Pipe]:
         made.close(made.write)
 
 
-def read_lines(data: bytes, line_bytes_max: int = editor_pipes.LINE_BYTES_MAX) -> list[bytes | None]:
+def read_lines(data: bytes, line_bytes_max: int = editor.LINE_BYTES_MAX) -> list[bytes | None]:
     with pipe() as ends:
 
         def write() -> None:
-            editor_pipes._write_all(ends.write, data)  # pyright: ignore[reportPrivateUsage]
+            editor._write_all(ends.write, data)  # pyright: ignore[reportPrivateUsage]
             ends.close(ends.write)
 
         writer = threading.Thread(target=write)
@@ -60,7 +60,7 @@ def test_a_line_that_is_too_long_costs_only_itself() -> None:
 
 
 def test_a_line_may_be_longer_than_a_read() -> None:
-    long = b"x" * (3 * editor_pipes.READ_BYTES_MAX + 5)
+    long = b"x" * (3 * editor.READ_BYTES_MAX + 5)
     assert read_lines(long + b"\ny\n") == [long, b"y"]
 
 

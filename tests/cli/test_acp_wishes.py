@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from banksman.cli.acp.own_server import ServerWishes, Wish
+from banksman.cli.acp.backend import ServerWishes, Wish
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banksman.cli.output.approval import block_rows, subject_of, title_of
-from banksman.cli.output.terminal import as_line
-from banksman.cli.output.text_width import width
+from banksman.cli.output.terminal import as_line, width
 
 WORDS = st.text(st.sampled_from("ab\n\t ;\u200b\x1b日'"), max_size=40)
 VALUES: st.SearchStrategy[Any] = st.recursive(

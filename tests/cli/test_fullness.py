@@ -8,8 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from banksman.cli.doctor import cluster, machine
-from banksman.cli.doctor.finding import Finding, FindingVerdict, Which
+from banksman.cli.doctor import Finding, FindingVerdict, Which, cluster, machine
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.testing.nats_servers import Servers

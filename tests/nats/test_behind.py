@@ -11,9 +11,9 @@ import pytest
 
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import Journal
-from banksman.cluster.log.journal_backlog import Behind
+from banksman.cluster.log.journal_recovery import Behind
 from banksman.cluster.log.message_codec import MessagePart
-from banksman.cluster.log.queue_items import Advance, Call, QueuedAppend
+from banksman.cluster.log.publisher import Advance, Call, QueuedAppend
 from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE
 
 SUBJECT = "p.ev.s"

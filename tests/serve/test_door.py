@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.serve.kit import TOKEN, Served, head, shared, statuses, talk
 
-from banksman.server.http import page_tokens
-from banksman.server.http.page_tokens import PageTokens
+from banksman.server.http import auth
+from banksman.server.http.auth import PageTokens
 
 
 @pytest.fixture(scope="module")
@@ -298,16 +298,16 @@ def test_page_tokens_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     given, expires = pages.make()
     code = pages.make_code()
     assert pages.is_valid(given)
-    monkeypatch.setattr(page_tokens.time, "time", lambda: expires + 1.0)
+    monkeypatch.setattr(auth.time, "time", lambda: expires + 1.0)
     assert not pages.is_valid(given)
     now = time.monotonic()
-    monkeypatch.setattr(page_tokens.time, "monotonic", lambda: now + page_tokens.CODE_SECONDS_MAX + 1)
+    monkeypatch.setattr(auth.time, "monotonic", lambda: now + auth.CODE_SECONDS_MAX + 1)
     assert not pages.take_code(code)
 
 
 def test_unused_codes_are_bounded() -> None:
     pages = PageTokens(TOKEN, 4380)
-    codes = [pages.make_code() for _ in range(page_tokens.CODES_MAX + 1)]
+    codes = [pages.make_code() for _ in range(auth.CODES_MAX + 1)]
     assert [pages.take_code(code) for code in codes] == [False, *(True for _ in codes[1:])]
 
 
@@ -328,7 +328,7 @@ def test_logouts_on_file_are_bounded(tmp_path: Path) -> None:
     path.write_text(f"{'x' * 16} {expires}\n" * 4000)
     pages.revoke(given)
     assert not PageTokens(TOKEN, 4380, path).is_valid(given)
-    assert len(path.read_text().splitlines()) == page_tokens.REVOKED_MAX
+    assert len(path.read_text().splitlines()) == auth.REVOKED_MAX
 
 
 def test_logouts_that_have_expired_are_dropped(tmp_path: Path) -> None:

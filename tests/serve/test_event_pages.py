@@ -15,8 +15,8 @@ from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core.session.event import FRAMES, UPDATE, Entry, entry
-from banksman.server.api import event_pages
-from banksman.server.api.event_pages import Wanted
+from banksman.server.api import event_routes
+from banksman.server.api.event_routes import Wanted
 from banksman.store.log import READ_EVENTS_MAX
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent
@@ -133,7 +133,7 @@ def test_backward_it_ends_where_retention_began(tmp_path: Path) -> None:
 @pytest.mark.thorough
 async def test_long_events_make_short_pages_backward_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The newest are what is asked for: what does not fit is left out at the other end."""
-    monkeypatch.setattr(event_pages, "PAGE_BYTES_MAX", 5000)
+    monkeypatch.setattr(event_routes, "PAGE_BYTES_MAX", 5000)
     path = tmp_path / "log.sqlite"
     async with Host(f"sqlite:{path}") as host:
         session = await host.open("claude", command=fake_agent.command())
@@ -151,7 +151,7 @@ async def test_long_events_make_short_pages_backward_too(monkeypatch: pytest.Mon
         assert found == seqs
         place = seqs[-1] + 1
         pages = 0
-        while page := (await event_pages.before(session, str(place), Wanted(limit=10)))["events"]:
+        while page := (await event_routes.page_before(session, str(place), Wanted(limit=10)))["events"]:
             assert len(page) == 1 or sum(len(bytes(event)) for event in page) <= 5000
             place -= len(page)
             pages += 1

@@ -20,14 +20,20 @@ from banksman import Host, Kind
 from banksman.server import app
 from banksman.server import listener as server
 from banksman.server.context import Context
-from banksman.server.http.slices import SLICE_BYTES
+from banksman.server.http.connection import SLICE_BYTES
 from banksman.server.http.start_policy import Policy
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.event_encoding import StreamForm
-from banksman.server.streams.follower import EventStreams, Waking
-from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
-from banksman.server.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.follower import Counts, EventStreams, Waking
+from banksman.server.streams.sources import (
+    PAGE_BYTES_MAX,
+    PAGE_EVENTS_MAX,
+    PAGES_BYTES_MAX,
+    Cursor,
+    EncodedPage,
+    OneSession,
+    SharedPages,
+)
 from banksman.testing import fake_agent
 
 TOKEN = "a-token-of-the-tests"

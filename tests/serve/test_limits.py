@@ -20,9 +20,8 @@ from banksman.server.context import Context
 from banksman.server.http import connection
 from banksman.server.http.start_policy import Policy
 from banksman.server.server_settings import ServerSettings
-from banksman.server.streams.follower import EventStreams
-from banksman.server.streams.shared_pages import SharedPages
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.follower import Counts, EventStreams
+from banksman.server.streams.sources import SharedPages
 
 pytestmark = pytest.mark.thorough
 

@@ -17,7 +17,7 @@ from banksman import Host, Kind, NotOwner, StoreError, __version__
 from banksman.commands.options import Options
 from banksman.process.launch import prepare
 from banksman.server.ops import metrics
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.follower import Counts
 from banksman.sessions import registry
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog

@@ -21,7 +21,7 @@ from banksman.core.session.turn import Cause, TurnPhase
 from banksman.server import problems
 from banksman.server.api import command_routes, openapi
 from banksman.server.api import openapi as schemas
-from banksman.server.api.messages import common_messages, event_kinds
+from banksman.server.api.messages import common_messages, event_messages
 from banksman.server.api.messages.common_messages import Body, Query
 from banksman.server.app import ROUTES
 
@@ -202,9 +202,9 @@ def test_accept_is_a_parameter_of_what_can_be_a_stream() -> None:
 
 def test_every_kind_of_event_is_described() -> None:
     written = {value for name, value in vars(kinds).items() if name.isupper() and isinstance(value, str)}
-    assert set(event_kinds.EVENTS) == written - {kinds.STREAM_GAP}
+    assert set(event_messages.EVENTS) == written - {kinds.STREAM_GAP}
     described = SCHEMAS["Event"]["discriminator"]["mapping"]
-    assert described.keys() == set(event_kinds.EVENTS)
+    assert described.keys() == set(event_messages.EVENTS)
     places = [each["$ref"] for each in SCHEMAS["Event"]["oneOf"]]
     assert places == [*described.values(), "#/components/schemas/OtherEvent"]
 

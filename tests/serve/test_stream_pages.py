@@ -11,12 +11,10 @@ import pytest
 from tests.serve.joining import SSE, Received, is_live
 
 from banksman import Host, Session
-from banksman.server.streams import shared_pages as pages_module
+from banksman.server.streams import sources as pages_module
 from banksman.server.streams.event_encoding import StreamForm
-from banksman.server.streams.follower import EventStreams, Follower, Waking
-from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
-from banksman.server.streams.sources import Cursor, ManySessions, OneSession
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.follower import Counts, EventStreams, Follower, Waking
+from banksman.server.streams.sources import PAGES_BYTES_MAX, Cursor, EncodedPage, ManySessions, OneSession, SharedPages
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, Visit
 

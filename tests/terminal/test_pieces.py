@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 
 from banksman.cli.client.client import Client
 from banksman.cli.client.discovery import named
-from banksman.cli.output.style import PLAIN
-from banksman.cli.output.terminal import as_line
-from banksman.cli.output.text_width import cut, padded, rows, width, wrapped
+from banksman.cli.output.terminal import PLAIN, as_line, cut, padded, rows, width, wrapped
 from banksman.cli.output.wording import prompt_of, tokens_of
 from banksman.cli.tui import keyboard, session_table
-from banksman.cli.tui.ctrl_c import Stops
 from banksman.cli.tui.event_loop import ScreenLoop, Typed
 from banksman.cli.tui.event_view import Teller
 from banksman.cli.tui.keyboard import Decoder, KeyPress, Pasted
@@ -29,7 +26,7 @@ from banksman.cli.tui.line_editor import HISTORY_MAX, LINE_CHARACTERS_MAX, LineE
 from banksman.cli.tui.question_view import question_of
 from banksman.cli.tui.screen import ScreenStatus, TextStyle, duration_in_words, seconds_in_words
 from banksman.cli.tui.session_table import ORDER, SessionRow
-from banksman.cli.tui.turn_view import TurnWatch, TurnWishes
+from banksman.cli.tui.turn_view import Stops, TurnWatch, TurnWishes
 
 LETTERS = st.text(st.sampled_from("ab é日本🙂e\u0301한 "), max_size=60)
 COLUMNS = st.integers(1, 40)

@@ -16,7 +16,7 @@ from tests.terminal.conftest import variables
 from tests.terminal.kit import BANKSMAN, CTRL_C, CTRL_D, CTRL_Z, ENTER, SECONDS_MAX, UP, Terminal
 from tests.thorough import thorough
 
-from banksman.cli.output.text_width import width
+from banksman.cli.output.terminal import width
 
 pytestmark = thorough
 

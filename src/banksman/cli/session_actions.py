@@ -1,12 +1,13 @@
-"""Stopping a turn, and what the receipt says in words."""
+"""What verbs do with a session: open it, read the prompt for it, interrupt its turn."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 from banksman.cli.arguments import Parser
 from banksman.cli.client.client import Client, segment
@@ -63,3 +64,27 @@ def _whole(folder: str) -> str:
     except FileNotFoundError as exc:
         hint = "cd to another, or --cwd with a whole path"
         raise UsageError("the folder that this is called in is gone", hint=hint) from exc
+
+
+def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of an ask: `prompt`, `priority` and, where the verb has it, `on_busy`."""
+    prompt: str | None = arguments.prompt
+    body: dict[str, Any] = {"prompt": _on_stdin() if prompt in (None, "-") else prompt}
+    if arguments.priority is not None:
+        try:
+            body["priority"] = int(arguments.priority)
+        except ValueError:
+            body["priority"] = arguments.priority
+    if getattr(arguments, "on_busy", None) is not None:
+        body["on_busy"] = arguments.on_busy
+    return body
+
+
+def _on_stdin() -> str:
+    stdin = cast("TextIO | None", sys.stdin)
+    if stdin is None:
+        raise UsageError("the prompt is to be read from stdin, and that is closed")
+    try:
+        return stdin.buffer.read().decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError("what is on stdin is not UTF-8") from exc

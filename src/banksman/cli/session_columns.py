@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from banksman.cli.client.client import Client
-from banksman.cli.output.style import Style
+from banksman.cli.output.terminal import Style
 
 Shown = dict[str, Any]
 

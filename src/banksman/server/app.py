@@ -18,9 +18,8 @@ from banksman.server import web
 from banksman.server.api import admin_routes, command_routes, event_routes, host_routes, session_routes, turn_routes
 from banksman.server.api.route import Endpoint, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
-from banksman.server.http.auth import Door
+from banksman.server.http.auth import Door, PageTokens, revoked_path
 from banksman.server.http.connection import HEADERS_FOR_BROWSERS
-from banksman.server.http.page_tokens import PageTokens, revoked_path
 from banksman.server.problems import Problem
 
 log = logging.getLogger("banksman.serve")

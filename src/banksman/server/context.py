@@ -15,8 +15,8 @@ from banksman.errors import NotFound
 from banksman.server.api.request_replay import Once
 from banksman.server.http.auth import Door
 from banksman.server.http.start_policy import Policy
+from banksman.server.problems import session_of
 from banksman.server.server_settings import ServerSettings
-from banksman.server.session_lookup import session_of
 from banksman.server.streams.follower import EventStreams
 from banksman.sessions.session import Session
 

@@ -1,13 +1,16 @@
-"""The application on a host of its own, behind whichever sockets: what `banksman serve` and a verb without one share.
-
-`serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made. `Inside` is
-the same in a thread of another program, which asks it by a socket that is nobody else's; other verbs of the same user
-find it there, by the address that the store has of whoever owns a session.
-"""
+"""How a server ends: who told it to, how long what runs may take, and who would not wait."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from banksman import Host
+
+if TYPE_CHECKING:
+    from banksman.cluster.host import Member
 import contextlib
 import logging
 import re
@@ -19,19 +22,78 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from banksman import Host, sockets
+from banksman import sockets
 from banksman.cluster.http import membership
 from banksman.errors import MachineError, Refused, StoreError
 from banksman.folders import sockets_folder
 from banksman.server import app
 from banksman.server import listener as servers
 from banksman.server.context import Context
-from banksman.server.graceful_end import GracefulEnd
 from banksman.server.http.start_policy import Policy
 from banksman.server.server_settings import ServerSettings
-from banksman.server.streams.follower import EventStreams
-from banksman.server.streams.shared_pages import SharedPages
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.follower import Counts, EventStreams
+from banksman.server.streams.sources import SharedPages
+
+
+class GracefulEnd:
+    """The first word counts; the second says: now. Belongs to the loop it is made in."""
+
+    def __init__(self, drain_seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.asked: asyncio.Future[None] = loop.create_future()
+        self._now: asyncio.Future[None] = loop.create_future()
+        self.seconds = drain_seconds
+
+    def ask(self, seconds: float | None = None) -> None:
+        if not self.asked.done():
+            if seconds is not None:
+                self.seconds = seconds
+            self.asked.set_result(None)
+
+    def hurry(self) -> bool:
+        """What runs is stopped. False: that was said already."""
+        if self._now.done():
+            return False
+        self._now.set_result(None)
+        return True
+
+    async def wait(self, work: Coroutine[Any, Any, None]) -> None:
+        """For this, within the same deadline, or until somebody would not wait. It has ended when this returns."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._now), timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+
+    async def leave(self, member: Member) -> None:
+        """Other hosts go on with our sessions. What this takes is taken from what `finish` may take."""
+        began = time.monotonic()
+        await self.wait(member.drain(timeout=self.seconds))
+        self.seconds = max(0.0, self.seconds - (time.monotonic() - began))
+
+    async def finish(self, host: Host) -> None:
+        """Until nothing runs any more: by itself, by the deadline, or because somebody would not wait."""
+        finishing = asyncio.ensure_future(host.finish(timeout=self.seconds))
+        try:
+            await asyncio.wait((finishing, self._now), return_when=asyncio.FIRST_COMPLETED)
+            if not finishing.done():
+                await host.finish(timeout=0)
+            await finishing
+        finally:
+            if not finishing.done():
+                # We were cancelled. This only stops the waiting: what runs is the host's, which is closed next.
+                finishing.cancel()
+                await asyncio.wait((finishing,))
+
+
+# The application on a host of its own, behind whichever sockets: what `banksman serve` and a verb without one share.
+#
+# `serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made. `Inside`
+# is the same in a thread of another program, which asks it by a socket that is nobody else's; other verbs of the same
+# user find it there, by the address that the store has of whoever owns a session.
 
 log = logging.getLogger("banksman.serve")
 

@@ -26,7 +26,7 @@ from banksman.folders import sockets_folder, state_folder
 from banksman.server import embedded
 from banksman.server import listener as servers
 from banksman.server.context import Context
-from banksman.server.graceful_end import GracefulEnd
+from banksman.server.embedded import GracefulEnd
 from banksman.server.http import token_file as tokens
 from banksman.server.ops import child_reaper, discovery_file, logs, stack_dump, systemd_notify
 from banksman.server.server_settings import ServerSettings

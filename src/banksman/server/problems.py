@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from banksman import errors
-from banksman.errors import BanksmanError
+from banksman import Host, errors
+from banksman.errors import BanksmanError, NotFound
+from banksman.server.server_settings import NAME_LENGTH_MAX
+from banksman.sessions.session import Session
 
 MEDIA_TYPE = "application/problem+json"
 # What a client is told to wait, in seconds. Nobody can know; it is long enough not to be a storm, and short enough not
@@ -104,3 +106,10 @@ def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, errors.Busy) else None
     detail = error.args[0] if error.args else ""
     return Problem(status, type(error).__name__, str(detail), hint=hint, ids=error.ids, headers=headers)
+
+
+def session_of(host: Host, id_or_name: str) -> Session:
+    """`NotFound`: there is none; also for what can be the name of none."""
+    if len(id_or_name) > NAME_LENGTH_MAX or "\0" in id_or_name:
+        raise NotFound("there is no such session", hint="see /v1/sessions")
+    return host.session(id_or_name)

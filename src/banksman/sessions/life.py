@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from banksman.core.session.facts import Begun
 from banksman.core.session.history import Past
-from banksman.core.session.idempotency import KEYS_MAX, UNUSED, IdempotencyKey
-from banksman.core.session.outcome import Kind
+from banksman.core.session.outcome import KEYS_MAX, UNUSED, IdempotencyKey, Kind
 from banksman.core.session.turn import Turn as Waiting
 from banksman.core.session.turn import TurnPhase
 from banksman.core.wire.framing import FRAME_BYTES_MAX

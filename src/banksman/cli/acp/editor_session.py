@@ -22,8 +22,16 @@ from typing import Any, Protocol
 from banksman.cli.acp import session_settings
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
 from banksman.cli.acp.open_questions import Asker, EditorQuestions
-from banksman.cli.acp.outcomes import EditorRefusal, bug, ending, refusal_of
-from banksman.cli.acp.session_updates import Joined, Update, UpdateProjection, projector_of
+from banksman.cli.acp.session_updates import (
+    EditorRefusal,
+    Joined,
+    Update,
+    UpdateProjection,
+    bug,
+    ending,
+    projector_of,
+    refusal_of,
+)
 from banksman.cli.client.client import ClientError, NoServer, segment
 from banksman.cli.client.event_stream import Event, EventFollower, seq_of
 from banksman.cli.output.terminal import say_aside

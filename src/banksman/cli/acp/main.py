@@ -14,11 +14,9 @@ import threading
 from types import FrameType
 
 from banksman.cli import INTERRUPTED, OK, USAGE
-from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor import EditorConnection
-from banksman.cli.acp.editor_pipes import Outbox, lines, take_stdio
+from banksman.cli.acp.backend import Backend, OwnServer, ServerWishes, Wish
+from banksman.cli.acp.editor import EditorConnection, Outbox, lines, take_stdio
 from banksman.cli.acp.methods import Usual
-from banksman.cli.acp.own_server import OwnServer, ServerWishes, Wish
 from banksman.cli.arguments import Parser, split_command
 from banksman.cli.output.terminal import as_line, say_aside
 from banksman.errors import UsageError

@@ -20,7 +20,7 @@ from banksman import sockets
 from banksman.cli.client.discovery import ServerPlace
 from banksman.cli.client.replies import checked, decode
 from banksman.cli.client.session_owners import OwnerRequest, Owners, owner_of
-from banksman.cli.output.progress import Telling
+from banksman.cli.output.terminal import Telling
 from banksman.cli.output.wording import hint_of
 from banksman.errors import BanksmanError
 

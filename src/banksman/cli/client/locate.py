@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from banksman.cli.client.client import NoServer
 from banksman.cli.client.discovery import ServerPlace, at_socket
-from banksman.cli.output.progress import PATIENCE_SECONDS, Telling, say_progress
+from banksman.cli.output.terminal import PATIENCE_SECONDS, Telling, say_progress
 from banksman.errors import UsageError
 
 if TYPE_CHECKING:

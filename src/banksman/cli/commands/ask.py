@@ -10,11 +10,9 @@ from banksman.cli.arguments import split_command
 from banksman.cli.client.client import segment
 from banksman.cli.output.terminal import as_line, say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_actions import add_cwd, ask_to_open
-from banksman.cli.tui.ctrl_c import Stops
+from banksman.cli.session_actions import add_cwd, ask_to_open, body_of
 from banksman.cli.tui.event_loop import ScreenLoop
-from banksman.cli.tui.prompt_input import body_of
-from banksman.cli.tui.turn_view import TurnWatch, TurnWishes
+from banksman.cli.tui.turn_view import Stops, TurnWatch, TurnWishes
 
 
 def parser() -> ServerParser:

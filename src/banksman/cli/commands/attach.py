@@ -14,16 +14,13 @@ from typing import Any
 from banksman.cli import INTERRUPTED
 from banksman.cli.client.client import Client, segment
 from banksman.cli.client.locate import Way
-from banksman.cli.output.style import is_terminal, stdout_style
-from banksman.cli.output.terminal import say_json
+from banksman.cli.output.terminal import is_terminal, say_json, stdout_style
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.attached import Attached
-from banksman.cli.tui.event_loop import Connected, FeedEnded, Happened, ScreenLoop, Signalled
+from banksman.cli.tui.event_loop import Connected, FeedEnded, Happened, ScreenLoop, Signalled, follow
 from banksman.cli.tui.event_view import Teller
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
-from banksman.cli.tui.plain_screen import PlainScreen
-from banksman.cli.tui.screen import TextStyle
-from banksman.cli.tui.session_feed import follow
+from banksman.cli.tui.screen import PlainScreen, TextStyle
 
 # What is shown of what was said before: the last turns, and no more than so many events of them.
 TURNS_SHOWN, EVENTS_SHOWN_MAX = 3, 3000

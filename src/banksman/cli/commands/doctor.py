@@ -13,10 +13,8 @@ from importlib import import_module
 
 from banksman.cli import NOT_DONE, OK
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.doctor.finding import Finding, FindingVerdict, Which, made, wrong
-from banksman.cli.output.style import size_of, stdout_style
-from banksman.cli.output.terminal import as_line, say, say_json
-from banksman.cli.output.text_width import wrapped
+from banksman.cli.doctor import Finding, FindingVerdict, Which, made, wrong
+from banksman.cli.output.terminal import as_line, say, say_json, size_of, stdout_style, wrapped
 from banksman.cli.server_command import perform
 
 GROUPS = {

@@ -7,9 +7,7 @@ import sys
 import time
 
 from banksman.cli import OK
-from banksman.cli.output.style import size_of, stdout_style
-from banksman.cli.output.terminal import as_line, say, say_json, table
-from banksman.cli.output.text_width import cut, padded, width
+from banksman.cli.output.terminal import as_line, cut, padded, say, say_json, size_of, stdout_style, table, width
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.session_columns import Shown, colour_of, money, sessions
 from banksman.cli.tui.screen import seconds_in_words

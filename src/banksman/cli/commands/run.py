@@ -19,16 +19,12 @@ from banksman import config
 from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import Client, segment
-from banksman.cli.output.style import is_terminal
-from banksman.cli.output.terminal import as_line, say_aside
+from banksman.cli.output.terminal import as_line, is_terminal, say_aside
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_actions import add_cwd, ask_to_open
-from banksman.cli.tui.ctrl_c import Stops
+from banksman.cli.session_actions import add_cwd, ask_to_open, body_of
 from banksman.cli.tui.event_loop import Done, ScreenLoop
-from banksman.cli.tui.plain_screen import PlainScreen
-from banksman.cli.tui.prompt_input import body_of
-from banksman.cli.tui.screen import TICK_SECONDS
-from banksman.cli.tui.turn_view import TurnWatch, TurnWishes
+from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen
+from banksman.cli.tui.turn_view import Stops, TurnWatch, TurnWishes
 from banksman.errors import BanksmanError, UsageError
 
 ON_QUESTION = ("ask", "allow", "deny", "fail")

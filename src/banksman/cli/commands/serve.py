@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from banksman.cli import USAGE
 from banksman.cli.arguments import Parser
-from banksman.cli.long_running import add_running, settings_of
+from banksman.cli.server_command import add_running, settings_of
 
 _NOTES = """\
 Everything that can be set is in the [serve] table of a TOML file, by default banksman/config.toml in the user's

@@ -8,8 +8,7 @@ import sys
 import time
 
 from banksman.cli import OK
-from banksman.cli.output.style import is_terminal, stdout_style
-from banksman.cli.output.terminal import as_line, say, say_json, table
+from banksman.cli.output.terminal import as_line, is_terminal, say, say_json, stdout_style, table
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui import session_table
 from banksman.cli.tui.event_loop import ScreenLoop

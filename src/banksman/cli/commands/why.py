@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from banksman.cli import OK
 from banksman.cli.client.client import segment
 from banksman.cli.output.approval import block_rows, subject_of, title_of
-from banksman.cli.output.style import stdout_style
-from banksman.cli.output.terminal import as_line, as_text, say, say_json
+from banksman.cli.output.terminal import as_line, as_text, say, say_json, stdout_style
 from banksman.cli.output.wording import how_to_answer
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.session_columns import Shown, colour_of, money

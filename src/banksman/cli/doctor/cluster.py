@@ -7,14 +7,13 @@ import ipaddress
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
 from banksman.cli.doctor.places import specs
 from banksman.cluster import store_address as addresses
 from banksman.cluster.store_address import Address
 
 if TYPE_CHECKING:
-    from banksman.cluster.log.cluster_health import ClusterHealth, NatsServer
-    from banksman.cluster.log.storage_usage import Fullness
+    from banksman.cluster.log.cluster_health import ClusterHealth, Fullness, NatsServer
     from banksman.cluster.log.store_check import Contents
 
 # An event that is smaller goes as it is, with what a message has besides; see store/cluster.
@@ -45,7 +44,7 @@ def checks(which: Which) -> list[Check]:
 
 def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
     try:
-        from banksman.cluster.log import cluster_health, storage_usage, store_check  # noqa: PLC0415
+        from banksman.cluster.log import cluster_health, store_check  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "nats":
             raise
@@ -59,7 +58,7 @@ def _of(address: Address, monitors: tuple[str, ...]) -> Iterator[Finding]:
         yield from _size(address, found)
         yield from _streams(address, found)
         ids = {server.id for server in found.servers}
-        yield from map(_room, asyncio.run(storage_usage.look(address, ids, monitors=monitors)))
+        yield from map(_room, asyncio.run(cluster_health.look_at_usage(address, ids, monitors=monitors)))
         yield from _access(address, found)
         if _has(found, f"{address.prefix}-events") and _has(found, f"{address.prefix}-records"):
             yield from _contents(address.prefix, asyncio.run(store_check.look(address)))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from banksman import sockets
-from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
 from banksman.cli.doctor.places import stores
 from banksman.commands import spill_file
 from banksman.errors import BanksmanError

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import banksman
-from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
 from banksman.errors import BanksmanError
 from banksman.process import syscalls
 from banksman.runtime.execute import execute

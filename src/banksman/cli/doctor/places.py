@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from banksman import config
-from banksman.cli.doctor.finding import Check, Finding, Which, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, ok, wrong
 from banksman.errors import UsageError
 from banksman.folders import sockets_folder, state_folder
 

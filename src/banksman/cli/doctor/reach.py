@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import banksman
 from banksman.cli.client.client import Client, ClientError, NotLetIn
 from banksman.cli.client.discovery import find, is_there
-from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
 from banksman.sessions import installed_agents
 
 

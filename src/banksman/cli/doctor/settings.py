@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 
 from banksman import config
-from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
 from banksman.errors import UsageError
 
 

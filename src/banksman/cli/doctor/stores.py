@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from banksman.cli.doctor import cluster
-from banksman.cli.doctor.finding import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, Finding, Which, cluster, note, ok, wrong
 from banksman.cli.doctor.machine import room
 from banksman.cli.doctor.places import private, stores
 from banksman.cluster import store_address as addresses

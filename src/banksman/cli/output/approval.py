@@ -16,8 +16,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from banksman.cli.output.terminal import as_line, as_text
-from banksman.cli.output.text_width import rows
+from banksman.cli.output.terminal import as_line, as_text, rows
 
 Asked = Mapping[str, Any]
 

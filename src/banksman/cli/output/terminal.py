@@ -1,10 +1,4 @@
-"""What is said to a person, or to the program at the other end of a pipe.
-
-What an agent says is not for the terminal to obey: a tool's output, a file's name or a model's words may hold sequences
-that clear the screen, rename the window, or type. In text mode every control character is shown as its escape, and so
-is every character that has no shape: one that turns the direction of the text round, or hides words from the reader
-that a program still sees. In JSON the encoding does that.
-"""
+"""Output for a person at a terminal or a program at the end of a pipe: colour, width, escaping, tables and progress."""
 
 from __future__ import annotations
 
@@ -13,10 +7,167 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+import threading
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TextIO, cast
 
 from banksman.errors import MachineError
+
+# What a stream of ours may be sent: colour, a line that is drawn over, or words and nothing else.
+#
+# A pipe gets words. So does a terminal whose user says so (`NO_COLOR`) or that can do no better (`TERM=dumb`).
+
+# Where nobody says how wide a terminal is.
+COLUMNS, ROWS = 80, 24
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Of one stream. `is_drawn`: lines may be drawn over, and sequences be sent. `has_colour`: and colours be used."""
+
+    is_terminal: bool = False
+    is_drawn: bool = False
+    has_colour: bool = False
+
+    def dim(self, text: str) -> str:
+        return self._in("2", text)
+
+    def bold(self, text: str) -> str:
+        return self._in("1", text)
+
+    def red(self, text: str) -> str:
+        return self._in("31", text)
+
+    def green(self, text: str) -> str:
+        return self._in("32", text)
+
+    def yellow(self, text: str) -> str:
+        return self._in("33", text)
+
+    def _in(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.has_colour and text else text
+
+
+PLAIN = Style()
+
+
+def style_of(stream: TextIO | None) -> Style:
+    # One that was closed when we were started is not there at all.
+    if stream is None or not is_terminal(stream):
+        return PLAIN
+    is_able = os.environ.get("TERM", "dumb") not in ("", "dumb")
+    has_colour = is_able and not os.environ.get("NO_COLOR")
+    return Style(is_terminal=True, is_drawn=is_able, has_colour=has_colour)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # It was closed since.
+        return False
+
+
+def stdout_style() -> Style:
+    return style_of(cast("TextIO | None", sys.stdout))
+
+
+def stderr_style() -> Style:
+    return style_of(cast("TextIO | None", sys.stderr))
+
+
+def size_of(stream: TextIO | None) -> tuple[int, int]:
+    """Columns and rows, as they are at this moment."""
+    try:
+        assert stream is not None
+        found = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError, AssertionError):
+        return COLUMNS, ROWS
+    # A terminal that was told no size has none.
+    return found.columns or COLUMNS, found.lines or ROWS
+
+
+# How much room a text takes on a screen: letters are one column wide, many of Asia's and most pictures two, and marks
+# that sit on a letter none. Terminals disagree about a few: nothing that must not be torn may rest on this count.
+
+# A word of so much is not left alone on the last row.
+SHORT_COLUMNS_MAX = 2
+_MARKS = ("Mn", "Me", "Cf")
+# The later parts of a Korean syllable, which join the first.
+_JOINED = range(0x1160, 0x1200)
+
+
+@lru_cache(maxsize=4096)
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in _MARKS or ord(character) in _JOINED:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def width(text: str) -> int:
+    """In columns. For text that is safe and on one line already."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def cut(text: str, columns: int) -> str:
+    """As much of it as there is room for; with a mark, if that is not all."""
+    if width(text) <= columns:
+        return text
+    if columns < 1:
+        return ""
+    kept = next(rows(text, columns - 1), "")
+    # A letter that is wider than all the room there is.
+    return f"{kept}…" if width(kept) < columns else "…"
+
+
+def padded(text: str, columns: int) -> str:
+    return text + " " * (columns - width(text))
+
+
+def rows(text: str, columns: int) -> Iterator[str]:
+    """Cut wherever the room ends, as a terminal does it. A letter that is wider than a row has one of its own."""
+    begin = used = 0
+    for index, character in enumerate(text):
+        size = _columns(character)
+        if used + size > columns and index > begin:
+            yield text[begin:index]
+            begin, used = index, 0
+        used += size
+    if begin < len(text):
+        yield text[begin:]
+
+
+def wrapped(text: str, columns: int, *, indent: str = "") -> list[str]:
+    """Cut between words; a word that is longer than a row, anywhere. What comes after the first row is indented."""
+    found: list[str] = []
+    line = ""
+    words = text.lstrip(" ").split(" ")
+    # What it begins with is meant.
+    words[0] = text[: len(text) - len(text.lstrip(" "))] + words[0]
+    for word in words:
+        joined = f"{line} {word}" if line else f"{indent if found else ''}{word}"
+        if width(joined) <= columns:
+            line = joined
+            continue
+        if width(word) <= SHORT_COLUMNS_MAX and " " in line.strip():
+            # `4 s`: a unit by itself says nothing.
+            line, _, before = line.rpartition(" ")
+            word = f"{before} {word}"  # noqa: PLW2901
+        if line:
+            found.append(line)
+        *whole, line = list(rows(f"{indent if found else ''}{word}", max(columns, 1))) or [""]
+        found += whole
+    return [*found, line]
+
+
+# What is said to a person, or to the program at the other end of a pipe.
+#
+# What an agent says is not for the terminal to obey: a tool's output, a file's name or a model's words may hold
+# sequences that clear the screen, rename the window, or type. In text mode every control character is shown as its
+# escape, and so is every character that has no shape: one that turns the direction of the text round, or hides words
+# from the reader that a program still sees. In JSON the encoding does that.
 
 # C0 but for tab and newline, DEL and C1.
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
@@ -103,8 +254,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns as wide as what is in them. On a terminal that is narrower the widest are cut, with a mark; a pipe gets
     everything."""
     # Here, because not every verb has one, and some must start fast.
-    from banksman.cli.output.style import size_of, stdout_style  # noqa: PLC0415
-    from banksman.cli.output.text_width import cut, padded, width  # noqa: PLC0415
 
     cells = [list(head), *([as_line("-" if cell is None or cell == "" else cell) for cell in row] for row in rows)]
     widths = [max(width(row[column]) for row in cells) for column in range(len(head))]
@@ -131,3 +280,37 @@ def close_stdout() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
+
+
+# Whoever waits longer for something is told what for.
+PATIENCE_SECONDS = 1.0
+
+
+class Telling:
+    """Says what is being done, if it takes long. Only in the main thread: a verb that has the whole screen waits for
+    nothing there, and says what it waits for in its own way."""
+
+    def __init__(self, doing: str) -> None:
+        self._timer: threading.Timer | None = None
+        if has_person() and threading.current_thread() is threading.main_thread():
+            self._timer = threading.Timer(PATIENCE_SECONDS, say_progress, (doing,))
+            self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+
+
+def say_progress(doing: str) -> None:
+    if has_person():
+        say_aside(f"banksman: {doing} …")
+
+
+def has_person() -> bool:
+    """A program that reads stderr has asked for nothing of the kind."""
+    return sys.stderr is not None and sys.stderr.isatty()

@@ -12,13 +12,22 @@ from banksman.cli import INTERRUPTED, OK
 from banksman.cli.client.client import Client, segment
 from banksman.cli.session_actions import interrupt_turn, receipt_in_words
 from banksman.cli.tui import question_view
-from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Signalled, Thing, Typed
+from banksman.cli.tui.event_loop import (
+    Connected,
+    Done,
+    FeedEnded,
+    Happened,
+    ScreenLoop,
+    Signalled,
+    Thing,
+    Typed,
+    follow,
+)
 from banksman.cli.tui.event_view import Event, Teller
 from banksman.cli.tui.keyboard import Keyboard, KeyPress
 from banksman.cli.tui.line_editor import LineEditor
 from banksman.cli.tui.live_screen import Live
 from banksman.cli.tui.screen import TICK_SECONDS, TextStyle
-from banksman.cli.tui.session_feed import follow
 from banksman.errors import BanksmanError
 
 # Its keys are shown, and count, from so long after a question came: what was being typed then is no answer.

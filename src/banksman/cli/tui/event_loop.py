@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -18,15 +19,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
+from banksman.cli.client.client import Client, NoServer, Problem
+from banksman.cli.client.event_stream import READ_BYTES_MAX, SILENCE_SECONDS_MAX, Event, EventFollower, SseParser
 from banksman.cli.tui.keyboard import Decoder, Keyboard
 from banksman.errors import BanksmanError
 
 EVENTS_AHEAD_MAX = 2000
 # After an Escape a key's other bytes come at once, or not at all.
 ESCAPE_SECONDS = 0.05
-READ_BYTES_MAX = 65536
+TYPED_BYTES_MAX = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +210,13 @@ class ScreenLoop:
         for key, _ in ready:
             if key.fd == self._wakes:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._wakes, READ_BYTES_MAX)
+                    os.read(self._wakes, TYPED_BYTES_MAX)
             else:
                 self._read_keys(key.fd)
 
     def _read_keys(self, fd: int) -> None:
         try:
-            data = os.read(fd, READ_BYTES_MAX)
+            data = os.read(fd, TYPED_BYTES_MAX)
         except OSError:
             data = b""
         if not data:
@@ -225,3 +228,59 @@ class ScreenLoop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.post(Signalled(number))
+
+
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.2, 3.0
+
+
+def follow(
+    loop: ScreenLoop, client: Client, session: str, *, after: str | None, is_partial: bool
+) -> Callable[[], None]:
+    """`is_partial`: pieces of what is being said come too, beside the whole. Call what is returned when nobody reads
+    them any more: the connection is given up at the server's next sign of life, of which a quiet session has some, too.
+    """
+    left = threading.Event()
+    follower = EventFollower(
+        client,
+        session,
+        after=after,
+        is_over=left.is_set,
+        query={"partial": 1} if is_partial else None,
+        on_lost=lambda _: loop.post(Connected(is_there=False)),
+        on_back=lambda: loop.post(Connected(is_there=True)),
+    )
+    loop.follow(follower.events)
+    return left.set
+
+
+def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], None]) -> Iterator[Event]:
+    """Our own events of every session from now on, for who looks again when something has happened. What happens while
+    the connection is lost is not told: `on_back` says that all is to be looked at. It does not end by itself."""
+    pause = PAUSE_SECONDS_MIN
+    is_lost = False
+    headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+    while True:
+        try:
+            with client.stream(
+                "/v1/events",
+                query={"frames_of": "", "after": "now"},
+                headers=headers,
+                silence_seconds_max=SILENCE_SECONDS_MAX,
+            ) as response:
+                parser = SseParser()
+                while data := response.read1(READ_BYTES_MAX):
+                    if is_lost:
+                        is_lost = False
+                        on_back()
+                    pause = PAUSE_SECONDS_MIN
+                    for message in parser.feed(data):
+                        event: Any = json.loads(message.data)
+                        if isinstance(event, dict) and "session" in event:
+                            yield cast("Event", event)
+        except (NoServer, Problem, ValueError):
+            pass  # It may be on its way back. What is shown says that it is not there.
+        if not is_lost:
+            is_lost = True
+            on_lost()
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE_SECONDS_MAX)

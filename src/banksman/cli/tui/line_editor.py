@@ -6,8 +6,7 @@ and what is counted wrongly tears what is above it. A line may hold newlines (pa
 
 from __future__ import annotations
 
-from banksman.cli.output.terminal import as_line
-from banksman.cli.output.text_width import cut, width
+from banksman.cli.output.terminal import as_line, cut, width
 from banksman.cli.tui.keyboard import KeyPress, Pasted
 
 # More is not typed, and what is pasted beyond it is not taken.

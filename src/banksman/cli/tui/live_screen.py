@@ -13,13 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from banksman.cli.output.approval import block_rows
-from banksman.cli.output.style import Style, size_of, stdout_style
-from banksman.cli.output.terminal import CannotWrite, as_line, as_text
-from banksman.cli.output.text_width import cut, rows, wrapped
+from banksman.cli.output.terminal import CannotWrite, Style, as_line, as_text, cut, rows, size_of, stdout_style, wrapped
 from banksman.cli.tui.line_editor import LineEditor
-from banksman.cli.tui.plain_screen import LINE_CHARACTERS_MAX, ROOMY_COLUMNS
 from banksman.cli.tui.question_view import QuestionView
-from banksman.cli.tui.screen import ScreenStatus, TextStyle
+from banksman.cli.tui.screen import LINE_CHARACTERS_MAX, ROOMY_COLUMNS, ScreenStatus, TextStyle
 
 PROMPT = "> "
 _PASTE_ON, _PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"

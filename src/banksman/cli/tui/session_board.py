@@ -12,14 +12,11 @@ from typing import Any
 
 from banksman.cli import INTERRUPTED, OK
 from banksman.cli.client.client import Client
-from banksman.cli.output.style import size_of, stdout_style
-from banksman.cli.output.terminal import CannotWrite, as_line
-from banksman.cli.output.text_width import cut, padded, wrapped
+from banksman.cli.output.terminal import CannotWrite, as_line, cut, padded, size_of, stdout_style, wrapped
 from banksman.cli.session_actions import interrupt_turn, receipt_in_words
 from banksman.cli.tui import session_table
-from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Signalled, Thing, Typed
+from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Signalled, Thing, Typed, news
 from banksman.cli.tui.keyboard import Keyboard, KeyPress
-from banksman.cli.tui.session_feed import news
 from banksman.cli.tui.session_table import BUSY, SessionRow, Survey
 from banksman.errors import BanksmanError
 

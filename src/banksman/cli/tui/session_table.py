@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from banksman.cli.client.client import Client, Problem, segment
-from banksman.cli.output.style import Style
-from banksman.cli.output.terminal import as_line
-from banksman.cli.output.text_width import cut, padded, width
+from banksman.cli.output.terminal import Style, as_line, cut, padded, width
 from banksman.cli.session_columns import colour_of, money, sessions
 from banksman.cli.tui.screen import seconds_in_words
 

@@ -1,28 +1,76 @@
-"""One turn, watched to its end: what `ask` and `run` have in common.
-
-What the agent says goes to stdout, everything else to stderr. A question is asked here if there is somebody to ask;
-else it is told how to answer it from another terminal, and waited.
-"""
+"""One turn, watched to its end: what `ask` and `run` share, with Ctrl-C."""
 
 from __future__ import annotations
 
+import queue
+import signal
+import threading
 import time
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from banksman.cli.client.client import Client, segment
-from banksman.cli.output.style import stderr_style
-from banksman.cli.output.terminal import as_text, say, say_json
+from banksman.cli.output.terminal import as_text, say, say_json, stderr_style
 from banksman.cli.output.wording import how_to_answer
-from banksman.cli.session_actions import receipt_in_words
+from banksman.cli.session_actions import interrupt_turn, receipt_in_words
 from banksman.cli.tui import question_view
-from banksman.cli.tui.ctrl_c import Stops
-from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Thing, Typed
+from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Thing, Typed, follow
 from banksman.cli.tui.event_view import Event, Teller, outcome_in_words
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
-from banksman.cli.tui.plain_screen import PlainScreen
-from banksman.cli.tui.screen import TICK_SECONDS, TextStyle
-from banksman.cli.tui.session_feed import follow
+from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen, TextStyle
+from banksman.errors import BanksmanError
+
+# Ctrl-C, counted. The first stops the turn and not us: its ending is what was asked for, and comes in a moment. A
+# second one leaves, and raises `KeyboardInterrupt` wherever we are.
+#
+# The turn is stopped by a thread of its own, so that a reader of ours who is slow to take what the agent says does not
+# keep it from being stopped.
+
+# Errands, as they come back: it is being stopped; it is.
+STOPPING, STOPPED = "stopping", "stopped"
+
+
+class Stops:
+    def __init__(self, loop: ScreenLoop, client: Client) -> None:
+        self.count = 0
+        # Somebody wanted it stopped, and the receipt has not come.
+        self.is_due = False
+        self._loop = loop
+        self._client = client
+        # True: stop it. To put into one of these is allowed in a signal handler.
+        self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        loop.handle(signal.SIGINT, self._on_signal)
+
+    def begin(self, session: str, turn: str) -> None:
+        """The turn is known from here on. One who wanted it stopped before that has his wish now."""
+        threading.Thread(target=self._stop, args=(session, turn), name="banksman-interrupt", daemon=True).start()
+
+    def stop(self) -> None:
+        """As a first Ctrl-C does, without counting as one."""
+        if not self.is_due:
+            self.is_due = True
+            self._wishes.put(True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            raise KeyboardInterrupt
+        self.stop()
+
+    def _stop(self, session: str, turn: str) -> None:
+        self._wishes.get()
+        self._loop.post(Done(STOPPING))
+        try:
+            self._loop.post(Done(STOPPED, interrupt_turn(self._client, session, turn)))
+        except BanksmanError as exc:
+            self._loop.post(Done(STOPPED, error=exc))
+
+
+# One turn, watched to its end: what `ask` and `run` have in common.
+#
+# What the agent says goes to stdout, everything else to stderr. A question is asked here if there is somebody to ask;
+# else it is told how to answer it from another terminal, and waited.
 
 # How long the server may hold one question for the outcome; then it is put again.
 WAIT_SECONDS = 30

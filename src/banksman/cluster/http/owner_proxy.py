@@ -52,10 +52,9 @@ from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitF
 from banksman.server.api.messages.session_messages import DeleteSession
 from banksman.server.api.messages.turn_messages import Turn
 from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall, ToOwner
-from banksman.server.http.slices import Sliced
-from banksman.server.problems import Problem, away
+from banksman.server.http.connection import Sliced
+from banksman.server.problems import Problem, away, session_of
 from banksman.server.server_settings import NAME_LENGTH_MAX
-from banksman.server.session_lookup import session_of
 from banksman.sessions.session import Session
 from banksman.sessions.status import Status
 from banksman.store.log import Known

@@ -24,20 +24,18 @@ from typing import Any
 import msgspec
 
 from banksman.cluster.log import restore, retention
-from banksman.cluster.log.append_wait import AppendWaiters, outcome
 from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.host_leases import Leases
 from banksman.cluster.log.journal import Journal
 from banksman.cluster.log.journal_recovery import Salvage
-from banksman.cluster.log.large_payloads import ClusterTranscripts
-from banksman.cluster.log.message_codec import MessagePart, MessagePlace
+from banksman.cluster.log.message_codec import ClusterTranscripts, MessagePart, MessagePlace
 from banksman.cluster.log.multi_reader import Many
 from banksman.cluster.log.owner_requests import ClusterBus
 from banksman.cluster.log.placement import ClusterPlacement
-from banksman.cluster.log.queue_items import Advance, Call, Claim, Delete, QueuedAppend, QueuedLease, QueuedRelease
+from banksman.cluster.log.publisher import Advance, Call, Claim, Delete, QueuedAppend, QueuedLease, QueuedRelease
 from banksman.cluster.log.session_directory import Directory
 from banksman.cluster.log.session_ownership import Owning
-from banksman.cluster.log.session_queues import Lines
+from banksman.cluster.log.session_queues import AppendWaiters, Lines, outcome
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_heads import Heads
 from banksman.cluster.log.streams import NatsStreams

@@ -13,15 +13,14 @@ from collections.abc import Collection
 
 from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.append_wait import AppendWaiters
 from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.message_codec import MessagePlace
+from banksman.cluster.log.session_queues import AppendWaiters
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_heads import Heads
 from banksman.core.session.event import Event
 from banksman.errors import StoreDamaged
-from banksman.store.log import ManyPage, Placed, ProjectOf, history_lost
-from banksman.store.position import Position
+from banksman.store.log import ManyPage, Placed, Position, ProjectOf, history_lost
 
 log = logging.getLogger("banksman")
 

@@ -29,7 +29,7 @@ from functools import partial
 
 from banksman.cluster.interfaces import Answerer
 from banksman.cluster.jetstream import StreamMessage
-from banksman.cluster.log.large_payloads import FAILED, REFUSED, WANTED, WORKING, Parcels
+from banksman.cluster.log.message_codec import FAILED, REFUSED, WANTED, WORKING, Parcels
 from banksman.cluster.log.streams import token
 from banksman.cluster.nats import Bell, Nats
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable

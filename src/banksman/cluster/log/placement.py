@@ -29,7 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from banksman.cluster.jetstream import StreamMessage, Unheard, WrongLast
-from banksman.cluster.log.large_payloads import Parcels
+from banksman.cluster.log.message_codec import Parcels
 from banksman.cluster.log.placement_queues import ACK_SECONDS, Needs
 from banksman.cluster.log.streams import token
 from banksman.cluster.nats import Nats, Pulls

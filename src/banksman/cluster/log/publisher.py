@@ -1,11 +1,4 @@
-"""One message on its way: published again and again under one id and one expected sequence, until it is known what
-became of it.
-
-What was not answered may have been stored, may still be, or never was. The message that is last in the session tells
-which: it is this one; or the one that this was to follow, and then it is sent again; or another writer's, and then the
-session is that one's. Or it is older than what we were told is stored: a leader that was just chosen may not have got
-to it yet, and if it never does, the servers have lost it.
-"""
+"""The items of a session's write queue, and how they are published to JetStream."""
 
 from __future__ import annotations
 
@@ -14,16 +7,88 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct
 
 from banksman.cluster.jetstream import WrongLast
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import JournalRow
+from banksman.cluster.log.message_codec import MessagePart
 from banksman.cluster.log.session_ownership import Owning, Tenancy
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import ID, Nats
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
+from banksman.store.log import Done
+
+
+@dataclass(slots=True, eq=False)
+class WriterCall:
+    """A call of a writer's. `told`: the last failure that its writer had been told of when it called: what rests on one
+    that it does not know of yet must fail too."""
+
+    epoch: int
+    told: int
+    done: Done | None
+    # Decided already: the log was closed when it came.
+    error: StoreError | NotOwner | None = None
+
+
+@dataclass(slots=True, eq=False)
+class QueuedAppend(WriterCall):
+    expected_seq: int = 0
+    part: MessagePart = field(default_factory=lambda: MessagePart(0.0, ()))
+    snapshot: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(len(data) for _, _, data in self.part.entries) + len(self.snapshot or b"")
+
+
+@dataclass(slots=True, eq=False)
+class Advance(WriterCall):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class QueuedLease(WriterCall):
+    name: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRelease(WriterCall):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class QueuedCall:
+    """A call that somebody waits for."""
+
+    answer: asyncio.Future[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Claim(QueuedCall):
+    name: str | None
+    agent: str | None
+
+
+@dataclass(slots=True, eq=False)
+class Delete(QueuedCall):
+    pass
+
+
+Call = QueuedAppend | Advance | QueuedLease | QueuedRelease | WriterCall | Claim | Delete
+
+
+# One message on its way: published again and again under one id and one expected sequence, until it is known what
+# became of it.
+#
+# What was not answered may have been stored, may still be, or never was. The message that is last in the session tells
+# which: it is this one; or the one that this was to follow, and then it is sent again; or another writer's, and then
+# the session is that one's. Or it is older than what we were told is stored: a leader that was just chosen may not have
+# got to it yet, and if it never does, the servers have lost it.
 
 log = logging.getLogger("banksman")
 

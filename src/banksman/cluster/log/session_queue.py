@@ -23,14 +23,14 @@ from msgspec import Struct
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import Leases
 from banksman.cluster.log.journal import Journal, JournalRow
-from banksman.cluster.log.journal_backlog import OVERDUE_SECONDS, Behind
+from banksman.cluster.log.journal_recovery import OVERDUE_SECONDS, Behind
 from banksman.cluster.log.message_codec import MessageBody, MessagePlace
-from banksman.cluster.log.publisher import Publishing
-from banksman.cluster.log.queue_items import (
+from banksman.cluster.log.publisher import (
     Advance,
     Call,
     Claim,
     Delete,
+    Publishing,
     QueuedAppend,
     QueuedCall,
     QueuedLease,

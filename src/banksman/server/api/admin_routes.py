@@ -11,8 +11,7 @@ from banksman.runtime.host_stats import has_working_store
 from banksman.server.api.messages import admin_messages as messages
 from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
-from banksman.server.http.auth import bearer
-from banksman.server.http.page_tokens import CODE_SECONDS_MAX
+from banksman.server.http.auth import CODE_SECONDS_MAX, bearer
 from banksman.server.ops import stack_dump
 from banksman.server.problems import Problem
 from banksman.sessions import installed_agents

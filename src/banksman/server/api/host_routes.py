@@ -13,7 +13,7 @@ from banksman.cluster.http.host_view import FRONT
 from banksman.cluster.http.owner_proxy import Front, answered
 from banksman.cluster.interfaces import HostSeen
 from banksman.errors import BanksmanError, NotFound
-from banksman.server.api.messages import host_messages as messages
+from banksman.server.api.messages import admin_messages as messages
 from banksman.server.api.messages.admin_messages import Drain
 from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall
 from banksman.server.context import Context

@@ -22,8 +22,7 @@ from banksman import __version__
 from banksman.server.api import messages
 from banksman.server.api.messages.admin_messages import Problem
 from banksman.server.api.messages.common_messages import Body, Query
-from banksman.server.api.messages.event_kinds import EVENTS, MARKS, OtherEvent
-from banksman.server.api.messages.event_messages import Event
+from banksman.server.api.messages.event_messages import EVENTS, MARKS, Event, OtherEvent
 from banksman.server.api.route import Route
 from banksman.server.problems import MEDIA_TYPE
 

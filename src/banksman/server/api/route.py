@@ -20,8 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from banksman.errors import BanksmanError, Unanswered, Unreachable, no_room
 from banksman.server.api.messages.common_messages import Body, Query
-from banksman.server.http.connection import BODY_SECONDS_MAX
-from banksman.server.http.slices import Sliced
+from banksman.server.http.connection import BODY_SECONDS_MAX, Sliced
 from banksman.server.problems import Problem, away, problem_of
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)

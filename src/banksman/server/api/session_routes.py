@@ -1,8 +1,11 @@
-"""Sessions over HTTP: open, list, look, change, close."""
+"""Sessions over HTTP: open, list, show, close, delete; and the processes of a session's tree."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,7 +13,7 @@ from banksman import Event
 from banksman.cluster.http import session_list, session_placement
 from banksman.cluster.http.owner_proxy import Front
 from banksman.errors import NotFound, NotOwner
-from banksman.server.api import process_tree, turn_routes
+from banksman.server.api import turn_routes
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
@@ -19,6 +22,56 @@ from banksman.server.context import Context
 from banksman.sessions import profiles
 from banksman.sessions import session as sessions
 from banksman.sessions.status import Status
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# A tree that is larger is shown so far.
+SHOWN_MAX = 256
+
+
+class SeenProcess(NamedTuple):
+    pid: int
+    parent: int
+    command: str
+    state: str
+    rss_bytes: int
+
+
+def of(pids: Iterable[int]) -> list[SeenProcess]:
+    """These, all below them, and all that their keepers have taken in: everything that would be ended with them."""
+    everything = {seen.pid: seen for seen in _all()} if (wanted := list(pids)) else {}
+    children: dict[int, list[SeenProcess]] = {}
+    for seen in everything.values():
+        children.setdefault(seen.parent, []).append(seen)
+    found: list[SeenProcess] = []
+    for pid in wanted:
+        leader = everything.get(pid)
+        # The leader's parent is its keeper, and the keeper of nothing else.
+        waiting = [] if leader is None else list(children.get(leader.parent, ()))
+        while waiting and len(found) < SHOWN_MAX:
+            seen = waiting.pop(0)
+            found.append(seen)
+            waiting += children.get(seen.pid, ())
+    return found
+
+
+def _all() -> Iterable[SeenProcess]:
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in names:
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                stat = file.read()
+        except OSError:
+            continue  # It has ended meanwhile.
+        # The name is in parentheses, and may have some itself.
+        command = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
+        state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
+        yield SeenProcess(int(name), int(parent), command, state.decode(), int(rest[19]) * PAGE_BYTES)
+
 
 # Of a frame: enough to know it by.
 FRAME_CHARACTERS_MAX = 500
@@ -118,7 +171,7 @@ async def why(call: RouteCall) -> HttpAnswer:
             clocks=[messages.Clock(c.name, c.seconds, c.left, c.is_running) for c in status.clocks],
             timers=dict(status.timers),
             pids=list(status.pids),
-            tree=[messages.ProcessShown(*process) for process in process_tree.of(status.pids)],
+            tree=[messages.ProcessShown(*process) for process in of(status.pids)],
             counters=dict(status.counters),
             seconds_since_in=status.seconds_since_in,
             seconds_since_out=status.seconds_since_out,

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from banksman import __version__
 from banksman.runtime.base_host import Host
 from banksman.runtime.host_stats import Tally, take
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.follower import Counts
 from banksman.sessions.counters import BOUNDS, Histogram
 
 # The form that every version of Prometheus reads, and whose names are as ours are.

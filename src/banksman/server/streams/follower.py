@@ -1,10 +1,4 @@
-"""What wakes one follower: the page that it waits for, its end, or that it is time for a sign of life.
-
-`asyncio.wait` says the same. But it hangs itself on every one of them for each page, and to take itself off again it
-walks past all who hang there: on the future that tells the server's end, that is everybody. A thousand followers would
-pay for a million steps at each event. So a follower hangs on its ends once, for as long as it lasts. Its timer is not
-moved at each page either, but when it fires: then it is seen how long nothing has come.
-"""
+"""What went out by event streams, in numbers: added up where it happens, read when somebody asks (`ops/metrics.py`)."""
 
 from __future__ import annotations
 
@@ -20,13 +14,51 @@ from starlette.types import Receive, Scope, Send
 
 from banksman.errors import StoreError
 from banksman.server.http.auth import bearer
-from banksman.server.http.connection import Connection
-from banksman.server.http.slices import send_slices
+from banksman.server.http.connection import Connection, send_slices
 from banksman.server.problems import Problem
 from banksman.server.streams.event_encoding import RETRY_MILLISECONDS, StreamForm, made, preamble
-from banksman.server.streams.shared_pages import EncodedPage, SharedPages
-from banksman.server.streams.sources import StreamSource
-from banksman.server.streams.stream_counters import Counts
+from banksman.server.streams.sources import EncodedPage, SharedPages, StreamSource
+
+# A stream is of one session, or of many at once.
+KINDS = ("session", "many")
+
+
+def _nobody() -> dict[str, int]:
+    return dict.fromkeys(KINDS, 0)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one server, from its start. For its loop only.
+
+    `followers`: who follows now, by kind. `cut`: streams that were cut off because nobody took their bytes. `gaps`: how
+    often a follower was told that retention had taken what it wanted.
+    """
+
+    followers: dict[str, int] = field(default_factory=_nobody)
+    events: int = 0
+    bytes: int = 0
+    cut: int = 0
+    gaps: int = 0
+
+    @contextmanager
+    def following(self, kind: str) -> Generator[None]:
+        """One more follows, as long as this is entered."""
+        assert kind in self.followers, kind
+        self.followers[kind] += 1
+        try:
+            yield
+        finally:
+            self.followers[kind] -= 1
+            assert self.followers[kind] >= 0
+
+
+# What wakes one follower: the page that it waits for, its end, or that it is time for a sign of life.
+#
+# `asyncio.wait` says the same. But it hangs itself on every one of them for each page, and to take itself off again it
+# walks past all who hang there: on the future that tells the server's end, that is everybody. A thousand followers
+# would pay for a million steps at each event. So a follower hangs on its ends once, for as long as it lasts. Its timer
+# is not moved at each page either, but when it fires: then it is seen how long nothing has come.
 
 
 class Waking:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
-from banksman.store.log import Page, Snapshot, history_lost
-from banksman.store.position import BEGINNING, Position
+from banksman.store.log import BEGINNING, Page, Position, Snapshot, history_lost
 from banksman.store.sqlite.chunks import checksum, events_of, missing, uncounted, unpacked
 
 # A page ends with the chunk that exceeds it.

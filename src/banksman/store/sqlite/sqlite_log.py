@@ -41,12 +41,12 @@ from banksman.store.log import (
     Owner,
     Page,
     Placed,
+    Position,
     ProjectOf,
     Snapshot,
     TurnPlace,
     history_lost,
 )
-from banksman.store.position import Position
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, pages, turn_table
 from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.chunks import events_of

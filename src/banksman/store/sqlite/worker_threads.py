@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from banksman.errors import BanksmanError, StoreError
 from banksman.store.sqlite import open_file
-from banksman.store.sqlite.lookup import Lookup
 from banksman.store.sqlite.maintenance import SqliteRetention
 from banksman.store.sqlite.operations import AwaitedOperation, Operation, WriterContext
 from banksman.store.sqlite.sqlite_errors import translate
+from banksman.store.sqlite.tail_wait import Lookup
 from banksman.store.sqlite.writer_thread import WriterThread
 
 
