@@ -99,7 +99,7 @@ WORDS = (
 PLAIN = (None, True, False, 0, 1, -1, 1.5, 2**63 - 1, -(2**63), 1e308, 5e-324)
 # What Python takes for JSON, and others do not: numbers that are none, or larger than anybody's; half a character.
 ODD = (float("nan"), float("inf"), 2**64, 10**309, -(10**400), "\ud800")
-NAMES = (*reader._Frame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
+NAMES = (*reader._ClaudeFrame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
 TYPES = sorted(reader._MEANINGS)  # pyright: ignore[reportPrivateUsage]
 # Of one seed: hypothesis makes a hundred a second, and this thousands.
 LINES_EACH = 50

@@ -6,6 +6,7 @@ is one way to write each, so that a chunk that was read to its end and then take
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -193,6 +194,12 @@ class Guard(Protocol):
         """Nothing that was claimed is ours any more; every process must be dead by then. What is claimed after this
         call is ours again, under the times that are told next."""
         ...
+
+
+class LogPhase(enum.Enum):
+    """Where an engine is between its creation and its end. Not every engine has every phase."""
+
+    NEW, OPEN, CLOSING, CLOSED = range(4)
 
 
 class Log(Protocol):

@@ -32,7 +32,6 @@ waits for would belong to another history.
 from __future__ import annotations
 
 import asyncio
-import enum
 import itertools
 import logging
 import os
@@ -51,6 +50,7 @@ from banksman.store.log import (
     Guard,
     Head,
     Known,
+    LogPhase,
     ManyPage,
     Owner,
     Page,
@@ -77,10 +77,6 @@ Point = TypeVar("Point", int, Place)
 log = logging.getLogger("banksman")
 
 
-class _Phase(enum.Enum):
-    OPEN, CLOSED = range(2)
-
-
 class _Answer(NamedTuple):
     done: Done
     error: StoreError | NotOwner | None
@@ -98,7 +94,7 @@ class MemoryLog:
             raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)
         self._loop = asyncio.get_running_loop()
         self._bytes_max = bytes_max
-        self._phase = _Phase.OPEN
+        self._phase = LogPhase.OPEN
         self._owner = Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
         self._sessions: dict[str, MemorySession] = {}
         # The sessions that have something to commit; a dict, for each once and in the order in which they came.
@@ -360,7 +356,7 @@ class MemoryLog:
 
     def abandon(self) -> None:
         """There is nothing to let go of, and nobody to tell."""
-        self._phase = _Phase.CLOSED
+        self._phase = LogPhase.CLOSED
 
     async def ready(self) -> None:
         """At once."""
@@ -376,9 +372,9 @@ class MemoryLog:
 
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
-        if self._phase is _Phase.OPEN:
+        if self._phase is LogPhase.OPEN:
             self._commit()
-            self._phase = _Phase.CLOSED
+            self._phase = LogPhase.CLOSED
             for session, waiters in self._waiters.items():
                 _give_up(waiters, StoreError("the log is closed", session=session))
             _give_up(self._order_waiters, StoreError("the log is closed"))
@@ -397,7 +393,7 @@ class MemoryLog:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
-        if self._phase is _Phase.CLOSED:
+        if self._phase is LogPhase.CLOSED:
             raise StoreError("the log is closed")
 
     def _named(self, name: str) -> MemorySession | None:
@@ -409,7 +405,7 @@ class MemoryLog:
             raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder.id)
 
     def _refusal(self, state: MemorySession | None, session: str, epoch: int) -> StoreError | NotOwner | None:
-        if self._phase is _Phase.CLOSED:
+        if self._phase is LogPhase.CLOSED:
             return StoreError("the log is closed", session=session)
         if state is None or epoch != state.epoch:
             current = 0 if state is None else state.epoch

@@ -74,7 +74,7 @@ class ServerWishes:
         os.close(self._write)
 
 
-class _Phase(enum.Enum):
+class _ServerPhase(enum.Enum):
     ABSENT, STARTING, SERVING = range(3)
 
 
@@ -86,7 +86,7 @@ class OwnServer:
         self._install = install
         # For the three below. Nothing is called while it is held but `ServerWishes.put`, which never waits.
         self._changed = threading.Condition()
-        self._phase = _Phase.ABSENT
+        self._phase = _ServerPhase.ABSENT
         self._place: ServerPlace | None = None
         self._failure = ""
 
@@ -99,8 +99,8 @@ class OwnServer:
     def start(self) -> ServerPlace:
         """Where it is, when it can be asked. Raises `NoServer`."""
         with self._changed:
-            if self._phase is _Phase.ABSENT:
-                self._phase, self._failure = _Phase.STARTING, ""
+            if self._phase is _ServerPhase.ABSENT:
+                self._phase, self._failure = _ServerPhase.STARTING, ""
                 self._wishes.put(Wish.SERVE)
             self._changed.wait_for(self._is_settled, START_SECONDS_MAX)
             if self._place is None:
@@ -120,7 +120,7 @@ class OwnServer:
                 pass  # It ends already.
 
     def _is_settled(self) -> bool:
-        return self._phase is not _Phase.STARTING
+        return self._phase is not _ServerPhase.STARTING
 
     # -- in the main thread ------------------------------------------------------------------------------------------
     def run(self) -> bool:
@@ -132,8 +132,8 @@ class OwnServer:
             self._fail(str(exc))
         finally:
             with self._changed:
-                has_served = self._phase is _Phase.SERVING
-                self._phase, self._place = _Phase.ABSENT, None
+                has_served = self._phase is _ServerPhase.SERVING
+                self._phase, self._place = _ServerPhase.ABSENT, None
                 self._changed.notify_all()
         return has_served or not was_told
 
@@ -153,7 +153,7 @@ class OwnServer:
             self._install(loop)
             place = named(url if settings.token is None else f"{url}/#token={settings.token}")
             with self._changed:
-                self._phase, self._place = _Phase.SERVING, place
+                self._phase, self._place = _ServerPhase.SERVING, place
                 self._changed.notify_all()
             # Cancelled when the server ends.
             await loop.create_future()

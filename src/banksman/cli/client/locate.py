@@ -167,7 +167,7 @@ class Way:
         wanted: str | None = store.value if store.origin in (store.key.flag, store.key.variable) else None
         running = announced()
         if running is not None and is_there(running) and (wanted is None or _has_store(running, wanted)):
-            return _Running(running)
+            return _RunningServer(running)
         # Of a store that many share, the one inside only asks: those who do the work are there when it has ended.
         if self._needs_server and not is_address(wanted or found.value("serve.store") or ""):
             hint = "banksman serve starts one; --url names one elsewhere"
@@ -177,7 +177,7 @@ class Way:
         return lambda: inside
 
 
-class _Running:
+class _RunningServer:
     """The server of this user, wherever it is by now; if it says nothing, where it was."""
 
     def __init__(self, place: ServerPlace) -> None:

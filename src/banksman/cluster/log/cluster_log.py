@@ -15,7 +15,6 @@ whatever was on its way waits in the journal: see `journal_recovery.py`.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +51,7 @@ from banksman.store.log import (
     Guard,
     Head,
     Known,
+    LogPhase,
     ManyPage,
     Owner,
     Page,
@@ -71,10 +71,6 @@ SALVAGE_SECONDS_MAX = 3.0
 _EARLY = "enter the host first (async with), or await something of it"
 
 
-class _Phase(enum.Enum):
-    NEW, OPEN, CLOSING, CLOSED = range(4)
-
-
 class ClusterLog:
     """A `Log` on NATS at an address. Opened inside a loop, and belongs to it; connected by `ready`.
 
@@ -89,7 +85,7 @@ class ClusterLog:
             raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)
         self._loop = asyncio.get_running_loop()
         self._address = address
-        self._phase = _Phase.NEW
+        self._phase = LogPhase.NEW
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._nats = Nats(address, name="banksman", on_up=self._on_up)
@@ -150,8 +146,8 @@ class ClusterLog:
     async def ready(self) -> None:
         """Connected, with a lease, and all that is stored is known. `Unreachable` if nobody answers: it may be tried
         again."""
-        if self._phase is _Phase.NEW:
-            if self._starting is None or (self._starting.done() and self._phase is _Phase.NEW):
+        if self._phase is LogPhase.NEW:
+            if self._starting is None or (self._starting.done() and self._phase is LogPhase.NEW):
                 self._starting = self._loop.create_task(self._start())
             await asyncio.shield(self._starting)
         self._check_open()
@@ -169,8 +165,8 @@ class ClusterLog:
             raise
         self._heads.start(self._waiting.sessions)
         self._salvaging = self._spawn(self._salvage.run(self._journal))
-        if self._phase is _Phase.NEW:
-            self._phase = _Phase.OPEN
+        if self._phase is LogPhase.NEW:
+            self._phase = LogPhase.OPEN
 
     def guard(self, guard: Guard) -> None:
         self.hosts.guard(guard)
@@ -201,7 +197,7 @@ class ClusterLog:
 
     async def close(self) -> None:
         if self._closing is None:
-            self._phase = _Phase.CLOSING
+            self._phase = LogPhase.CLOSING
             self._lines.release()
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -223,18 +219,18 @@ class ClusterLog:
         await self._nats.close()
         await self._journal.close()
         self._waiting.close(StoreError("the log is closed"))
-        self._phase = _Phase.CLOSED
+        self._phase = LogPhase.CLOSED
 
     def abandon(self) -> None:
-        self._phase = _Phase.CLOSED
+        self._phase = LogPhase.CLOSED
         self.hosts.abandon()
         self._journal.abandon()
         self._nats.abandon()
 
     def _check_open(self) -> None:
-        if self._phase is _Phase.NEW:
+        if self._phase is LogPhase.NEW:
             raise StoreError(f"{self._address} is not connected yet", hint=_EARLY)
-        if self._phase is not _Phase.OPEN:
+        if self._phase is not LogPhase.OPEN:
             raise StoreError("the log is closed")
 
     # -- owning ------------------------------------------------------------------------------------------------------
@@ -253,7 +249,7 @@ class ClusterLog:
         line.put(Advance(epoch, line.told, done, self._late(session)))
 
     def release(self, session: str, epoch: int) -> None:
-        if self._phase is _Phase.OPEN:
+        if self._phase is LogPhase.OPEN:
             line = self._lines.of(session)
             line.put(QueuedRelease(epoch, line.told, None))
 
@@ -298,7 +294,7 @@ class ClusterLog:
         await restored.restore(session, name, agent, chunks, snapshot)
 
     def _late(self, session: str) -> StoreError | None:
-        if self._phase in (_Phase.OPEN, _Phase.NEW):
+        if self._phase in (LogPhase.OPEN, LogPhase.NEW):
             return None
         return StoreError("the log is closed", session=session)
 

@@ -59,12 +59,12 @@ async def look(address: Address) -> Contents:
     nats = Nats(address, name="banksman doctor")
     await nats.connect()
     try:
-        return await _Look(nats, Names(address.prefix)).look()
+        return await _StoreLook(nats, Names(address.prefix)).look()
     finally:
         await nats.close()
 
 
-class _Look:
+class _StoreLook:
     def __init__(self, nats: Nats, names: Names) -> None:
         self._nats = nats
         self._names = names

@@ -72,7 +72,7 @@ class _Item(msgspec.Struct):
     id: str | None = None
 
 
-class _Params(msgspec.Struct):
+class _StreamedParams(msgspec.Struct):
     """`done`: an item of Codex that is over."""
 
     delta: str | None = None
@@ -86,7 +86,7 @@ class _Frame(msgspec.Struct):
     event: _Said | None = None
     parent: str | None = msgspec.field(default=None, name="parent_tool_use_id")
     method: str | None = None
-    params: _Params | None = None
+    params: _StreamedParams | None = None
 
 
 _decode = msgspec.json.Decoder(_Frame).decode
@@ -223,7 +223,7 @@ def _decode_loosely(data: bytes) -> _Frame:
         event=_said(frame.get("event")),
         parent=_name(frame.get("parent_tool_use_id")),
         method=_name(frame.get("method")),
-        params=_Params(
+        params=_StreamedParams(
             delta=_text(params.get("delta")),
             item=_name(params.get("itemId")),
             session=_name(params.get("sessionId")),

@@ -19,7 +19,6 @@ inherited does nothing there, and does not hang.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import os
 import socket
@@ -37,6 +36,7 @@ from banksman.store.log import (
     Guard,
     Head,
     Known,
+    LogPhase,
     ManyPage,
     Owner,
     Page,
@@ -66,10 +66,6 @@ _SEQ_MAX = 1 << 62
 log = logging.getLogger("banksman")
 
 
-class _Phase(enum.Enum):
-    OPEN, CLOSING, CLOSED = range(3)
-
-
 class SqliteLog:
     """A `Log` in the file at `path`, which is made if it is missing. Opened inside a loop, and belongs to it.
 
@@ -95,7 +91,7 @@ class SqliteLog:
                 raise UsageError("a log must keep something", hint=f"{name} is more than 0", **{name: bound})
         self._loop = asyncio.get_running_loop()
         self.path = open_file.checked_path(path)
-        self._phase = _Phase.OPEN
+        self._phase = LogPhase.OPEN
         # The sessions that are claimed here: nobody else can write or delete them. Who is not in it may be ours all the
         # same: then it is only served as any other is.
         self._owned: dict[str, Held] = {}
@@ -147,7 +143,7 @@ class SqliteLog:
         self._bridge.put(OwnerChange(self._on_told, session, epoch, self._told, done, function, is_synced=True))
 
     def release(self, session: str, epoch: int) -> None:
-        if self._phase is not _Phase.OPEN:
+        if self._phase is not LogPhase.OPEN:
             return
         self._disown(session, epoch)
         self._bridge.put(ReleaseOperation(session, epoch))
@@ -348,7 +344,7 @@ class SqliteLog:
         """Piece by piece, each in line with what the others call meanwhile."""
 
         def settled(call: AwaitedOperation) -> None:
-            if call.error is None and call.value and self._phase is _Phase.OPEN:
+            if call.error is None and call.value and self._phase is LogPhase.OPEN:
                 self._bridge.put(AwaitedOperation(settled, function))
                 return
             if call.error is not None:
@@ -362,15 +358,15 @@ class SqliteLog:
 
     def abandon(self) -> None:
         # Also in the middle of a close, whose end the loop will not be told of.
-        if self._phase is not _Phase.CLOSED:
-            self._phase = _Phase.CLOSED
+        if self._phase is not LogPhase.CLOSED:
+            self._phase = LogPhase.CLOSED
             self._discard_spools()
             self._bridge.abandon()
 
     async def close(self) -> None:
         """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
-        if self._phase is _Phase.OPEN:
-            self._phase = _Phase.CLOSING
+        if self._phase is LogPhase.OPEN:
+            self._phase = LogPhase.CLOSING
             self._discard_spools()
             self._bridge.stop()
         await asyncio.shield(self._closed)
@@ -417,7 +413,7 @@ class SqliteLog:
 
     # -- closing -----------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
-        if self._phase is not _Phase.OPEN:
+        if self._phase is not LogPhase.OPEN:
             raise StoreError("the log is closed")
 
     def _discard_spools(self) -> None:
@@ -427,11 +423,11 @@ class SqliteLog:
 
     def _is_late(self, session: str, done: Done) -> bool:
         """Whether the log is closed, or about to be: then it is answered so, behind what was called before."""
-        if self._phase is _Phase.OPEN:
+        if self._phase is LogPhase.OPEN:
             return False
         error = StoreError("the log is closed", session=session)
         answer = partial(self._on_told, _Late(session, done, error))
-        if self._phase is _Phase.CLOSING:
+        if self._phase is LogPhase.CLOSING:
             self._late.append(answer)
         else:
             self._loop.call_soon(answer)
@@ -441,7 +437,7 @@ class SqliteLog:
         # Only now, so that what was on its way at the close still lets those through who waited for it.
         self._waiting.close(StoreError("the log is closed"))
         self._owned.clear()
-        self._phase = _Phase.CLOSED
+        self._phase = LogPhase.CLOSED
         for answer in self._late:
             answer()
         self._late.clear()

@@ -55,12 +55,12 @@ class Acp(InWords):
         """Nothing: each chunk is said once, and `project` has it."""
         return []
 
-    def projector(self) -> updates.Projector:
-        return updates.Projector()
+    def projector(self) -> updates.AcpProjector:
+        return updates.AcpProjector()
 
-    def transcript(self) -> updates.Transcript:
+    def transcript(self) -> updates.AcpTranscript:
         """The last message in the frames of a turn."""
-        return updates.Transcript()
+        return updates.AcpTranscript()
 
 
 class CloseAcp(Acp):

@@ -40,13 +40,13 @@ class _Params(msgspec.Struct, gc=False):
     update: _Update | None = None
 
 
-class _Frame(msgspec.Struct, gc=False):
+class _AcpFrame(msgspec.Struct, gc=False):
     method: str = ""
     params: _Params | None = None
     id: Any = None
 
 
-_decode = msgspec.json.Decoder(_Frame).decode
+_decode = msgspec.json.Decoder(_AcpFrame).decode
 
 
 def read(line: bytes) -> Meaning | None:

@@ -28,14 +28,14 @@ def project(line: bytes) -> list[Update]:
     return [update for _, update in _updates(line)]
 
 
-class Projector:
+class AcpProjector:
     """The same for the frames of a turn, in order."""
 
     def project(self, line: bytes) -> list[Update]:
         return project(line)
 
 
-class Transcript:
+class AcpTranscript:
     """The last message in the frames of a turn: its text since a tool was last begun, or, where messages have names,
     since the last change of name. Of a long one the end is kept, of at least `SAID_CHARACTERS_MAX`.
 

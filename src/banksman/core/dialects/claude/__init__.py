@@ -71,13 +71,13 @@ class Claude:
         """What a delta says, if the frame is one. Never raises."""
         return updates.partial(line)
 
-    def projector(self) -> updates.Projector:
+    def projector(self) -> updates.ClaudeProjector:
         """The same for the frames of a turn in order, text as it comes."""
-        return updates.Projector()
+        return updates.ClaudeProjector()
 
-    def transcript(self) -> updates.Transcript:
+    def transcript(self) -> updates.ClaudeTranscript:
         """What the agent says in the frames of a turn, the unfinished sentence included."""
-        return updates.Transcript()
+        return updates.ClaudeTranscript()
 
     def has_forgotten(self, stderr: str) -> bool:
         """Whether a process that was to resume a conversation ended because there is none of that name."""

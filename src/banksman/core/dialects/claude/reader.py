@@ -84,7 +84,7 @@ _NOISE = Noise()
 _THOUGHT = Thought()
 
 
-class _Frame(msgspec.Struct, gc=False):
+class _ClaudeFrame(msgspec.Struct, gc=False):
     """The members that mean something to a turn. Only the type is checked: a bad value costs itself, not the frame."""
 
     type: str = ""
@@ -120,7 +120,7 @@ class _Frame(msgspec.Struct, gc=False):
     model_usage_since_last_result: Any = None
 
 
-_decode = msgspec.json.Decoder(_Frame).decode
+_decode = msgspec.json.Decoder(_ClaudeFrame).decode
 
 
 def read(line: bytes) -> Meaning | None:
@@ -204,33 +204,33 @@ def _salvaged(line: bytes) -> Meaning | None:
     return _NOISE if meaning_of is None else meaning_of(frame)
 
 
-def _picked(members: Members, kind: str) -> _Frame:
-    rest = {name: members.get(name) for name in _Frame.__struct_fields__ if name != "type"}
-    return _Frame(type=kind, **rest)
+def _picked(members: Members, kind: str) -> _ClaudeFrame:
+    rest = {name: members.get(name) for name in _ClaudeFrame.__struct_fields__ if name != "type"}
+    return _ClaudeFrame(type=kind, **rest)
 
 
-def _delta(frame: _Frame) -> Meaning | None:
+def _delta(frame: _ClaudeFrame) -> Meaning | None:
     delta = mapping(mapping(frame.event).get("delta")) or {}
     return _THOUGHT if delta.get("type") == "thinking_delta" else None
 
 
-def _spoken(frame: _Frame) -> Meaning | None:
+def _spoken(frame: _ClaudeFrame) -> Meaning | None:
     calls = tuple(call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None)
     return ToolBegan(calls) if calls else None
 
 
-def _heard(frame: _Frame) -> Meaning | None:
+def _heard(frame: _ClaudeFrame) -> Meaning | None:
     blocks = _blocks(frame, "tool_result")
     calls = tuple(call for block in blocks if (call := text(block.get("tool_use_id"))) is not None)
     return ToolEnded(calls) if calls else None
 
 
-def _blocks(frame: _Frame, kind: str) -> list[dict[str, Any]]:
+def _blocks(frame: _ClaudeFrame, kind: str) -> list[dict[str, Any]]:
     content = mapping(frame.message).get("content")
     return [block for block in mappings(content) if block.get("type") == kind]
 
 
-def _system(frame: _Frame) -> Meaning | None:
+def _system(frame: _ClaudeFrame) -> Meaning | None:
     if frame.subtype == "init":
         return TurnOpened(
             refs=_refs(frame), origin=_origin(frame), conversation=_conversation(frame), can_interrupt=True
@@ -253,7 +253,7 @@ def _system(frame: _Frame) -> Meaning | None:
             return _NOISE
 
 
-def _lifecycle(frame: _Frame) -> Meaning | None:
+def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:
     ref = frame.command_uuid
     if not isinstance(ref, str):
         return _NOISE
@@ -268,7 +268,7 @@ def _lifecycle(frame: _Frame) -> Meaning | None:
             return None
 
 
-def _result(frame: _Frame) -> Meaning | None:
+def _result(frame: _ClaudeFrame) -> Meaning | None:
     subtype = text(frame.subtype) or ""
     is_error = frame.is_error is True or subtype.startswith("error")
     error = _error(frame) if is_error else None
@@ -290,7 +290,7 @@ def _result(frame: _Frame) -> Meaning | None:
     )
 
 
-def _cost(frame: _Frame) -> float | None:
+def _cost(frame: _ClaudeFrame) -> float | None:
     """Of this turn alone, where it says so: the total goes on through a resume, and back after a kill."""
     models = frame.model_usage_since_last_result
     costs = [_number(mapping(model).get("costUSD")) for model in mapping(models).values()]
@@ -299,7 +299,7 @@ def _cost(frame: _Frame) -> float | None:
     return sum((cost for cost in costs if cost is not None), 0.0)
 
 
-def _error(frame: _Frame) -> str:
+def _error(frame: _ClaudeFrame) -> str:
     """The text that says most: what it told the user, else its list of errors, else its words for the kind of end."""
     said = text(frame.result) or "\n".join(texts(frame.errors))
     if said:
@@ -308,7 +308,7 @@ def _error(frame: _Frame) -> str:
     return " ".join(str(word) for word in words if isinstance(word, str | int) and word != "success") or "error"
 
 
-def _control_reply(frame: _Frame) -> Meaning | None:
+def _control_reply(frame: _ClaudeFrame) -> Meaning | None:
     response = mapping(frame.response)
     request = response.get("request_id")
     if not isinstance(request, str):
@@ -319,7 +319,7 @@ def _control_reply(frame: _Frame) -> Meaning | None:
     return Replied(request, still_queued=texts(receipt.get("still_queued")))
 
 
-def _control_asked(frame: _Frame) -> Meaning | None:
+def _control_asked(frame: _ClaudeFrame) -> Meaning | None:
     request = frame.request_id
     # Only what has a name can be answered.
     if not isinstance(request, str):
@@ -347,11 +347,11 @@ def _control_asked(frame: _Frame) -> Meaning | None:
             return Requested(request, Wants.UNKNOWN, subtype)
 
 
-def _control_withdrawn(frame: _Frame) -> Meaning | None:
+def _control_withdrawn(frame: _ClaudeFrame) -> Meaning | None:
     return RequestWithdrawn(frame.request_id) if isinstance(frame.request_id, str) else _NOISE
 
 
-_MEANINGS: dict[str, Callable[[_Frame], Meaning | None]] = {
+_MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
     "assistant": _spoken,
     "user": _heard,
     "stream_event": _delta,
@@ -364,21 +364,21 @@ _MEANINGS: dict[str, Callable[[_Frame], Meaning | None]] = {
 }
 
 
-def _refs(frame: _Frame) -> tuple[str, ...]:
+def _refs(frame: _ClaudeFrame) -> tuple[str, ...]:
     """The prompts it names. The single name is the last of several, and what older versions have."""
     return texts(frame.user_message_uuids) or texts([frame.user_message_uuid])
 
 
-def _origin(frame: _Frame) -> str | None:
+def _origin(frame: _ClaudeFrame) -> str | None:
     kind = mapping(frame.origin).get("kind")
     return kind if isinstance(kind, str) and kind != "human" else None
 
 
-def _is_aborted(frame: _Frame) -> bool:
+def _is_aborted(frame: _ClaudeFrame) -> bool:
     return (text(frame.terminal_reason) or "").startswith("aborted")
 
 
-def _conversation(frame: _Frame) -> str | None:
+def _conversation(frame: _ClaudeFrame) -> str | None:
     """Its name for the conversation, if it can be one: it becomes a word of a command line."""
     name = text(frame.session_id)
     return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None

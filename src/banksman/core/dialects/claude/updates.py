@@ -5,7 +5,7 @@ a block is complete. What was answered from a cache, over a gateway that does no
 itself ("API Error: …") has no deltas. So there are two readings, each of which tells everything once:
 
 - `project` knows one frame and nothing else, wherever it stands: text is told by the complete frame, never by deltas.
-- `Projector` is fed the frames of a turn from its beginning: text is told by the deltas, as it comes, and by the
+- `ClaudeProjector` is fed the frames of a turn from its beginning: text is told by the deltas, as it comes, and by the
   complete frame only where there were none.
 
 `partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and the complete
@@ -96,7 +96,7 @@ def _said(event: dict[str, Any], message_id: Any) -> list[Update]:
             return []
 
 
-class Projector:
+class ClaudeProjector:
     """The updates of a turn as its frames come, from the first one on."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Projector:
         return updates
 
 
-class Transcript:
+class ClaudeTranscript:
     """The text in the frames of a turn, with the deltas of a block that was never completed, as they are added.
 
     A turn can be long: of its text the end is kept, of at least `SAID_CHARACTERS_MAX`.

@@ -43,13 +43,13 @@ class Codex(InWords):
         """What a delta says, if the frame is one. Never raises."""
         return updates.partial(line)
 
-    def projector(self) -> updates.Projector:
+    def projector(self) -> updates.CodexProjector:
         """The same for the frames of a turn in order, text as it comes."""
-        return updates.Projector()
+        return updates.CodexProjector()
 
-    def transcript(self) -> updates.Transcript:
+    def transcript(self) -> updates.CodexTranscript:
         """What the agent says in the frames of a turn, the unfinished sentence included."""
-        return updates.Transcript()
+        return updates.CodexTranscript()
 
 
 CODEX = Codex()

@@ -2,7 +2,7 @@
 
 **Text is told once.** The agent says it in deltas, as the model speaks, and again in the item that is complete. So
 there are two readings, each of which tells everything once: `project` knows one frame and tells the complete item;
-`Projector` is fed the frames of a turn from its beginning, tells the deltas as they come, and an item only where there
+`CodexProjector` is fed the frames of a turn from its beginning, tells the deltas as they come, and an item only where there
 were none. `partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and the
 complete item will say it again.
 
@@ -92,7 +92,7 @@ def partial(line: bytes) -> list[Update]:
     return _chunk(kind, params.get("delta"), params.get("itemId"))
 
 
-class Projector:
+class CodexProjector:
     """The updates of a turn as its frames come, from the first one on."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Projector:
         return [update for update in updates if update not in told]
 
 
-class Transcript:
+class CodexTranscript:
     """The text in the frames of a turn, with the deltas of an item that was never completed, as they are added.
 
     A turn can be long: of its text the end is kept, of at least `SAID_CHARACTERS_MAX`.
