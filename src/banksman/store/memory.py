@@ -38,7 +38,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple
 
 from banksman.core.session.event import Entry, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
@@ -62,6 +62,7 @@ from banksman.store.memory_session import (
     BEGINNING,
     MemorySession,
     Place,
+    PointWaiters,
     place_of,
     placed_after,
     position_of,
@@ -69,10 +70,6 @@ from banksman.store.memory_session import (
 
 # Of each session. A long day of one agent fits; a thousand sessions at their bound would not, and belong on a disk.
 SESSION_BYTES_MAX = 64 << 20
-
-# Its result is the error to raise, so that none is lost with a future whose task was cancelled meanwhile.
-_Waiter: TypeAlias = "asyncio.Future[StoreError | None]"
-Point = TypeVar("Point", int, Place)
 
 log = logging.getLogger("banksman")
 
@@ -102,8 +99,8 @@ class MemoryLog:
         self._answers: deque[_Answer] = deque()
         self._is_flush_due = False
         # By session, and not in it: one may wait for a session that nobody has claimed yet.
-        self._waiters: dict[str, dict[_Waiter, int]] = {}
-        self._order_waiters: dict[_Waiter, Place] = {}
+        self._waiters: dict[str, PointWaiters[int]] = {}
+        self._order_waiters: PointWaiters[Place] = PointWaiters()
         self._epoch_deleted_max = 0
         # What is leased, and by which session; each of them has one lease at most, and says so itself.
         self._leases: dict[str, MemorySession] = {}
@@ -133,7 +130,7 @@ class MemoryLog:
             self._check_name(name, session)
             state = MemorySession(session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time())
             self._sessions[session] = state
-        state.epoch = _epoch_past(state) + 1
+        state.epoch = state.epoch_past + 1
         state.is_owned = True
         state.failed = None
         self._give_back(state)
@@ -270,9 +267,9 @@ class MemoryLog:
             raise StoreError("the session was deleted", session=session)
         if head.seq > seq:
             return
-        waiters = self._waiters.setdefault(session, {})
+        waiters = self._waiters.setdefault(session, PointWaiters())
         try:
-            await self._wait(waiters, seq)
+            await waiters.past(seq)
         finally:
             # Another set may be in its place by now, if this one was emptied by a delete.
             if not waiters and self._waiters.get(session) is waiters:
@@ -304,7 +301,7 @@ class MemoryLog:
         self._check_open()
         place = place_of(position, self._end)
         if self._end <= place:
-            await self._wait(self._order_waiters, place)
+            await self._order_waiters.past(place)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
@@ -351,8 +348,9 @@ class MemoryLog:
         if state is None:
             return
         self._give_back(state)
-        self._epoch_deleted_max = max(self._epoch_deleted_max, _epoch_past(state))
-        _give_up(self._waiters.pop(session, {}), StoreError("the session was deleted", session=session))
+        self._epoch_deleted_max = max(self._epoch_deleted_max, state.epoch_past)
+        if (waiters := self._waiters.pop(session, None)) is not None:
+            waiters.fail(StoreError("the session was deleted", session=session))
 
     def abandon(self) -> None:
         """There is nothing to let go of, and nobody to tell."""
@@ -376,8 +374,8 @@ class MemoryLog:
             self._commit()
             self._phase = LogPhase.CLOSED
             for session, waiters in self._waiters.items():
-                _give_up(waiters, StoreError("the log is closed", session=session))
-            _give_up(self._order_waiters, StoreError("the log is closed"))
+                waiters.fail(StoreError("the log is closed", session=session))
+            self._order_waiters.fail(StoreError("the log is closed"))
             self._waiters.clear()
             self._leases.clear()
             self._sessions.clear()
@@ -481,37 +479,9 @@ class MemoryLog:
             state.commit()
             state.drop_beyond(self._bytes_max)
             self._end = max(self._end, state.end)
-            _let_through(self._waiters.get(state.id), state.seq)
+            if (waiters := self._waiters.get(state.id)) is not None:
+                waiters.reach(state.seq)
         self._behind.clear()
-        _let_through(self._order_waiters, self._end)
+        self._order_waiters.reach(self._end)
         self._counters["commits"] += 1
         self._counters["commit_seconds"] += time.perf_counter() - began
-
-    async def _wait(self, waiters: dict[_Waiter, Point], point: Point) -> None:
-        future: _Waiter = self._loop.create_future()
-        waiters[future] = point
-        try:
-            error = await future
-        finally:
-            waiters.pop(future, None)
-        if error is not None:
-            raise error
-
-
-def _let_through(waiters: Mapping[_Waiter, Point] | None, end: Point) -> None:
-    """Those that wait past what is behind the end."""
-    for future, point in (waiters or {}).items():
-        if point < end and not future.done():
-            future.set_result(None)
-
-
-def _give_up(waiters: Mapping[_Waiter, Point], error: StoreError) -> None:
-    for future in waiters:
-        if not future.done():
-            future.set_result(error)
-
-
-def _epoch_past(state: MemorySession) -> int:
-    """The highest epoch that anybody may believe to have. An owner that is fenced off does not know it yet, and may
-    advance: what it says until it is told is under the epoch behind its own, which must be nobody's."""
-    return state.epoch + 1 if state.is_owned else state.epoch

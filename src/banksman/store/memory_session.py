@@ -1,4 +1,4 @@
-"""One session in the log in memory: its chunks, what is committed of them, and what is kept.
+"""One session in the log in memory: its chunks, what is committed of them, what is kept, and who waits for more.
 
 A chunk lies in the list from the moment it is accepted, but readers see no further than `seq`, the committed head.
 Between `seq` and `tail` lies what is accepted and not yet committed. The entries are kept as they came, one tuple, and
@@ -10,14 +10,15 @@ place in that order is a chunk's number and how many of its events are behind on
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from banksman.core.session.event import Entry, Event, Project
-from banksman.errors import UsageError
+from banksman.errors import StoreError, UsageError
 from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot, history_lost
 from banksman.store.turn_index import TurnIndex
 
@@ -31,6 +32,7 @@ CHUNK_BYTES = 352
 # A chunk's number, and how many of its events are behind it. Before the first chunk: 0 and 0.
 Place = tuple[int, int]
 BEGINNING: Place = (0, 0)
+Point = TypeVar("Point", int, Place)
 
 
 class StoredChunk(NamedTuple):
@@ -53,6 +55,37 @@ _DROPPED = StoredChunk(0, 0, 0, 0.0, (), 0)
 _first = attrgetter("first")
 _number = attrgetter("number")
 _data = itemgetter(2)
+
+
+class PointWaiters(Generic[Point]):
+    """Tasks that wait until the log has passed a point. Each has the point it waits past."""
+
+    def __init__(self) -> None:
+        # A future's result is the error to raise, so that none is lost when its task was cancelled meanwhile.
+        self._points: dict[asyncio.Future[StoreError | None], Point] = {}
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    async def past(self, point: Point) -> None:
+        future: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+        self._points[future] = point
+        try:
+            error = await future
+        finally:
+            self._points.pop(future, None)
+        if error is not None:
+            raise error
+
+    def reach(self, end: Point) -> None:
+        for future, point in self._points.items():
+            if point < end and not future.done():
+                future.set_result(None)
+
+    def fail(self, error: StoreError) -> None:
+        for future in self._points:
+            if not future.done():
+                future.set_result(error)
 
 
 class MemorySession:
@@ -110,6 +143,12 @@ class MemorySession:
     def end(self) -> Place:
         """Behind its last chunk."""
         return (self.chunks[-1].number, len(self.chunks[-1].entries)) if self.chunks else BEGINNING
+
+    @property
+    def epoch_past(self) -> int:
+        """The highest epoch that anybody may believe to have. An owner that is fenced off does not know it yet, and may
+        advance: what it says until it is told is under the epoch behind its own, which must be nobody's."""
+        return self.epoch + 1 if self.is_owned else self.epoch
 
     @property
     def head(self) -> Head:

@@ -2,9 +2,9 @@
 
 **Text is told once.** The agent says it in deltas, as the model speaks, and again in the item that is complete. So
 there are two readings, each of which tells everything once: `project` knows one frame and tells the complete item;
-`CodexProjector` is fed the frames of a turn from its beginning, tells the deltas as they come, and an item only where there
-were none. `partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and the
-complete item will say it again.
+`CodexProjector` is fed the frames of a turn from its beginning, tells the deltas as they come, and an item only where
+there were none. `partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and
+the complete item will say it again.
 
 **Tools** are items too: `item/started` is the call, `item/completed` its end, with the output. The output's deltas are
 not told: an update of a call replaces what it had, and the complete item has it all.
