@@ -35,7 +35,8 @@ from banksman import Command, Ended, Finished
 from banksman.commands.running_command import State
 from banksman.process import inherited
 from banksman.process.zygote_client import spawner
-from banksman.runtime.base_host import Host, default_host
+from banksman.runtime.base_host import Host
+from banksman.runtime.execute import default_host
 
 if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet

@@ -292,7 +292,7 @@ def test_a_fork_while_another_thread_takes_a_host_into_use_can_run_commands(mark
     """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
     code = """
 import warnings
-from banksman.runtime import live_hosts as bound
+from banksman.runtime import base_host as bound
 
 warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 holds, may_go = threading.Event(), threading.Event()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from banksman.commands.command import Command
 from banksman.commands.options import OnOutput, Options, Pty, Redirect, Stdin, check_seconds, endless_beyond
-from banksman.commands.output import OUTPUT_BYTES_MAX, Output
+from banksman.commands.output import Output
 from banksman.commands.output_watch import Matchers
 from banksman.commands.result import Ended, Finished
 from banksman.errors import Closed, NotFound, Refused
@@ -23,6 +24,8 @@ from banksman.process.users import check_helper
 from banksman.tasks import Waiters
 
 log = logging.getLogger("banksman")
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
 UNREPORTED_MAX = 10_000
@@ -164,7 +167,7 @@ def _lost(output: Output) -> int:
 
 
 class How(TypedDict, total=False):
-    """The keywords of `start`, for type checkers: what it returns depends on `yield_after` alone."""
+    """The keywords of `start` and `execute`. `Options` and `prepare` have their defaults, and check them."""
 
     timeout: float | None
     idle_timeout: float | None
@@ -187,6 +190,44 @@ class How(TypedDict, total=False):
     output_total_max: int | None
     keep_output: bool
     on_output: OnOutput | None
+
+
+# The keywords that `prepare` checks, by its name for each. `Options` checks the others.
+_OF_LAUNCH = {"limits": "limits_wanted"} | {
+    name: name for name in ("user", "cwd", "env", "inherit_env", "scrub", "pass_fds")
+}
+
+
+def options_of(how: How, *, ends_input: bool = False) -> Options:
+    if unknown := how.keys() - How.__annotations__.keys():
+        raise TypeError(f"got an unexpected keyword argument {min(unknown)!r}")
+    wanted: dict[str, Any] = {name: value for name, value in how.items() if name not in _OF_LAUNCH}
+    return Options(**wanted, ends_input=ends_input)
+
+
+def launch_of(argv: Argv, how: How, options: Options, *, helper: Sequence[str] = ()) -> Launch:
+    wanted: dict[str, Any] = {_OF_LAUNCH[name]: value for name, value in how.items() if name in _OF_LAUNCH}
+    return prepare(argv, **wanted, has_terminal=options.terminal is not None, helper=helper)
+
+
+def explicit(function: F) -> F:
+    """Show the keywords of `How` in place of `**how`, in `inspect.signature` and `help`. Editors do so themselves."""
+    checks = [inspect.signature(Options).parameters, inspect.signature(prepare).parameters]
+    defaults = {name: parameter.default for parameters in checks for name, parameter in parameters.items()}
+    *first, _how = (shown := inspect.signature(function)).parameters.values()
+    keywords = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[_OF_LAUNCH.get(name, name)], annotation=kind
+        )
+        for name, kind in _annotations(How).items()
+    ]
+    vars(function)["__signature__"] = shown.replace(parameters=[*first, *keywords])
+    return function
+
+
+def _annotations(typed_dict: type) -> dict[str, str]:
+    """As they are written: an alias is shorter than what it stands for."""
+    return {name: kind.__forward_arg__ for name, kind in typed_dict.__annotations__.items()}
 
 
 class Starter(ABC):
@@ -213,33 +254,8 @@ class Starter(ABC):
     async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
     @overload
     async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
-    async def start(
-        self,
-        argv: Argv,
-        *,
-        yield_after: float | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
-        grace: float = 5.0,
-        linger: float = 0.3,
-        drain: float = 2.0,
-        stdin: Stdin = None,
-        pty: Pty = False,
-        stdout: Redirect = None,
-        stderr: Redirect = None,
-        eof: float | None = None,
-        user: str | int | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        inherit_env: bool = True,
-        scrub: Iterable[str] = (),
-        limits: Mapping[Any, Any] | None = None,
-        pass_fds: Sequence[int] = (),
-        output_bytes_max: int = OUTPUT_BYTES_MAX,
-        output_total_max: int | None = None,
-        keep_output: bool = True,
-        on_output: OnOutput | None = None,
-    ) -> Command | Finished:
+    @explicit
+    async def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
         """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
         closes.
 
@@ -260,36 +276,9 @@ class Starter(ABC):
         """
         if yield_after is not None:
             check_seconds("yield_after", yield_after)
-        options = Options(
-            timeout=timeout,
-            idle_timeout=idle_timeout,
-            grace=grace,
-            linger=linger,
-            drain=drain,
-            stdin=stdin,
-            pty=pty,
-            stdout=stdout,
-            stderr=stderr,
-            eof=eof,
-            output_bytes_max=output_bytes_max,
-            output_total_max=output_total_max,
-            keep_output=keep_output,
-            on_output=on_output,
-        )
-        launch = prepare(
-            argv,
-            cwd=cwd,
-            env=env,
-            inherit_env=inherit_env,
-            scrub=scrub,
-            limits_wanted=limits,
-            pass_fds=pass_fds,
-            has_terminal=options.terminal is not None,
-            user=user,
-            helper=self._user_helper,
-        )
-        command = self.launch(launch, options)
-        if not keep_output and on_output is None:
+        options = options_of(how)
+        command = self.launch(launch_of(argv, how, options, helper=self._user_helper), options)
+        if not options.keep_output and options.on_output is None:
             command.hold_output()
         try:
             await command.wait_started()

@@ -8,10 +8,12 @@ life from the loop that it is bound to, to the last close.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import enum
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -22,8 +24,6 @@ from banksman.commands.options import check_seconds, endless_beyond
 from banksman.commands.registry import Starter
 from banksman.commands.result import Ended
 from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageError
-from banksman.runtime import live_hosts
-from banksman.runtime.live_hosts import running_loop
 
 if TYPE_CHECKING:
     from banksman.core.wire.redaction import Redactor
@@ -44,6 +44,15 @@ class Settles(enum.Enum):
     # And whoever wants no sessions can do without a store that cannot be opened.
     AT_START_IF_IT_CAN = enum.auto()
     WHEN_NEEDED = enum.auto()
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """`UsageError` where asyncio runs no loop: in plain code, and under trio, which has a loop of its own."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        hint = "run it by asyncio.run(); under trio, or without any loop, use banksman.threads (in a worker thread)"
+        raise UsageError("there is no running asyncio event loop here", hint=hint) from None
 
 
 class Host(Starter):
@@ -406,7 +415,7 @@ class Host(Starter):
         loop = running_loop()
         if self._loop is None:
             self._loop = weakref.ref(loop)
-            live_hosts.add(self)
+            _note_bound(self)
             # A loop that ends closes its async generators, and does so after it has cancelled its tasks. A suspended
             # one is therefore the place where we learn of the end in time to drain.
             self._guard = self._drain_at_loop_end()
@@ -436,18 +445,31 @@ class Host(Starter):
                 guard.aclose().__await__().__next__()
 
 
-_defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
+# Every host that has a loop: to let go of those whose loop was closed without a word to them, and for the exit.
+_bound: weakref.WeakSet[Host] = weakref.WeakSet()
+# Protects `_bound`, which hosts of several threads share. Nothing is called while it is held.
+_lock = threading.Lock()
 
 
-def default_host() -> Host:
-    """The host of the running loop, for `execute` and `start`: made at first use, and closed by nothing but the end of
-    its loop.
+def _note_bound(host: Host) -> None:
+    """Note that a host is in use, and look after the others."""
+    with _lock:
+        others = list(_bound)
+        _bound.add(host)
+    for other in others:
+        other.abandon_if_loop_is_closed()
 
-    It keeps no finished commands and no reports of them: only the caller that started a command has it.
-    """
-    loop = running_loop()
-    host = _defaults.get(loop)
-    if host is None:
-        host = _defaults[loop] = Host(finished_max=0)
-        host.owes_reports = False
-    return host
+
+def _dismiss_guards() -> None:
+    for host in list(_bound):
+        host.dismiss_guard()
+
+
+def _renew_lock() -> None:
+    """In a forked child: whichever thread held it is not here to release it."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+atexit.register(_dismiss_guards)
+os.register_at_fork(after_in_child=_renew_lock)

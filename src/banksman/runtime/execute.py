@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack, overload
+import asyncio
+import inspect
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from banksman.commands.command import Command
-from banksman.commands.options import OnOutput, Options, Pty, Redirect, Stdin
-from banksman.commands.output import OUTPUT_BYTES_MAX
-from banksman.commands.registry import How
+from banksman.commands.registry import How, explicit, launch_of, options_of
 from banksman.commands.result import Finished
 from banksman.errors import UsageError
-from banksman.process.launch import Argv, prepare
-from banksman.runtime.base_host import default_host
+from banksman.process.launch import Argv
+from banksman.runtime.base_host import Host, running_loop
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
 
 
-async def execute(
-    argv: Argv,
-    *,
-    timeout: float | None = None,
-    idle_timeout: float | None = None,
-    grace: float = 5.0,
-    linger: float = 0.3,
-    drain: float = 2.0,
-    stdin: Stdin = None,
-    pty: Pty = False,
-    stdout: Redirect = None,
-    stderr: Redirect = None,
-    eof: float | None = None,
-    user: str | int | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    inherit_env: bool = True,
-    scrub: Iterable[str] = (),
-    limits: Mapping[Any, Any] | None = None,
-    pass_fds: Sequence[int] = (),
-    output_bytes_max: int = OUTPUT_BYTES_MAX,
-    output_total_max: int | None = None,
-    keep_output: bool = True,
-    on_output: OnOutput | None = None,
-) -> Finished:
+def default_host() -> Host:
+    """The host of the running loop, for `execute` and `start`: made at first use, and closed by nothing but the end of
+    its loop.
+
+    It keeps no finished commands and no reports of them: only the caller that started a command has it.
+    """
+    loop = running_loop()
+    host = _defaults.get(loop)
+    if host is None:
+        host = _defaults[loop] = Host(finished_max=0)
+        host.owes_reports = False
+    return host
+
+
+@explicit
+async def execute(argv: Argv, **how: Unpack[How]) -> Finished:
     """Run a command to its end and return how it ended. A timeout or a non-zero code is a result, not an error.
 
     When this returns, no process of the command's tree is left but those named in `survivors`. Cancelling goes through
@@ -59,49 +54,32 @@ async def execute(
     "inherit": there instead. `stderr=subprocess.STDOUT`: where stdout goes. `keep_output` False: output is counted, and
     passed to `on_output`, but not kept. `eof`: a stop closes stdin first, and waits so many seconds before TERM.
     """
-    options = Options(
-        timeout=timeout,
-        idle_timeout=idle_timeout,
-        grace=grace,
-        linger=linger,
-        drain=drain,
-        stdin=stdin,
-        pty=pty,
-        stdout=stdout,
-        stderr=stderr,
-        eof=eof,
-        ends_input=True,
-        output_bytes_max=output_bytes_max,
-        output_total_max=output_total_max,
-        keep_output=keep_output,
-        on_output=on_output,
-    )
+    options = options_of(how, ends_input=True)
     if options.stdin == "pipe":
         raise UsageError('execute cannot write to stdin="pipe"', hint="pass the bytes, or use Host.start")
-    launch = prepare(
-        argv,
-        cwd=cwd,
-        env=env,
-        inherit_env=inherit_env,
-        scrub=scrub,
-        limits_wanted=limits,
-        pass_fds=pass_fds,
-        has_terminal=options.terminal is not None,
-        user=user,
-    )
-    return await default_host().run(launch, options)
+    return await default_host().run(launch_of(argv, how, options), options)
 
 
-@overload
-async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
-@overload
-async def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
-async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+def _on_default_host(
+    method: Callable[Concatenate[Host, P], Coroutine[Any, Any, R]], doc: str
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """A method of the host as a function: the same parameters, overloads included, on the host of the running loop."""
+
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return await method(default_host(), *args, **kwargs)
+
+    shown = inspect.signature(method)
+    call.__name__ = call.__qualname__ = method.__name__
+    call.__doc__ = doc
+    vars(call)["__signature__"] = shown.replace(parameters=list(shown.parameters.values())[1:])
+    return call
+
+
+start = _on_default_host(
+    Host.start,
     """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
 
     The running loop owns it. It lives until it ends or is stopped; leaving the loop (`asyncio.run`) stops it by the
     ladder, the exit of the interpreter and `shutdown` end it. `Host.take_ended` knows nothing of it: wait for it.
-    """
-    if yield_after is None:
-        return await default_host().start(argv, **how)
-    return await default_host().start(argv, yield_after=yield_after, **how)
+    """,
+)
