@@ -23,7 +23,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test test-busy chromium shells typescript screenshots docs-cli check check-deep bench soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test test-busy chromium shells typescript screenshots docs-cli blocking check check-deep bench soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,9 +58,13 @@ screenshots: venv chromium ## docs/images/*.png again, by the browser test of th
 docs-cli: venv ## docs/cli.md, from what --help says
 	$(BIN)/python tools/cli_page.py
 
+blocking: venv ## the classes of banksman.threads again, from the async ones
+	$(BIN)/python tools/blocking_api.py
+
 check: venv ## format, lint, strict types, the layers' one-way rule
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tools/blocking_api.py --check
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py
 

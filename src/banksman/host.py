@@ -1,4 +1,4 @@
-"""The public `Host`: the one of `run`, with the engine for its log chosen by name."""
+"""The public `Host`: that of `runtime/base_host.py`, with the engine for its log chosen by name."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from banksman import Closed, Ended, Finished, UsageError, threads
-from banksman.runtime import blocking_api as run_threads
-from banksman.runtime.loop_thread import Latch
+from banksman.threads import blocking_execute as run_threads
+from banksman.threads.loop_thread import Latch
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import pytest
 from tests.real.count import marked
 from tests.thorough import one_in
+from tools import blocking_api
 
 import banksman
 from banksman import (
@@ -39,9 +40,9 @@ from banksman import (
     UsageError,
     threads,
 )
-from banksman.runtime import loop_thread as bridges
-from banksman.runtime.loop_thread import Latch, LoopThread
 from banksman.testing import fake_agent
+from banksman.threads import loop_thread as bridges
+from banksman.threads.loop_thread import Latch, LoopThread
 
 T = TypeVar("T")
 
@@ -164,20 +165,67 @@ def test_both_faces_have_the_same_names_and_signatures(name: str) -> None:
     names = (waited_for - INNER[name]) | LOOKED_AT[name]
     missing = {each for each in names if not hasattr(here, each)}
     assert not missing, "give it a blocking face, or list it as the shell's own"
-    for each in names - {"start"}:  # That one is typed by `How`, as its async twin is.
-        if not callable(getattr(there, each, None)):
-            continue
-        wanted = dict(inspect.signature(getattr(there, each)).parameters)
-        found = dict(inspect.signature(getattr(here, each)).parameters)
-        if "timeout" not in wanted:
-            found.pop("timeout", None)
-        assert [(p.name, p.kind, p.default) for p in found.values()] == [
-            (p.name, p.kind, p.default) for p in wanted.values()
-        ], each
+    for each in names:
+        if callable(getattr(there, each, None)):
+            wanted, found = parameters(getattr(there, each)), parameters(getattr(here, each))
+            if "timeout" not in [parameter[0] for parameter in wanted]:
+                found = [parameter for parameter in found if parameter != TIMEOUT]
+            assert found == wanted, each
 
 
-def test_execute_has_the_signature_of_the_async_one() -> None:
-    assert inspect.signature(threads.execute) == inspect.signature(banksman.execute)
+TIMEOUT = ("timeout", inspect.Parameter.KEYWORD_ONLY, None, "float | None")
+
+
+def parameters(function: Callable[..., object]) -> list[tuple[str, object, object, object]]:
+    """A blocking object has the name of the async one, so that their annotations are the same words."""
+    shown = inspect.signature(function).parameters.values()
+    return [(each.name, each.kind, each.default, each.annotation) for each in shown]
+
+
+def test_ask_and_wait_takes_what_ask_takes() -> None:
+    assert parameters(threads.Session.ask_and_wait) == [*parameters(banksman.Session.ask), TIMEOUT]
+
+
+@pytest.mark.parametrize("name", ["execute", "start"])
+def test_functions_have_the_signatures_of_the_async_ones(name: str) -> None:
+    there, here = getattr(banksman, name), getattr(threads, name)
+    assert inspect.signature(here) == inspect.signature(there)
+    assert (here.__name__, here.__qualname__, bool(here.__doc__)) == (name, name, True)
+    assert here.__module__.startswith("banksman.threads.")
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_blocking_methods_have_names_and_docstrings_of_their_own(name: str) -> None:
+    here = getattr(threads, name)
+    for each, method in inspect.getmembers(here, inspect.isfunction):
+        if not each.startswith("_"):
+            assert method.__module__.startswith("banksman.threads."), each
+            assert method.__qualname__.endswith(f"{name}.{each}"), each
+            if (there := getattr(getattr(banksman, name), each, None)) and there.__doc__:
+                assert method.__doc__, each
+                assert "await " not in method.__doc__, each
+
+
+def test_generated_classes_are_as_the_tool_writes_them() -> None:
+    for path, text in blocking_api.generated().items():
+        assert path.read_text(encoding="utf-8") == text, "regenerate it: make blocking"
+
+
+def test_check_of_the_tool_names_a_stale_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = tmp_path / "src" / "blocking_session.py"
+    stale.parent.mkdir()
+    stale.write_text("as it was before", encoding="utf-8")
+    current = stale.with_name("blocking_host.py")
+    current.write_text("as it is", encoding="utf-8")
+    monkeypatch.setattr(blocking_api, "ROOT", tmp_path)
+    monkeypatch.setattr(blocking_api, "generated", lambda: {stale: "as it is", current: "as it is"})
+    assert blocking_api.main(["--check"]) == 1
+    assert capsys.readouterr().err == "src/blocking_session.py is stale: run `make blocking`\n"
+    assert blocking_api.main([]) == 0
+    assert blocking_api.main(["--check"]) == 0
+    assert stale.read_text(encoding="utf-8") == "as it is"
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ class Host(Starter):
         await asyncio.shield(self._draining)
 
     async def finish(self, *, timeout: float | None = None) -> None:
-        """The same, but for the closing: nothing runs any more, and what was said can still be read.
+        """Take nothing new and finish what runs, as `drain` does, without closing: what was said can still be read.
 
         Cancelling only stops the waiting.
         """

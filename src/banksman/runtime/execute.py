@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Unpack, overload
 
+from banksman.commands.command import Command
 from banksman.commands.registry import How, explicit, launch_of, options_of
 from banksman.commands.result import Finished
 from banksman.errors import UsageError
 from banksman.process.launch import Argv
 from banksman.runtime.base_host import Host, running_loop
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
 
@@ -60,26 +56,15 @@ async def execute(argv: Argv, **how: Unpack[How]) -> Finished:
     return await default_host().run(launch_of(argv, how, options), options)
 
 
-def _on_default_host(
-    method: Callable[Concatenate[Host, P], Coroutine[Any, Any, R]], doc: str
-) -> Callable[P, Coroutine[Any, Any, R]]:
-    """A method of the host as a function: the same parameters, overloads included, on the host of the running loop."""
-
-    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return await method(default_host(), *args, **kwargs)
-
-    shown = inspect.signature(method)
-    call.__name__ = call.__qualname__ = method.__name__
-    call.__doc__ = doc
-    vars(call)["__signature__"] = shown.replace(parameters=list(shown.parameters.values())[1:])
-    return call
-
-
-start = _on_default_host(
-    Host.start,
+@overload
+async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+@overload
+async def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+@explicit
+async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
     """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
 
     The running loop owns it. It lives until it ends or is stopped; leaving the loop (`asyncio.run`) stops it by the
     ladder, the exit of the interpreter and `shutdown` end it. `Host.take_ended` knows nothing of it: wait for it.
-    """,
-)
+    """
+    return await default_host().start(argv, yield_after=yield_after, **how)

@@ -1,6 +1,6 @@
-"""What the blocking faces are made of: a method that waits, an iterator that waits, a hold that waits.
+"""What the blocking classes are made of: an object with an async one behind it, an iterator and a hold that wait.
 
-Each is the async one behind a bridge; there is nothing here that knows what is asked for.
+`blocking_base.py` adds what is written by hand for one class; the rest of the classes is generated.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from banksman.commands.output_reader import OutputReader as AsyncOutputReader
 from banksman.commands.output_reader import check_size
 from banksman.errors import Closed
-from banksman.runtime.loop_thread import CallPolicy, LoopThread, ThreadPhase
+from banksman.threads.loop_thread import CallPolicy, LoopThread, ThreadPhase
 
 A = TypeVar("A")
-F = TypeVar("F")
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -44,48 +41,13 @@ class Face(Generic[A]):
         return f"<blocking {repr(self._inner)[1:-1]}>"
 
 
-def blocking(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]], manner: CallPolicy = CallPolicy.ACTS
-) -> Callable[Concatenate[Face[A], P], R]:
-    """The same method, waited for."""
-    return blocking_as(_as_it_is, method, manner)
-
-
-def blocking_as(
-    face: Callable[[LoopThread, R], F],
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
-    manner: CallPolicy = CallPolicy.ACTS,
-    undo: Callable[[R], None] | None = None,
-) -> Callable[Concatenate[Face[A], P], F]:
-    """The same method, waited for, its result behind a face. `undo`: for a result that nobody took any more."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
-        bridge, inner = self._bridge, self._inner  # pyright: ignore[reportPrivateUsage]
-        # By its name: whoever derives from the async class is heard.
-        work: Callable[[], Coroutine[Any, Any, R]] = functools.partial(getattr(inner, name), *args, **kwargs)
-        return face(bridge, bridge.call(work, manner, undo=undo))
-
-    return call
-
-
-def looking(
-    method: Callable[Concatenate[A, P], R], manner: CallPolicy = CallPolicy.READS
-) -> Callable[Concatenate[Face[A], P], R]:
-    """The same method, of those that never wait."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        bridge, inner = self._bridge, self._inner  # pyright: ignore[reportPrivateUsage]
-        return bridge.look(functools.partial(getattr(inner, name), *args, **kwargs), manner)
-
-    return call
-
-
-def _as_it_is(_bridge: LoopThread, result: R) -> R:
-    return result
+@overload
+def behind(given: Face[A] | str) -> A | str: ...
+@overload
+def behind(given: Face[A] | str | None) -> A | str | None: ...
+def behind(given: Face[A] | str | None) -> A | str | None:
+    """The async object behind a face that a caller passes; an id as it is."""
+    return given._inner if isinstance(given, Face) else given  # pyright: ignore[reportPrivateUsage]
 
 
 class Feed(Generic[T]):
@@ -221,6 +183,7 @@ class OutputReader(Face[AsyncOutputReader]):
         return self._inner.missed
 
     def at_eof(self) -> bool:
+        """Whether the stream has ended and all of it was read."""
         return self._bridge.look(self._inner.at_eof)
 
     def read(self, size: int = -1, *, timeout: float | None = None) -> bytes:

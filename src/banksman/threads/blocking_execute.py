@@ -1,0 +1,85 @@
+"""`execute` and `start` for threads, without a host of the caller's."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
+
+from banksman.commands.registry import How, explicit
+from banksman.commands.result import Finished
+from banksman.errors import UsageError
+from banksman.process.launch import Argv
+from banksman.runtime.execute import execute as async_execute
+from banksman.threads.blocking_command import Command
+from banksman.threads.blocking_host import Host
+from banksman.threads.loop_thread import LoopThread, close_all, is_in_a_loop_thread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_own_loop(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+    """The same function, run to its end in a loop for this one call."""
+
+    @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_in_a_loop_thread():
+            hint = "an async callback can await banksman.execute"
+            raise UsageError("a blocking call in a host's loop would stop all that this host does", hint=hint)
+        # A loop for this one call: it is cheap beside a process, nothing of it is left, and a fork can have its own.
+        bridge = LoopThread("banksman-execute")
+        try:
+            return bridge.call(functools.partial(function, *args, **kwargs))
+        finally:
+            bridge.close()
+
+    return call
+
+
+execute = _in_own_loop(async_execute)
+
+# The host of commands that are started without one; made at first use, and closed at exit, as every bridge is.
+_default: Host | None = None
+# Protects `_default`. Held while a thread is started; nothing else is taken inside it.
+_default_lock = threading.Lock()
+
+
+def _default_host() -> Host:
+    global _default  # noqa: PLW0603
+    if is_in_a_loop_thread():
+        raise UsageError("a blocking call in a host's loop would stop all that this host does", hint="await it there")
+    with _default_lock:
+        if _default is None or not _default.is_usable:
+            _default = Host("memory:", finished_max=0)
+            _default._inner.owes_reports = False  # pyright: ignore[reportPrivateUsage]
+        return _default
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held it may not be here to release it."""
+    global _default_lock  # noqa: PLW0603
+    _default_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@overload
+def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+@overload
+def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+@explicit
+def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+    """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
+
+    It lives until it ends or is stopped, or the interpreter exits. `Host.take_ended` knows nothing of it: wait for it.
+    """
+    return _default_host().start(argv, yield_after=yield_after, **how)
+
+
+# Registered after those of the host and of the spawner, which the imports above have run: it is called before them.
+atexit.register(close_all)
