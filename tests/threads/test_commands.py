@@ -36,6 +36,15 @@ def test_a_terminal_is_typed_at_watched_and_resized(host: threads.Host) -> None:
     assert command.wait(timeout=30).ended is Ended.EXITED
 
 
+@pytest.mark.parametrize("unknown", ["no_such", "ends_input", "spill_bytes_max", "limits_wanted"])
+def test_a_keyword_that_does_not_exist_starts_nothing(host: threads.Host, unknown: str) -> None:
+    """Also one that is none of the caller's, of the functions that check the others."""
+    for function in (threads.execute, host.start):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{unknown}'"):
+            function(["true"], **{unknown: 1})  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert not host.commands()
+
+
 def test_several_threads_watch_one_command(host: threads.Host) -> None:
     command = host.start(["cat"], stdin="pipe")
     found: dict[str, int | None] = {}
