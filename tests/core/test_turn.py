@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,20 @@ from hypothesis import strategies as st
 
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.turn import TABLE, Ask, Cause, Move, Turn, TurnPhase, own, queued
+
+
+ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+
+
+def _diagram() -> str:
+    """The table as Mermaid draws it."""
+    moves = [f"    {phase} --> {end}: {move.name.lower()}" for phase in TABLE for move, end in TABLE[phase].items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> queued", *moves, "    ended --> [*]"])
+
+
+def test_the_architecture_page_draws_the_table() -> None:
+    page = ARCHITECTURE.read_text(encoding="utf-8")
+    assert f"```mermaid\n{_diagram()}\n```" in page, f"paste this into {ARCHITECTURE.name}:\n{_diagram()}"
 
 
 def _ask(id: str = "a", **others: object) -> Ask:
