@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.turn import TABLE, Ask, Cause, Move, Turn, TurnPhase, own, queued
 
-
 ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
 
