@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banksman.cli.output.approval import block_rows, subject_of, title_of
 from banksman.cli.output.terminal import as_line, width
+from banksman.cli.tui.question_view import block_rows, subject_of, title_of
 
 WORDS = st.text(st.sampled_from("ab\n\t ;\u200b\x1b日'"), max_size=40)
 VALUES: st.SearchStrategy[Any] = st.recursive(

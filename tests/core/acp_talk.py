@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from banksman.core.dialects.acp import acp
-from banksman.core.dialects.dialect import Setup, Speech, Spoken
+from banksman.core.dialects.dialect import Quirks, Setup, Speech, Spoken
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Replied, Requested, TurnOver
-from banksman.core.dialects.quirks import Quirks
 
 SESSION = "s-1"
 CAPABLE: dict[str, Any] = {

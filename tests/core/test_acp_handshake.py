@@ -9,9 +9,8 @@ from tests.core.acp_talk import CAPABLE, MODELS, MODES, SESSION, Talk, begun, re
 
 import banksman
 from banksman.core.dialects.acp import protocol_v1
-from banksman.core.dialects.dialect import Setup
+from banksman.core.dialects.dialect import Quirks, Setup
 from banksman.core.dialects.meaning import Forgot, Noise, Replied
-from banksman.core.dialects.quirks import Quirks
 
 
 # -- the handshake ---------------------------------------------------------------------------------------------------

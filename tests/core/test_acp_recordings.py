@@ -18,8 +18,8 @@ from tests.core.recordings.reading import CUTS, Cut
 from tests.thorough import one_in
 
 from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.dialect import Quirks
 from banksman.core.dialects.meaning import NeedsConversation, Replied, Requested, TurnOver
-from banksman.core.dialects.quirks import Quirks
 from banksman.core.wire.framing import HEAD_BYTES
 
 each_recording = pytest.mark.parametrize("name", NAMES)

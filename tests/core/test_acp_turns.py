@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.core.acp_talk import SESSION, Talk, begun, ready
 
+from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.dialects.meaning import Noise, Thought, ToolBegan, ToolEnded, TurnOver
-from banksman.core.dialects.quirks import ERROR_CHARACTERS_MAX, Quirks
 from banksman.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from banksman.core.dialects.quirks import ERROR_CHARACTERS_MAX, Quirks
+from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process import environment

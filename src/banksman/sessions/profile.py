@@ -16,8 +16,7 @@ from banksman.commands.options import SECONDS_MAX
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.dialect import Dialect
-from banksman.core.dialects.quirks import SERVICES, Quirks, fault
+from banksman.core.dialects.dialect import SERVICES, Dialect, Quirks, fault
 from banksman.core.session.watchdogs import Name
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError

@@ -25,7 +25,7 @@ from tests.core.recordings.reading import Cut, Entry
 
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.acp.conversation import AcpSpeech
-from banksman.core.dialects.dialect import Setup, Spoken
+from banksman.core.dialects.dialect import Quirks, Setup, Spoken
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
@@ -38,7 +38,6 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOver,
 )
-from banksman.core.dialects.quirks import Quirks
 from banksman.core.session.permissions import Decision
 from banksman.core.wire.framing import Framing, Mixed
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from banksman.cli import OK
 from banksman.cli.output.terminal import as_line, say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_columns import Shown
+from banksman.cli.tui.session_table import Shown
 
 
 def parser() -> ServerParser:

@@ -11,8 +11,8 @@ import time
 from banksman.cli import OK
 from banksman.cli.output.terminal import as_line, say, say_json, table
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_columns import Shown
 from banksman.cli.tui.screen import seconds_in_words
+from banksman.cli.tui.session_table import Shown
 
 
 def parser() -> ServerParser:

@@ -9,9 +9,8 @@ import time
 from banksman.cli import OK
 from banksman.cli.output.terminal import as_line, cut, padded, say, say_json, size_of, stdout_style, table, width
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_columns import Shown, colour_of, money, sessions
 from banksman.cli.tui.screen import seconds_in_words
-from banksman.cli.tui.session_table import ORDER
+from banksman.cli.tui.session_table import ORDER, Shown, colour_of, money, sessions
 
 COMMAND_CHARACTERS_MAX = 60
 # Of those that are over, so many are shown to a person who did not ask for all.

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from banksman.cli import OK
 from banksman.cli.client.client import segment
-from banksman.cli.output.approval import block_rows, subject_of, title_of
 from banksman.cli.output.terminal import as_line, as_text, say, say_json, stdout_style
 from banksman.cli.output.wording import how_to_answer
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_columns import Shown, colour_of, money
+from banksman.cli.tui.question_view import block_rows, subject_of, title_of
+from banksman.cli.tui.session_table import Shown, colour_of, money
 
 COMMAND_CHARACTERS_MAX = 60
 PROMPT_CHARACTERS_MAX = 120

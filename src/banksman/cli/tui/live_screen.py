@@ -12,10 +12,9 @@ import itertools
 import sys
 from collections.abc import Sequence
 
-from banksman.cli.output.approval import block_rows
 from banksman.cli.output.terminal import CannotWrite, Style, as_line, as_text, cut, rows, size_of, stdout_style, wrapped
 from banksman.cli.tui.line_editor import LineEditor
-from banksman.cli.tui.question_view import QuestionView
+from banksman.cli.tui.question_view import QuestionView, block_rows
 from banksman.cli.tui.screen import LINE_CHARACTERS_MAX, ROOMY_COLUMNS, ScreenStatus, TextStyle
 
 PROMPT = "> "

@@ -1,12 +1,164 @@
-"""A question of the agent's: its subject in full, a title, and the keys that answer it. Pure."""
+"""A question of the agent: what it wants to do, in full, and the keys that answer it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from banksman.cli.output.approval import TITLE_CHARACTERS_MAX, Asked, subject_of, title_of
+from banksman.cli.output.terminal import as_line, as_text, rows
+
+# What a person is asked to approve, in full. Pure.
+#
+# A tool decides itself which members of its input it reads, so every member is shown: a command padded with blanks,
+# code beside a harmless description, the new text of a file. The members that usually say what will run come first.
+# What the agent says about the call (a description, a title, a reason) comes last, and is marked as its words.
+#
+# Every line is safe for a terminal. Runs of blanks and of empty lines, which could push the rest out of sight, are
+# replaced by their count.
+
+Asked = Mapping[str, Any]
+
+# A subject of one line that is no longer than this stands in the title itself.
+TITLE_CHARACTERS_MAX = 200
+# More blanks within a line, or in front of it, are counted instead. Code is seldom indented deeper.
+BLANKS_MAX, INDENT_MAX = 8, 64
+EMPTY_LINES_MAX = 2
+# What is nested deeper is shown as JSON.
+DEPTH_MAX = 6
+
+_FIRST = ("command", "code", "script", "file_path", "path", "url", "query", "pattern", "prompt")
+_WORDS = ("description", "title", "reason", "decision_reason")
+# Of the details: names and offers for programs. Whatever else an agent adds is shown.
+_NOT_SHOWN = (
+    *("options", "permission_suggestions", "availableDecisions", "proposedExecpolicyAmendment", "commandActions"),
+    *("toolCallId", "tool_use_id", "agent_id", "status", "_meta", "display_name"),
+    *("itemId", "threadId", "turnId", "callId", "conversationId", "approvalId", "startedAtMs"),
+)
+# The braille blank is a picture of nothing.
+_BLANKS = re.compile(rf"[\s\u2800]{{{BLANKS_MAX + 1},}}")
+
+
+def title_of(asked: Asked) -> str:
+    """The tool, and the subject where that is one short line."""
+    return _titled(asked, _subject(asked))
+
+
+def subject_of(asked: Asked) -> tuple[str, ...]:
+    """What is to be approved, as lines; empty: the title says all."""
+    subject = _subject(asked)
+    return () if _is_short(subject) else tuple(f"{name}{line}" for name, line in subject)
+
+
+def block_rows(lines: Iterable[str], columns: int | None = None) -> Iterator[str]:
+    """Each line with a mark in front, which nothing inside of it can imitate; cut to the columns, nothing left out."""
+    for line in map(as_line, lines):
+        if columns is None:
+            yield f"│ {line}"
+            continue
+        # Terminals disagree about the width of letters outside of ASCII, and a row that is too wide is cut by some.
+        room = columns - 2 if line.isascii() else (columns - 2) // 2
+        for number, row in enumerate(rows(line, max(room, 1)) if line else ("",)):
+            yield f"{'┊' if number else '│'} {row}"
+
+
+# A label, and the text behind it.
+_Line = tuple[str, str]
+
+
+def _is_short(subject: list[_Line]) -> bool:
+    return not subject or (
+        len(subject) == 1 and subject[0][0] != _AGENT and len("".join(subject[0])) <= TITLE_CHARACTERS_MAX
+    )
+
+
+def _titled(asked: Asked, subject: list[_Line]) -> str:
+    tool = as_line(asked.get("tool") or asked.get("wants") or "", characters_max=TITLE_CHARACTERS_MAX)
+    if not subject:
+        return tool
+    if _is_short(subject):
+        label, text = subject[0]
+        return f"{tool}: {text}" if label.removesuffix(": ") in _FIRST else f"{tool}: {label}{text}"
+    return f"{tool} ({len(subject)} line{'s' if len(subject) > 1 else ''} above)"
+
+
+_AGENT = "the agent says: "
+
+
+def _subject(asked: Asked) -> list[_Line]:
+    given, details = _mapping(asked.get("input")), _mapping(asked.get("details"))
+    if asked.get("wants") == "elicitation":
+        return []  # A form is filled in elsewhere, and a key approves nothing.
+    first = [name for name in _FIRST if name in given]
+    rest = [name for name in given if name not in first and not _is_words(name, given[name])]
+    found = [line for name in (*first, *rest) for line in _member(name, given[name])]
+    for name, value in details.items():
+        if name not in _NOT_SHOWN and not _is_words(name, value) and value not in (None, "", [], {}):
+            found += _member(name, value)
+    words = [each[name] for each in (given, details) for name in _WORDS if _is_words(name, each.get(name))]
+    known = {value for name, value in given.items() if isinstance(value, str) and name not in _WORDS}
+    for text in dict.fromkeys(words):
+        # A title that only repeats the command says nothing more.
+        if text not in known:
+            first_line, *more = _lines(text)
+            found += [(_AGENT, first_line), *((" " * len(_AGENT), line) for line in more)]
+    return found
+
+
+def _is_words(name: str, value: Any) -> bool:
+    return name in _WORDS and isinstance(value, str) and value != ""
+
+
+def _member(name: str, value: Any, depth: int = 0) -> list[_Line]:
+    indent, label = "  " * depth, as_line(name)
+    if (
+        name == "command"
+        and isinstance(value, list)
+        and all(isinstance(word, str) for word in cast("list[Any]", value))
+    ):
+        value = shlex.join(cast("list[str]", value))
+    if isinstance(value, str):
+        lines = _lines(value) if value else ['""']
+        if len(lines) == 1:
+            return [(f"{indent}{label}: ", lines[0])]
+        return [(f"{indent}{label}:", ""), *((f"{indent}  ", line) for line in lines)]
+    inside: dict[str, Any] = _mapping(value)
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in cast("list[Any]", value)):
+        inside = {f"{name}[{number}]": each for number, each in enumerate(cast("list[Any]", value))}
+    if not inside or depth >= DEPTH_MAX:
+        return [(f"{indent}{label}: ", _collapsed(as_line(json.dumps(value, ensure_ascii=False))))]
+    return [(f"{indent}{label}:", ""), *(line for each in inside for line in _member(each, inside[each], depth + 1))]
+
+
+def _lines(text: str) -> list[str]:
+    """Safe, and with nothing that is out of sight."""
+    found: list[str] = []
+    empty = 0
+    for line in (*as_text(text).expandtabs().rstrip("\n").split("\n"), None):
+        if line is not None and not line.replace("\u2800", "").strip():
+            empty += 1
+            continue
+        found += [""] * empty if empty <= EMPTY_LINES_MAX else [f"[{empty} empty lines]"]
+        empty = 0
+        if line is not None:
+            found.append(_collapsed(line))
+    return found or [""]
+
+
+def _collapsed(line: str) -> str:
+    def counted(run: re.Match[str]) -> str:
+        is_indent = run.start() == 0 and len(run[0]) <= INDENT_MAX
+        return run[0] if is_indent else f" [{len(run[0])} blanks] "
+
+    return _BLANKS.sub(counted, line)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
 
 OPTIONS_MAX = 9
 
@@ -78,10 +230,6 @@ def _shown(number: int, choice: KeyChoice) -> str:
     if choice.key and choice.name.lower().startswith(choice.key):
         return f"[{choice.name[0]}]{choice.name[1:]}"
     return f"[{choice.key or number}] {choice.name}"
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _cut(text: Any, characters: int = TITLE_CHARACTERS_MAX) -> str:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from banksman.cli.output.approval import block_rows
 from banksman.cli.output.terminal import (
     Style,
     as_line,
@@ -24,6 +23,7 @@ from banksman.cli.output.terminal import (
     width,
     wrapped,
 )
+from banksman.cli.tui.question_view import block_rows
 
 # Silence that is worth a word.
 QUIET_SECONDS = 1.0

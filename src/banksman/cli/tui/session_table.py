@@ -1,15 +1,47 @@
-"""Every session, as one row: who needs somebody first. What the server says, as values; nothing is drawn here."""
+"""What there is to see of sessions: what `ps` and its like have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from banksman.cli.client.client import Client, Problem, segment
 from banksman.cli.output.terminal import Style, as_line, cut, padded, width
-from banksman.cli.session_columns import colour_of, money, sessions
 from banksman.cli.tui.screen import seconds_in_words
+
+Shown = dict[str, Any]
+
+
+def sessions(client: Client) -> Iterator[Shown]:
+    """All of them, oldest first, page by page."""
+    after: str | None = None
+    while True:
+        page = client.get("/v1/sessions", {"after": after})
+        yield from page["sessions"]
+        after = page["next"]
+        if after is None:
+            return
+
+
+def money(cost: float | None) -> str | None:
+    return None if cost is None else f"${cost:.4f}"
+
+
+def colour_of(style: Style, state: str) -> Callable[[str], str]:
+    """Of the word for a session's state: who needs somebody, and who is at work."""
+    match state:
+        case "asks":
+            return style.yellow
+        case "wedged" | "not movable" | "unreachable":
+            return style.red
+        case "running":
+            return style.green
+        case "gone" | "elsewhere":
+            return style.dim
+        case _:
+            return str
+
 
 # By who is to act: somebody is asked, something is wrong, it runs, it will, it could, it is another's, it is over.
 ORDER = ("asks", "wedged", "not movable", "unreachable", "running", "queued", "idle", "elsewhere", "gone")

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from banksman.cluster.log import restore, retention
+from banksman.cluster.log import maintenance
 from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.host_leases import Leases
 from banksman.cluster.log.journal import Journal
@@ -36,7 +36,7 @@ from banksman.cluster.log.session_directory import Directory
 from banksman.cluster.log.session_ownership import Owning
 from banksman.cluster.log.session_queues import AppendWaiters, Lines, outcome
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
-from banksman.cluster.log.stream_heads import Heads
+from banksman.cluster.log.stream_mirror import Heads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import Address
@@ -100,7 +100,7 @@ class ClusterLog:
         self._turns = TurnIndexes(self.read)
         self._heads = Heads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = Many(self._reading, self._records, self._heads, self._waiting)
-        self._trimming = retention.Trimming(self._nats, self._owning, self._reading, self._heads, self._records)
+        self._trimming = maintenance.Trimming(self._nats, self._owning, self._reading, self._heads, self._records)
         self._journal = Journal(folder, self.hosts.id)
         self._salvage = Salvage(self._nats, self._streams, folder)
         self.transcripts = ClusterTranscripts(self._nats, self._streams)
@@ -113,7 +113,7 @@ class ClusterLog:
             reading=self._reading,
             heads=self._heads,
             waiting=self._waiting,
-            retention=retention.ClusterRetention(bytes_max),
+            retention=maintenance.ClusterRetention(bytes_max),
             trimming=self._trimming,
             transcripts=self.transcripts,
         )
@@ -290,7 +290,7 @@ class ClusterLog:
         await self.ready()
         check_text(session, name, agent)
         check_no_host(session)
-        restored = restore.Restoring(self._nats, self._streams, self._owning, self._records)
+        restored = maintenance.Restoring(self._nats, self._streams, self._owning, self._records)
         await restored.restore(session, name, agent, chunks, snapshot)
 
     def _late(self, session: str) -> StoreError | None:

@@ -17,7 +17,7 @@ from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.message_codec import MessagePlace
 from banksman.cluster.log.session_queues import AppendWaiters
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
-from banksman.cluster.log.stream_heads import Heads
+from banksman.cluster.log.stream_mirror import Heads
 from banksman.core.session.event import Event
 from banksman.errors import StoreDamaged
 from banksman.store.log import ManyPage, Placed, Position, ProjectOf, history_lost

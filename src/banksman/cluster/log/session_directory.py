@@ -10,7 +10,7 @@ from collections.abc import Callable
 from banksman.cluster.log.message_codec import MessagePlace
 from banksman.cluster.log.session_ownership import Owning, Tenancy
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
-from banksman.cluster.log.stream_heads import Heads
+from banksman.cluster.log.stream_mirror import Heads
 from banksman.store.log import Head, Known, Owner
 
 

@@ -11,12 +11,12 @@ from typing import TypeAlias
 from banksman.cluster.log.event_reader import Reading
 from banksman.cluster.log.host_leases import Leases
 from banksman.cluster.log.journal import Journal
+from banksman.cluster.log.maintenance import ClusterRetention, Trimming
 from banksman.cluster.log.message_codec import ClusterTranscripts, MessageBody, MessagePlace
 from banksman.cluster.log.publisher import QueuedRelease
-from banksman.cluster.log.retention import ClusterRetention, Trimming
 from banksman.cluster.log.session_ownership import Owning, Tenancy
 from banksman.cluster.log.session_queue import Line, QueueContext
-from banksman.cluster.log.stream_heads import Heads
+from banksman.cluster.log.stream_mirror import Heads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError

@@ -1,9 +1,8 @@
-"""What the core asks of a dialect: lines to meanings, wishes to frames. Pure.
+"""What one program does otherwise than its protocol says: measured, kept in its profile, and put right by its dialect.
 
-A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood without
-knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is resolved by a
-`Speech`: what one process was told and has said so far, a frozen value in the session's state like all others. A
-dialect whose every frame says all there is to know needs none, and is spoken as it is: `Plain`.
+Nothing here is guessed at run time. An agent that says `end_turn` for a turn that was cancelled, or for one that
+failed, says it in every such turn; so a profile states it once, with the evidence beside it, and the outcome that
+callers get is the true one. What the agent said is in the log as it came, whatever became of it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,59 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
+from banksman.core.json_schema.regex import NoPattern, TooMuch, compiled
 from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.jsonrpc import Notice
+
+SERVICES = ("fs", "terminal")
+# A message of an error is short. A longer text is an answer, whatever it begins with, and is not looked at.
+ERROR_CHARACTERS_MAX = 4000
+
+
+class Quirks(Struct, frozen=True):
+    """`cancel_may_say`: the reasons to stop that mean "cancelled" after we have cancelled. `error_texts`: patterns; a
+    turn that ends well and whose last text one of them matches has failed. `silence_is_error`: so has one that ends
+    well and said and did nothing at all. `serves`: what of ours is offered to the agent. `recites_late`: it may go on
+    repeating a conversation that it has loaded after it has answered."""
+
+    cancel_may_say: tuple[str, ...] = ()
+    error_texts: tuple[str, ...] = ()
+    silence_is_error: bool = False
+    serves: tuple[str, ...] = SERVICES
+    recites_late: bool = False
+
+    def has_failed(self, text: str) -> bool:
+        """Whether the last text of a turn that is said to have ended well is the message of an error."""
+        if not self.error_texts or len(text) > ERROR_CHARACTERS_MAX:
+            return False
+        return any(_matches(pattern, text) for pattern in self.error_texts)
+
+
+def fault(pattern: str) -> str | None:
+    """What is wrong with a pattern for texts of errors; None: nothing. Agents write the texts, so a pattern must be
+    one that is followed in a bounded time, whatever it meets."""
+    try:
+        compiled(pattern)
+    except NoPattern as exc:
+        return str(exc)
+    return None
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return compiled(pattern).search(text)
+    except TooMuch:
+        # What cannot be judged is no proof of an error.
+        return False
+
+
+# What the core asks of a dialect: lines to meanings, wishes to frames. Pure.
+#
+# A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood
+# without knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is
+# resolved by a `Speech`: what one process was told and has said so far, a frozen value in the session's state like all
+# others. A dialect whose every frame says all there is to know needs none, and is spoken as it is: `Plain`.
 
 # Of Banksman: agents are told who speaks to them. A test holds it to the package's.
 CLIENT_VERSION = "0.1.0"
@@ -266,3 +317,53 @@ class Plain(Struct, frozen=True):
 
     def cancel(self, asked: Requested) -> Spoken:
         return self.refuse(asked, "cancelled")
+
+
+class InWords:
+    __slots__ = ()
+
+    def has_forgotten(self, stderr: str) -> bool:
+        """It says so in words, and stays: see `Forgot`."""
+        return False
+
+    def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
+        """None: it is told its servers when its conversation begins."""
+        return None
+
+    def argv(
+        self,
+        command: Sequence[str],
+        *,
+        resume: str | None = None,
+        forks: bool = False,
+        mcp_config: str | None = None,
+        model: str | None = None,
+        permission_mode: str | None = None,
+        system_prompt: str | None = None,
+        args: Sequence[str] = (),
+    ) -> list[str]:
+        """The command, then `args`. All that was wished for is said over the wire."""
+        return [*command, *args]
+
+
+# Lines that are about another conversation than ours: a subagent has one of its own, and so has what was begun and
+# left. They are kept, and are no turn's: neither its answer nor its progress to look at.
+
+
+def is_aside(line: bytes, conversation: str | None, member: str) -> bool:
+    """Whether all that a line tells is about another. `member`: of the parameters, the one that says about which.
+
+    This is the path of each token. A line that has our name in it is ours, which is one look at its first bytes; only
+    one that has not is taken apart.
+    """
+    # It was read from a line, or written to one, so it has bytes. To find is cheaper than to ask whether it is in.
+    if conversation is None or line.find(conversation.encode()) >= 0:
+        return False
+    return all(_is_about_another(message, conversation, member) for message in jsonrpc.decode(line))
+
+
+def _is_about_another(message: jsonrpc.Message, conversation: str, member: str) -> bool:
+    if not isinstance(message, Notice):
+        return False
+    name = message.named.get(member)
+    return isinstance(name, str) and name != conversation

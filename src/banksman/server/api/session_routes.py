@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from banksman import Event
-from banksman.cluster.http import session_list, session_placement
+from banksman.cluster.http import session_placement
+from banksman.cluster.http import session_placement as session_list
 from banksman.cluster.http.owner_proxy import Front
 from banksman.errors import NotFound, NotOwner
 from banksman.server.api import turn_routes

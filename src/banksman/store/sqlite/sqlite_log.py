@@ -48,12 +48,11 @@ from banksman.store.log import (
     history_lost,
 )
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, pages, turn_table
-from banksman.store.sqlite.append import AppendOperation
+from banksman.store.sqlite.append import AppendOperation, RecentChunks
 from banksman.store.sqlite.chunks import events_of
 from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
 from banksman.store.sqlite.operations import AwaitedOperation, OwnerChange, WriterOperation
 from banksman.store.sqlite.ownership import Held, ReleaseOperation
-from banksman.store.sqlite.recent_chunks import RecentChunks
 from banksman.store.sqlite.spool import Spool
 from banksman.store.sqlite.tail_wait import TailWaiters
 from banksman.store.sqlite.worker_threads import StoreThreads

@@ -14,9 +14,7 @@ from typing import Any
 
 from banksman.core.dialects.acp import reader, updates
 from banksman.core.dialects.acp.conversation import AcpSpeech
-from banksman.core.dialects.dialect import Setup, Speech
-from banksman.core.dialects.json_rpc_dialect import InWords
-from banksman.core.dialects.quirks import Quirks
+from banksman.core.dialects.dialect import InWords, Quirks, Setup, Speech
 
 # An agent that does what the protocol says.
 ORDINARY = Quirks()

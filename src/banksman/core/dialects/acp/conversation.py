@@ -14,8 +14,7 @@ from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import said
 from banksman.core.dialects.acp.writer import Adjusted, Prompted, Purpose, Stage
-from banksman.core.dialects.dialect import Prompt, Setup, Spoken
-from banksman.core.dialects.json_rpc_dialect import is_aside
+from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Prompt, Quirks, Setup, Spoken, is_aside
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -29,7 +28,6 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOver,
 )
-from banksman.core.dialects.quirks import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Garbage, Message, Notice, RpcCall, RpcReply

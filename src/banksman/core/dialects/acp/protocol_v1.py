@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from banksman.core.dialects.dialect import Setup, client
-from banksman.core.dialects.quirks import Quirks
+from banksman.core.dialects.dialect import Quirks, Setup, client
 from banksman.core.wire.jsonrpc import INVALID_PARAMS, Failure
 from banksman.core.wire.partial_json import mapping, mappings, text
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from banksman.core.dialects.codex import reader, updates
 from banksman.core.dialects.codex.conversation import CodexSpeech
-from banksman.core.dialects.dialect import Setup, Speech
-from banksman.core.dialects.json_rpc_dialect import InWords
+from banksman.core.dialects.dialect import InWords, Setup, Speech
 
 
 class Codex(InWords):

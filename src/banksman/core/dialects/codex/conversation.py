@@ -36,8 +36,7 @@ from banksman.core.dialects.codex.reader import (
     RunningTurn,
 )
 from banksman.core.dialects.codex.writer import Begin, Converse, Initialize, Join, Purpose, Stop
-from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Spoken
-from banksman.core.dialects.json_rpc_dialect import is_aside
+from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Spoken, is_aside
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,

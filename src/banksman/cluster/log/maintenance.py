@@ -1,0 +1,230 @@
+"""What is done to whole histories on NATS: retain, trim, delete, restore."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+import msgspec
+
+from banksman.cluster.jetstream import ID, WrongLast
+from banksman.cluster.log import message_codec
+from banksman.cluster.log.event_reader import Reading
+from banksman.cluster.log.message_codec import NO_BLOB, MessageBody, MessagePart, MessagePlace
+from banksman.cluster.log.session_ownership import Owning
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords
+from banksman.cluster.log.stream_mirror import Heads
+from banksman.cluster.log.streams import NatsStreams, token
+from banksman.cluster.nats import Nats
+from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, UsageError
+from banksman.store.checks import checked
+from banksman.store.log import Chunk, Snapshot
+
+# What is forgotten of a session, oldest first: whole messages, and nothing that its last snapshot does not hold.
+#
+# The record says where what is kept begins, before anything is purged: whoever reads meanwhile is told a gap and not
+# surprised by one. The message with the last snapshot stays, even where its events are forgotten.
+
+# What a message weighs besides its body.
+MESSAGE_BYTES = 256
+# Not for every message: a purge is a commit of its own.
+SLACK = 1.25
+
+
+class ClusterRetention:
+    """How much is kept of each session that is ours, as far as we have written it."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._bytes_max = bytes_max
+        self._weights: dict[str, deque[tuple[int, int]]] = {}
+        self._totals: dict[str, int] = {}
+
+    def weigh(self, session: str, place: MessagePlace, size: int) -> int | None:
+        """After a message was stored: before which event all may be forgotten; None: nothing."""
+        if self._bytes_max is None or not size:
+            return None
+        weights = self._weights.setdefault(session, deque())
+        weights.append((place.last, size + MESSAGE_BYTES))
+        total = self._totals[session] = self._totals.get(session, 0) + size + MESSAGE_BYTES
+        if total <= self._bytes_max * SLACK or not place.snapshot:
+            return None
+        before = None
+        while len(weights) > 1 and total > self._bytes_max:
+            last, weight = weights.popleft()
+            total -= weight
+            before = last + 1
+        self._totals[session] = total
+        return before
+
+    def forget(self, session: str) -> None:
+        self._weights.pop(session, None)
+        self._totals.pop(session, None)
+
+
+class Trimming:
+    """Forgets what need not be kept."""
+
+    def __init__(self, nats: Nats, owning: Owning, reading: Reading, heads: Heads, records: SessionRecords) -> None:
+        self._nats = nats
+        self._owning = owning
+        self._reading = reading
+        self._heads = heads
+        self._records = records
+
+    async def trim(self, session: str, before: int) -> None:
+        """Forget what is before an event, as far as a message's border and the last snapshot allow."""
+        record = self._records.all.get(session)
+        place = await self._heads.look_closer(session)
+        if record is None or place is None or not place.snapshot or not place.last:
+            return
+        held = await self._reading.one(session, place.snapshot)
+        if held is None or held.body.snapshot is None:
+            return
+        limit = min(before, held.body.snapshot_seq + 1, place.last)
+        if limit <= record.first:
+            return
+        # The message with that event stays, and all behind it.
+        kept = await self._reading.find(session, limit, place)
+        first = 0
+        async for stored in self._reading.messages(session, max(1, kept), place.seq):
+            if stored.place.held and stored.place.last >= limit:
+                first = stored.place.first
+                break
+        if first <= record.first:
+            return
+        dropped = await self._reading.find(session, first - 1, place)
+
+        def forget(found: SessionRecord) -> SessionRecord:
+            if found.first >= first:
+                return found
+            return msgspec.structs.replace(found, first=first, dropped=max(found.dropped, dropped))
+
+        await self._owning.update(session, forget)
+        border = min(dropped + 1, place.snapshot)
+        await self.forget_blobs(session, border)
+        await self._owning.purge(session, border)
+
+    async def forget_blobs(self, session: str, before: int | None) -> None:
+        """Those of the messages that are about to be purged; None: of all. Who dies over it leaves some behind, which
+        cost room and nothing else."""
+        try:
+            place = await self._heads.look_closer(session)
+        except StoreDamaged:
+            # What is last is none of ours, and does not say whether there are any: so they are looked for.
+            last = await self._reading.last_seq()
+        else:
+            if place is None or place.blob == NO_BLOB:
+                return
+            last = place.seq
+        end = last if before is None else before - 1
+        async for name in self._reading.blobs(session, end):
+            await self._nats.delete_blob(self._reading.bucket, name)
+
+
+# A session that was kept elsewhere: its messages first, under a record that nobody sees, then the record is shown.
+#
+# Whoever dies over it leaves a record that is hidden, of a host that is dead: the next one who wants that id takes its
+# place.
+
+CHUNKS_AT_ONCE = 32
+ATTEMPTS_MAX = 20
+RETRY_SECONDS = 0.5
+
+
+class Restoring:
+    def __init__(self, nats: Nats, streams: NatsStreams, owning: Owning, records: SessionRecords) -> None:
+        self._nats = nats
+        self._streams = streams
+        self._names = streams.names
+        self._owning = owning
+        self._records = records
+
+    async def restore(
+        self,
+        session: str,
+        name: str | None,
+        agent: str,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None,
+    ) -> None:
+        record = await self._owning.reserve(session, name, agent)
+        try:
+            await self._owning.purge(session, None)
+            shown = await self._fill(record, chunks, snapshot)
+            await self._owning.show(shown, name)
+        except BaseException:
+            with suppress(BanksmanError):
+                await asyncio.shield(self._owning.delete(session))
+            raise
+
+    async def _fill(
+        self, record: SessionRecord, chunks: Callable[[], Iterable[Chunk]], snapshot: Snapshot | None
+    ) -> SessionRecord:
+        iterator = await asyncio.to_thread(lambda: checked(record.id, chunks()))
+        place, first, created = message_codec.BEGINNING, 0, record.created
+        # One behind: the last one carries the snapshot.
+        held = await asyncio.to_thread(_take, iterator)
+        while held:
+            following = await asyncio.to_thread(_take, iterator)
+            for index, chunk in enumerate(held):
+                if not first:
+                    first, created = chunk.first, chunk.at
+                    place = place._replace(first=first)
+                is_last = not following and index == len(held) - 1
+                if is_last and snapshot is not None and not snapshot.is_beside(first, chunk.last):
+                    raise UsageError("the snapshot is not of these events", session=record.id, seq=snapshot.seq)
+                place = await self._store(record.id, place, chunk, snapshot if is_last else None)
+            held = following
+        deleted, _ = await self._records.epoch_deleted_max()
+        return msgspec.structs.replace(
+            record,
+            created=created,
+            changed=place.at,
+            first=first,
+            seq=place.last,
+            # Past what was ever given here under this id, too.
+            epoch=max(place.epoch, deleted),
+            tenure=max(place.epoch, deleted),
+        )
+
+    async def _store(self, session: str, before: MessagePlace, chunk: Chunk, snapshot: Snapshot | None) -> MessagePlace:
+        body = MessageBody([MessagePart(chunk.at, tuple(chunk.entries))])
+        if snapshot is not None:
+            body = MessageBody(body.parts, snapshot.data, snapshot.seq)
+        data = message_codec.encode(body)
+        id = f"{token(session)}.r{chunk.epoch}.{before.seq}"
+        blob = id if len(data) > message_codec.MESSAGE_BYTES_MAX else before.blob_after
+        if blob == id:
+            await self._streams.ensure(self._names.blobs)
+            await self._nats.put_blob(self._names.blobs, id, data)
+            data = b""
+        header = message_codec.header(
+            epoch=chunk.epoch,
+            first=chunk.first,
+            held=len(chunk.entries),
+            snapshot=before.snapshot if snapshot is None else None,
+            at=chunk.at,
+            blob=blob,
+        )
+        subject = self._names.event(session)
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                seq = await self._nats.publish(
+                    subject, data, expected=before.seq, id=id, headers={message_codec.HEADER: header}
+                )
+                return message_codec.place(seq, header)
+            except WrongLast:
+                last = await self._nats.last(self._names.events, subject)
+                if last is not None and last.headers.get(ID) == id:
+                    return message_codec.place(last.seq, header)
+                raise NotOwner("another writer has the session", session=session) from None
+            except StoreError:
+                await asyncio.sleep(RETRY_SECONDS)
+        raise StoreError("the history could not be stored: nobody answers", session=session)
+
+
+def _take(iterator: Iterator[Chunk]) -> list[Chunk]:
+    return list(itertools.islice(iterator, CHUNKS_AT_ONCE))
