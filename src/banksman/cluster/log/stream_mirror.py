@@ -175,7 +175,6 @@ class Mirror:
 
 # Of those that nobody waits for, so many are still heard of.
 KEPT_MAX = 2048
-# Between two looks, for who waits, that no bell has asked for: a leader may die between storing and ringing.
 # At so many of them, each time: that it happens is rare, and a look is a question to the leader.
 LOOKS_MAX = 200
 
