@@ -1,121 +1,74 @@
-"""The fake ACP agent as a process: what it reads, and how it answers.
-
-The main thread reads; each prompt runs in a thread of its own, so that a cancel, an answer or a second prompt is read
-while it works. It ends by itself in any case: with its stdin, and by an alarm at the very last.
-"""
+"""The fake ACP agent as a process: what it reads, and how it answers."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import queue
-import signal
-import sys
-import threading
 
-from banksman.testing.fake_acp.acp_script import FakeAcpTurn, TurnCancelled
-from banksman.testing.fake_acp.character import Character
-from banksman.testing.fake_acp.kept_conversation import FakeConversation, found, kept
-from banksman.testing.fake_agent.record import FakeRecord
+from banksman.testing import fake_rpc
+from banksman.testing.fake_acp import Character
+from banksman.testing.fake_acp.acp_turn import FakeAcpTurn, FakeAcpWriter, FakeConversation
+from banksman.testing.fake_process import FakeRecord, found, kept, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-LIFE_SECONDS_MAX = 120
-READ_BYTES_MAX = 65536
-EXIT_USAGE = 64
 
-
-class FakeAcpAgent:
-    """One process. Only what is written has a lock: a message is one line, whoever writes it."""
+class FakeAcpAgent(FakeAcpWriter):
+    """One process, with any number of conversations."""
 
     def __init__(self, character: Character, record: FakeRecord, memory: str | None) -> None:
-        self.character = character
-        self.record = record
-        self.memory = memory
+        super().__init__(character, record, memory)
         self.conversations: dict[str, FakeConversation] = {}
+        # The last turn of each conversation: a cancel is for that one.
+        self.turns: dict[str, FakeAcpTurn] = {}
         self.is_logged_in = not character.wants_login
-        self._numbers = itertools.count()
-        self._answers: dict[Any, queue.SimpleQueue[dict[str, Any]]] = {}
-        self._writing = threading.Lock()
+        self._late_replay: list[tuple[str, str]] = []
+        if character.says_first:
+            self.out.put(character.says_first.encode() + b"\n")
 
-    # -- what is written ----------------------------------------------------------------------------------------------
-    def write(self, message: dict[str, Any] | list[Any]) -> None:
-        if isinstance(message, dict):
-            message = {"jsonrpc": "2.0", **message}
-        self.write_raw(json.dumps(message).encode() + b"\n")
-
-    def write_raw(self, data: bytes) -> None:
-        with self._writing:
-            while data:
-                data = data[os.write(1, data) :]
-
-    def update(self, conversation: str, kind: str, /, **members: Any) -> None:
-        update = {"sessionUpdate": kind, **members}
-        self.write({"method": "session/update", "params": {"sessionId": conversation, "update": update}})
-
-    def ask(self, method: str, params: dict[str, Any], turn: FakeAcpTurn | None = None) -> dict[str, Any]:
-        """Ask the client, and wait for what it answers: the whole message. A turn that is cancelled waits no more, and
-        withdraws what it asked."""
-        number = next(self._numbers)
-        id = f"request-{number}" if self.character.has_string_ids else number
-        answer = self._answers[id] = queue.SimpleQueue()
-        self.write({"id": id, "method": method, "params": params})
-        while True:
-            try:
-                return answer.get(timeout=0.02)
-            except queue.Empty:
-                if turn is not None and turn.cancelled.is_set():
-                    # The answer may be on its way: the client has to give one.
-                    return answer.get(timeout=LIFE_SECONDS_MAX)
-
-    # -- what is read -------------------------------------------------------------------------------------------------
-    def run(self) -> None:
-        rest = b""
-        if self.character.says_first:
-            self.write_raw(self.character.says_first.encode() + b"\n")
-        while data := os.read(0, READ_BYTES_MAX):
-            self.record.stdin(data)
-            *lines, rest = (rest + data).split(b"\n")
-            for line in filter(None, lines):
-                self._understand(line)
-        while self.character.ignores_eof:
-            signal.pause()
-        os._exit(0)
-
-    def _understand(self, line: bytes) -> None:
+    def understand(self, line: bytes) -> None:
         try:
             message = json.loads(line)
         except ValueError:
             self.write({"id": None, "error": {"code": -32700, "message": "Parse error"}})
             return
         if "method" not in message:
-            answer = self._answers.pop(message.get("id"), None)
-            if answer is not None:
-                answer.put(message)
+            self.take_answer(message)
             return
+        method, id = message["method"], message.get("id")
         params: dict[str, Any] = message.get("params") or {}
         if "id" not in message:
-            conversation = self.conversations.get(str(params.get("sessionId")))
-            if message["method"] == "session/cancel" and conversation is not None:
-                conversation.cancel()
+            turn = self.turns.get(str(params.get("sessionId")))
+            if method == "session/cancel" and turn is not None:
+                turn.cut(self)
+        elif method == "session/prompt":
+            self._prompt(id, params)
+        else:
+            self._answer(id, method, params)
+
+    def _prompt(self, id: Any, params: dict[str, Any]) -> None:
+        conversation = self.conversations.get(params["sessionId"])
+        if conversation is None:
+            error = {"code": self.character.unknown_code, "message": "Session not found"}
+            self.write({"id": id, "error": error})
             return
-        method = message["method"]
-        if method == "session/prompt":
-            work = threading.Thread(target=self._turn, args=(message["id"], params), daemon=True)
-            work.start()
-            return
+        text = "\n".join(block.get("text", f"[{block['type']}]") for block in params["prompt"])
+        kept(self.memory, conversation.id, "user", text)
+        turn = self.turns[conversation.id] = FakeAcpTurn(self, conversation, id)
+        self.spawn(turn.run(text))
+
+    def _answer(self, id: Any, method: str, params: dict[str, Any]) -> None:
         try:
             result = self._answered(method, params)
         except FakeRefusal as refusal:
-            self.write({"id": message["id"], "error": refusal.error})
+            self.write({"id": id, "error": refusal.error})
             return
-        self.write({"id": message["id"], "result": result})
-        for conversation in self.conversations.values():
-            conversation.finish_replay(self)
+        self.write({"id": id, "result": result})
+        if self._late_replay:
+            self._replay(params["sessionId"], self._late_replay)
+            self._late_replay = []
 
     def _answered(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         match method:
@@ -150,14 +103,22 @@ class FakeAcpAgent:
                     self.character.unknown_code, "Invalid params", f"Session not found: {params['sessionId']}"
                 )
             lines = known
-        conversation = FakeConversation(None if how in ("new", "fork") else params["sessionId"])
-        self.conversations[conversation.id] = conversation
+        id = f"fake-{new_id()}" if how in ("new", "fork") else params["sessionId"]
+        conversation = self.conversations[id] = FakeConversation(id)
         if how == "fork":
             for role, text in lines:
                 kept(self.memory, conversation.id, role, text)
         if how == "load":
-            conversation.replay(self, lines, is_late=self.character.replays_late)
+            # All of it now, or the first line now and the others after the answer.
+            self._replay(id, lines[:1] if self.character.replays_late else lines)
+            self._late_replay = lines[1:] if self.character.replays_late else []
         return {"sessionId": conversation.id, **self.character.offered(conversation.mode, conversation.model)}
+
+    def _replay(self, conversation: str, lines: list[tuple[str, str]]) -> None:
+        """Say again what was said."""
+        for role, text in lines:
+            kind = "user_message_chunk" if role == "user" else "agent_message_chunk"
+            self.update(conversation, kind, content={"type": "text", "text": text})
 
     def _set(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         conversation = self.conversations[params["sessionId"]]
@@ -166,24 +127,6 @@ class FakeAcpAgent:
         else:
             conversation.model = params.get("modelId") or params["value"]
         return self.character.offered(conversation.mode, conversation.model)
-
-    # -- turns --------------------------------------------------------------------------------------------------------
-    def _turn(self, id: Any, params: dict[str, Any]) -> None:
-        conversation = self.conversations.get(params["sessionId"])
-        if conversation is None:
-            error = {"code": self.character.unknown_code, "message": "Session not found"}
-            self.write({"id": id, "error": error})
-            return
-        text = "\n".join(block.get("text", f"[{block['type']}]") for block in params["prompt"])
-        kept(self.memory, conversation.id, "user", text)
-        turn = FakeAcpTurn(self, conversation, id, conversation.began())
-        try:
-            turn.perform(text)
-        except TurnCancelled:
-            turn.stop()
-        turn.finish()
-        if turn.said:
-            kept(self.memory, conversation.id, "agent", "".join(turn.said))
 
 
 class FakeRefusal(Exception):
@@ -195,14 +138,8 @@ class FakeRefusal(Exception):
 
 
 def main(argv: Sequence[str]) -> None:
-    signal.alarm(LIFE_SECONDS_MAX)
-    words = dict(word.split("=", 1) for word in argv if word.startswith("--fake-"))
-    given = json.loads(words.get("--fake-character", "{}"))
-    record = FakeRecord(words.get("--fake-evidence"), argv)
-    try:
-        FakeAcpAgent(Character(**given), record, words.get("--fake-memory")).run()
-    except BrokenPipeError:
-        os._exit(0)
-    except Exception as exc:
-        print(f"fake_acp: {exc!r}", file=sys.stderr, flush=True)
-        os._exit(EXIT_USAGE)
+    def make(words: dict[str, str], record: FakeRecord) -> FakeAcpAgent:
+        character = Character(**json.loads(words.get("--fake-character", "{}")))
+        return FakeAcpAgent(character, record, words.get("--fake-memory"))
+
+    fake_rpc.run("fake_acp", argv, make)

@@ -11,14 +11,15 @@ what it means. A word that is not there ends the agent with code 64, loudly. `Ev
 from __future__ import annotations
 
 import json
-import os
-import sys
 
-from banksman.testing.fake_agent.misdeeds import VERBS
-from banksman.testing.fake_agent.script import POINTS, Script, ScriptError, sections_of
+from banksman.testing.fake_agent.script import POINTS, Script, sections_of
+from banksman.testing.fake_agent.verbs import VERBS
+from banksman.testing.fake_process import start_words
+from banksman.testing.fake_script import ScriptError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
     from banksman.testing.fake_agent.evidence import Evidence, Process, unused_verbs
@@ -40,15 +41,8 @@ def command(
     home of whoever starts it. Raises `ScriptError` if the script cannot be meant.
     """
     Script(script)
-    words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")]
-    words.append(f"--fake-script={json.dumps(sections_of(script))}")
-    if evidence is not None:
-        words.append(f"--fake-evidence={os.path.abspath(evidence)}")
-    if memory is not None:
-        words.append(f"--fake-memory={os.path.abspath(memory)}")
-    elif remembers_at_home:
-        words.append("--fake-memory=~")
-    return words
+    words = start_words(__file__, f"--fake-script={json.dumps(sections_of(script))}", evidence=evidence, memory=memory)
+    return [*words, "--fake-memory=~"] if remembers_at_home and memory is None else words
 
 
 def __getattr__(name: str) -> object:

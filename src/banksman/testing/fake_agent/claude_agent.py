@@ -1,4 +1,4 @@
-"""The fake agent as a process: what it reads, how it answers, and when it ends.
+"""The fake Claude as a process: what it reads, how it answers, and when it ends.
 
 One thread and one `select`, so it reads while it streams. Prompts go through one task in the order they were read, and
 another runs the turns: it takes all that is queued at once, as Claude merges what it was sent while busy. Control
@@ -16,17 +16,18 @@ import time
 
 from banksman.testing.fake_agent import frames
 from banksman.testing.fake_agent.claude_turn import (
-    CutShort,
+    READ_BYTES_MAX,
+    FakeClaudeProcess,
     FakeClaudeTurn,
     FakePhase,
     FakePrompt,
-    FakeQuestion,
     FakeSettings,
 )
-from banksman.testing.fake_agent.loop import AgentLoop, Wait
-from banksman.testing.fake_agent.misdeeds import VERBS
-from banksman.testing.fake_agent.record import FakeRecord, Memory
-from banksman.testing.fake_agent.script import Plan, Script, ScriptError, directives, echo
+from banksman.testing.fake_agent.script import Plan, Script, echo
+from banksman.testing.fake_agent.verbs import VERBS
+from banksman.testing.fake_loop import CutShort, Wait
+from banksman.testing.fake_process import FakeRecord, Memory
+from banksman.testing.fake_script import ScriptError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,45 +35,30 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from banksman.testing.fake_agent.frames import Frame
-    from banksman.testing.fake_agent.loop import Act
-    from banksman.testing.fake_agent.script import ScriptStep
+    from banksman.testing.fake_loop import Act
 
 # A process that hears nothing for so long ends itself. One that is used, as in a soak, lives on.
 SILENCE_SECONDS_MAX = 120
 # A real agent that is busy outlives its stdin and its parent, and so do we, long enough for a test to see who is left.
 EOF_SECONDS_MAX = 30.0
 ORPHAN_SECONDS_MAX = 20.0
-READ_BYTES_MAX = 65536
 LINE_BYTES_MAX = 64 * 1024 * 1024
 EXIT_USAGE = 64
 REFUSAL = "refused by the script"
 
 
-class FakeClaudeAgent(AgentLoop):
-    """One process of the fake agent."""
+class FakeClaudeAgent(FakeClaudeProcess):
+    """One process of the fake Claude."""
 
     def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
-        super().__init__()
+        super().__init__(script, memory, record, argv)
         self.script = script
-        self.memory = memory
-        self.record = record
-        self.session_id = memory.id
-        self.is_partial = "--include-partial-messages" in argv
-        self.is_replaying = "--replay-user-messages" in argv
-        self.model, self.mode = frames.MODEL, "default"
-        self.process = FakeClaudeTurn(self, Plan(script.of_process(memory.processes)), FakeSettings())
-        self.turn: FakeClaudeTurn | None = None
         self.inbox: list[Frame] = []  # User frames that were read and not looked at.
         self.queue: list[FakePrompt] = []
         self.is_taking_in = False
         self.has_started = False
-        self.results = 0
-        self.ignored: set[str] = set()
-        self.questions: dict[str, FakeQuestion] = {}
         self.input = bytearray()
-        self.has_stdin = True
-        self.is_reading, self.read_bytes, self.read_seconds, self.next_read_at = True, READ_BYTES_MAX, 0.0, 0.0
-        self.eof_at: float | None = None
+        self.next_read_at = 0.0
         self.orphan_at: float | None = None
         self.holding = 0  # Tasks that must be over before EOF may end us.
         self.parent = os.getppid()
@@ -215,7 +201,7 @@ class FakeClaudeAgent(AgentLoop):
             self.is_taking_in = True
             text = _text_of(frame["message"].get("content"))
             self.memory.append("read", text)
-            words, steps = directives(text)
+            words, steps = VERBS.directives(text)
             plan = Plan([*self.script.of_prompt(self.memory.reads, text), *steps])
             plan.content = plan.content or [echo(words)]
             uuid = frame.get("uuid")
@@ -238,16 +224,6 @@ class FakeClaudeAgent(AgentLoop):
             plan = Plan.joined([prompt.plan for prompt in prompts])
             settings = FakeSettings([prompt.settings for prompt in prompts])
             yield from FakeClaudeTurn(self, plan, settings, prompts=prompts).run()
-
-    def become_idle(self, turn: FakeClaudeTurn) -> None:
-        steps = [*turn.plan.take("idle"), *self.process.plan.take("idle")]
-
-        def act() -> Act:
-            self.signal("idle")
-            for step in steps:
-                yield from self.perform(step, turn)
-
-        self.spawn(act())
 
     # ── Control requests ──
 
@@ -324,26 +300,6 @@ class FakeClaudeAgent(AgentLoop):
         if turn is self.turn and turn.phase < FakePhase.CUT and turn.task is not None and turn.task.wait is not None:
             self.advance(turn.task, CutShort(how))
 
-    # ── What is done ──
-
-    def perform(self, step: ScriptStep, turn: FakeClaudeTurn) -> Act:
-        """Do one step. That it was reached is on record before it is done: it may be our last."""
-        self.record.step(step)
-        yield from step.verb.perform(turn, step)
-
-    def write(self, frame: Frame) -> None:
-        text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
-        self.out.put(text.encode(errors="replace") + b"\n")
-
-    def count_result(self) -> int:
-        self.results += 1
-        return self.results - 1
-
-    def leave(self, code: int) -> Act:
-        """End the process when all that was said is written."""
-        yield self.drained()
-        os._exit(code)
-
     def fail(self, why: str, code: int = EXIT_USAGE) -> NoReturn:
         """End the process loudly and at once."""
         os.write(2, f"fake_agent: {why}\n".encode(errors="replace"))
@@ -363,7 +319,6 @@ def _text_of(content: object) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Run as the process that `argv` describes. Flags that are not ours are kept in the record and mean nothing."""
-    assert "exit" in VERBS
     options = _options(argv)
     record = FakeRecord(options.get("--fake-evidence"), argv)
     memory = Memory(_folder(options.get("--fake-memory")), options.get("--resume") or options.get("--session-id") or "")

@@ -1,4 +1,4 @@
-"""One turn of the fake agent: who asked for it, what it has said, and how it ends.
+"""One turn of the fake Claude: its prompts, its frames, and how it ends; and the state of the process that it changes.
 
     read → queued → started → init → content → result → completed
 
@@ -10,33 +10,31 @@ every turn begins with.
 from __future__ import annotations
 
 import enum
+import json
 
 from banksman.testing.fake_agent import frames
-from banksman.testing.fake_agent.loop import NEVER, AgentTask
 from banksman.testing.fake_agent.script import Plan
+from banksman.testing.fake_loop import NEVER, AgentTask, CutShort
+from banksman.testing.fake_process import new_id
+from banksman.testing.fake_script import ScriptAgent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from banksman.testing.fake_agent.claude_agent import FakeClaudeAgent
     from banksman.testing.fake_agent.frames import Frame
-    from banksman.testing.fake_agent.loop import Act
-    from banksman.testing.fake_agent.script import ScriptStep
+    from banksman.testing.fake_agent.script import Script
+    from banksman.testing.fake_loop import Act
+    from banksman.testing.fake_process import FakeRecord, Memory
+    from banksman.testing.fake_script import ScriptStep
+
+READ_BYTES_MAX = 65536
 
 
 class FakePhase(enum.IntEnum):
     """How far a turn has come. CUT: an interrupt has ended its content, and the boundary is still to be written."""
 
     NEW, STARTED, OPEN, CUT, ENDED, OVER = range(6)
-
-
-class CutShort(Exception):
-    """Raised inside a turn where it waits: its content ends here, `aborted`, `finished` early, or in `silence`."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__(how)
-        self.how = how
 
 
 class FakePrompt:
@@ -73,8 +71,46 @@ class FakeQuestion:
     __slots__ = ("answer", "id")
 
     def __init__(self) -> None:
-        self.id = frames.new_id()
+        self.id = new_id()
         self.answer: Frame | None = None
+
+
+class FakeClaudeProcess(ScriptAgent):
+    """What the turns of one process share, and what their steps change. `claude_agent` adds what is read."""
+
+    def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
+        super().__init__(record)
+        self.memory = memory
+        self.session_id = memory.id
+        self.is_partial = "--include-partial-messages" in argv
+        self.is_replaying = "--replay-user-messages" in argv
+        self.model, self.mode = frames.MODEL, "default"
+        self.process = FakeClaudeTurn(self, Plan(script.of_process(memory.processes)), FakeSettings())
+        self.turn: FakeClaudeTurn | None = None
+        self.questions: dict[str, FakeQuestion] = {}
+        self.results = 0
+        self.ignored: set[str] = set()
+        self.has_stdin = True
+        self.is_reading, self.read_bytes, self.read_seconds = True, READ_BYTES_MAX, 0.0
+        self.eof_at: float | None = None
+
+    def write(self, frame: Frame) -> None:
+        text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
+        self.out.put(text.encode(errors="replace") + b"\n")
+
+    def count_result(self) -> int:
+        self.results += 1
+        return self.results - 1
+
+    def become_idle(self, turn: FakeClaudeTurn) -> None:
+        steps = [*turn.plan.take("idle"), *self.process.plan.take("idle")]
+
+        def act() -> Act:
+            self.signal("idle")
+            for step in steps:
+                yield from self.perform(step, turn)
+
+        self.spawn(act())
 
 
 class FakeClaudeTurn:
@@ -82,7 +118,7 @@ class FakeClaudeTurn:
 
     def __init__(
         self,
-        agent: FakeClaudeAgent,
+        agent: FakeClaudeProcess,
         plan: Plan,
         settings: FakeSettings,
         *,
@@ -99,7 +135,7 @@ class FakeClaudeTurn:
         self.remaining: list[ScriptStep] = [*plan.content]
         self.answer = ""
         self.streamed = ""  # What was streamed of a message that is not yet complete.
-        self.message_id = f"msg_{frames.new_id()}"
+        self.message_id = f"msg_{new_id()}"
         self.is_streaming = False
         self.tool_use_id = ""
         self.questions: list[FakeQuestion] = []
@@ -216,7 +252,7 @@ class FakeClaudeTurn:
         self.emit(frames.stream_event(self.message_id, event))
 
     def stream_begin(self) -> None:
-        self.is_streaming, self.streamed, self.message_id = True, "", f"msg_{frames.new_id()}"
+        self.is_streaming, self.streamed, self.message_id = True, "", f"msg_{new_id()}"
         self.stream_event({"type": "message_start", "message": frames.message(self.message_id, [], self.agent.model)})
         self.stream_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
 
@@ -241,7 +277,7 @@ class FakeClaudeTurn:
         self.stream_event({"type": "message_stop"})
 
     def tool_use(self, name: str, arguments: Frame) -> None:
-        self.tool_use_id = f"toolu_{frames.new_id()}"
+        self.tool_use_id = f"toolu_{new_id()}"
         self.assistant({"type": "tool_use", "id": self.tool_use_id, "name": name, "input": arguments})
 
     def tool_result(self, text: str, *, is_error: bool = False) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banksman.testing.fake_agent.script import VERBS, Script, ScriptError, ScriptStep, parse
+from banksman.testing.fake_agent.script import Script
+from banksman.testing.fake_agent.verbs import VERBS
+from banksman.testing.fake_script import ScriptError, ScriptStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -93,7 +95,7 @@ def unused_verbs(sources: Iterable[Path]) -> set[str]:
 def _uses(text: str) -> Iterator[str]:
     for line in text.split("\n"):
         try:
-            step = parse(line.strip().removeprefix("@@"))
+            step = VERBS.parse(line.strip().removeprefix("@@"))
         except ScriptError:
             continue
         for used in (step, *step.nested):

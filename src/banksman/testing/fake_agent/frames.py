@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from banksman.testing.fake_process import new_id
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeAlias
@@ -24,12 +26,6 @@ USAGE = {
     "cache_read_input_tokens": 0,
     "output_tokens": 1,
 }
-
-
-def new_id() -> str:
-    """A random UUID of version 4, without importing the module that makes them."""
-    text = os.urandom(16).hex()
-    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:]}"
 
 
 def initialized(request_id: str, mode: str) -> Frame:

@@ -1,34 +1,38 @@
-"""The verbs of the script language by which a turn says, ends and waits; `misdeeds` has the rest.
+"""The verbs of the fake Claude: how a turn speaks, ends and waits, and how the agent misbehaves.
 
-A verb is done by a generator that is given its turn and its step. It yields while it waits, so that the agent can read
-and answer meanwhile; a turn that is interrupted ends inside that yield.
+Importing this makes `VERBS` whole. What all dialects share is in `fake_script`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
+import signal
+import time
 
+from banksman.testing import fake_script
 from banksman.testing.fake_agent import frames
-from banksman.testing.fake_agent.claude_turn import CutShort, FakeClaudeTurn, FakeQuestion, FakeSettings
-from banksman.testing.fake_agent.loop import NEVER, Wait, pause
-from banksman.testing.fake_agent.script import Plan, ScriptError, ScriptStep, verb
+from banksman.testing.fake_agent.claude_turn import FakeClaudeTurn, FakeQuestion, FakeSettings
+from banksman.testing.fake_agent.script import VERBS, Plan
+from banksman.testing.fake_loop import NEVER, CutShort, Wait, pause
+from banksman.testing.fake_script import ScriptError, ScriptStep, exists
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from banksman.testing.fake_agent.frames import Frame
-    from banksman.testing.fake_agent.loop import Act
+    from banksman.testing.fake_loop import Act
 
-# What a verb makes much of waits for the reader from here on.
-AHEAD_BYTES_MAX = 256 * 1024
+__all__ = ["VERBS"]
 
+HOLD_SECONDS_MAX = 120
 
-def room(turn: FakeClaudeTurn) -> Act:
-    """Do not run ahead of the reader."""
-    sinks = (turn.agent.out, turn.agent.err)
-    if any(len(sink.buffer) > AHEAD_BYTES_MAX for sink in sinks):
-        yield Wait(when=lambda: all(len(sink.buffer) <= AHEAD_BYTES_MAX for sink in sinks))
+VERBS.add("say", "TEXT", fake_script.say)
+VERBS.add("raw", "TEXT", fake_script.raw)
+VERBS.add("hang", "", fake_script.hang)
+VERBS.add("pause", "SECONDS", fake_script.pause_for)
+VERBS.add("wait", "PATH", fake_script.wait_path)
+VERBS.add("touch", "PATH", fake_script.touch)
+VERBS.add("exit", "CODE", fake_script.leave)
 
 
 def _arguments(text: str) -> Frame:
@@ -42,22 +46,14 @@ def _arguments(text: str) -> Frame:
 # ── Saying ──
 
 
-@verb("say", "TEXT")
-def say(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """One assistant frame with this text; the last one said is the result."""
-    turn.say(step.word(0))
-    yield from room(turn)
-
-
-@verb("think", "TEXT")
-def think(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("think", "TEXT")
+def think(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """A thinking_tokens frame and an assistant frame with a thinking block."""
     turn.emit(frames.thinking_tokens())
     turn.assistant({"type": "thinking", "thinking": step.word(0), "signature": "ZmFrZQ=="})
-    yield from room(turn)
 
 
-@verb("stream", "COUNT SECONDS [TEXT]")
+@VERBS.verb("stream", "COUNT SECONDS [TEXT]")
 def stream(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So many stream_event deltas, each so long after the last, then the assistant frame."""
     turn.stream_begin()
@@ -65,12 +61,12 @@ def stream(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
         if number and step.seconds(1):
             yield pause(step.seconds(1))
         turn.stream_chunk(f"{step.word(2, 'tick')}{number} ")
-        yield from room(turn)
+        yield from turn.agent.room()
     turn.say(turn.streamed)
     turn.stream_end("end_turn")
 
 
-@verb("speak", "SECONDS TEXT")
+@VERBS.verb("speak", "SECONDS TEXT")
 def speak(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """This text word by word, a stream_event delta each and so long after the last, then the assistant frame."""
     turn.stream_begin()
@@ -78,7 +74,7 @@ def speak(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
         if number and step.seconds(0):
             yield pause(step.seconds(0))
         turn.stream_chunk(word)
-        yield from room(turn)
+        yield from turn.agent.room()
     turn.say(turn.streamed)
     turn.stream_end("end_turn")
 
@@ -89,7 +85,7 @@ def _words(text: str) -> list[str]:
     return [first, *(f" {word}" for word in rest)]
 
 
-@verb("thinking", "COUNT SECONDS")
+@VERBS.verb("thinking", "COUNT SECONDS")
 def thinking(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """So many stream_event deltas of thinking, each so long after the last, and nothing else."""
     turn.stream_begin()
@@ -97,32 +93,29 @@ def thinking(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
         if number and step.seconds(1):
             yield pause(step.seconds(1))
         turn.think_chunk(f"hm{number} ")
-        yield from room(turn)
+        yield from turn.agent.room()
     turn.stream_end("end_turn")
 
 
-@verb("tool_use", "NAME [JSON]")
-def tool_use(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("tool_use", "NAME [JSON]")
+def tool_use(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """An assistant frame that calls a tool; the tool runs until `tool_result`."""
     turn.tool_use(step.word(0), _arguments(step.word(1)))
-    yield from room(turn)
 
 
-@verb("tool_result", "[TEXT]")
-def tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("tool_result", "[TEXT]")
+def tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """The user frame with the result of the tool that runs."""
     turn.tool_result(step.word(0))
-    yield from room(turn)
 
 
-@verb("recall")
-def recall(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("recall")
+def recall(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """Say all prompts of the conversation that began a turn, as a JSON list."""
     turn.say(json.dumps(turn.agent.memory.prompts))
-    yield from room(turn)
 
 
-@verb("ask", "NAME [JSON]")
+@VERBS.verb("ask", "NAME [JSON]")
 def ask(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Call a tool that needs a permission, and wait for the answer."""
     name, arguments = step.word(0), _arguments(step.word(1))
@@ -143,7 +136,7 @@ def ask(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
             turn.tool_result("The canUseTool callback returned an invalid permission result", is_error=True)
 
 
-@verb("ask_withdrawn", "NAME PATH")
+@VERBS.verb("ask_withdrawn", "NAME PATH")
 def ask_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Ask for a permission, and withdraw the question when the path exists."""
     question = _question(turn, step.word(0), {})
@@ -153,7 +146,7 @@ def ask_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     turn.tool_result("withdrawn", is_error=True)
 
 
-@verb("request", "JSON")
+@VERBS.verb("request", "JSON")
 def request(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A control request with this body (a hook, a tool's message, an elicitation), and wait for the answer."""
     question = _requested(turn, _arguments(step.word(0)))
@@ -161,7 +154,7 @@ def request(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     _settled(turn, question)
 
 
-@verb("request_withdrawn", "PATH JSON")
+@VERBS.verb("request_withdrawn", "PATH JSON")
 def request_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A control request with this body, which is withdrawn when the path exists."""
     question = _requested(turn, _arguments(step.word(1)))
@@ -198,59 +191,50 @@ def _settled(turn: FakeClaudeTurn, question: FakeQuestion) -> None:
 # ── Ending a turn ──
 
 
-@verb("result", "TEXT")
+@VERBS.verb("result", "TEXT")
 def result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary, now; a second one is a second boundary."""
     yield from turn.succeed(step.word(0))
 
 
-@verb("boundary", "JSON")
+@VERBS.verb("boundary", "JSON")
 def boundary(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary, with these members in place of its own: a structured_output, a cost, a way to fail, …"""
     yield from turn.succeed(turn.answer, members=_arguments(step.word(0)))
 
 
-@verb("error", "TEXT")
+@VERBS.verb("error", "TEXT")
 def error(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary after a failed model call: subtype success with is_error."""
     yield from turn.succeed(step.word(0), api_error_status=400)
 
 
-@verb("failure", "TEXT")
+@VERBS.verb("failure", "TEXT")
 def failure(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary error_during_execution, with errors and without a text."""
     yield from turn.fail(step.word(0))
 
 
-@verb("huge_tool_result", "BYTES")
-def huge_tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("huge_tool_result", "BYTES")
+def huge_tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """The user frame with the result of the tool that runs, whose text alone has so many bytes."""
     turn.tool_result("x" * step.integer(0))
-    yield from room(turn)
 
 
-@verb("huge_result", "BYTES")
+@VERBS.verb("huge_result", "BYTES")
 def huge_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """The boundary, whose text alone has so many bytes."""
     yield from turn.succeed("x" * step.integer(0))
 
 
-@verb("lifecycle", "queued|started|completed|cancelled")
-def lifecycle(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("lifecycle", "queued|started|completed|cancelled")
+def lifecycle(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """A command_lifecycle frame for each prompt of the turn, now."""
     turn.lifecycle(step.word(0))
-    yield from room(turn)
 
 
-@verb("hang")
-def hang(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Nothing more, until an interrupt."""
-    while True:
-        yield NEVER
-
-
-@verb("detach")
-def detach(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("detach")
+def detach(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """The turn is over here, unsaid; the steps that follow are done beside the next ones."""
     rest, turn.remaining = turn.remaining, []
     turn.settings.omitted.update(("result", "completed"))
@@ -260,39 +244,35 @@ def detach(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
             yield from turn.agent.perform(later, turn)
 
     turn.agent.spawn(act())
-    yield from room(turn)
 
 
-@verb(
+@VERBS.verb(
     "omit",
     "init|lifecycle|completed|result|uuids|initialize|set_model|set_permission_mode",
     is_setting=True,
 )
-def omit(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+def omit(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """Never write this: in this turn, or in this process."""
     turn.settings.omitted.add(step.word(0))
-    yield from room(turn)
 
 
-@verb("refuse", "initialize|set_model|set_permission_mode", is_setting=True)
-def refuse(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+@VERBS.verb("refuse", "initialize|set_model|set_permission_mode", is_setting=True)
+def refuse(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """Answer this request with an error: in this turn, or in this process."""
     turn.settings.refused.add(step.word(0))
-    yield from room(turn)
 
 
-@verb(
+@VERBS.verb(
     "on_interrupt",
     "boundary|unacked|late_ack|ack_only|ignored|ignored_early|finished|unanswered",
     is_setting=True,
 )
-def on_interrupt(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+def on_interrupt(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """What an interrupt does: ack and boundary; or without the ack, with it last, without the boundary, …"""
     turn.settings.on_interrupt = step.word(0)
-    yield from room(turn)
 
 
-@verb("own", "task-notification|auto-continuation|none STEPS")
+@VERBS.verb("own", "task-notification|auto-continuation|none STEPS")
 def own(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """A turn of the agent's own with these steps and this origin, as soon as no other is open."""
     agent = turn.agent
@@ -309,53 +289,154 @@ def own(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 # ── Waiting ──
 
 
-@verb("wait", "PATH")
-def wait(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Until the path exists; if it is a fifo, until somebody writes to it or closes it."""
-    yield from exists(step.word(0))
-
-
-def exists(path: str) -> Act:
-    yield Wait(when=lambda: os.path.exists(path), is_polled=True)
-    if stat.S_ISFIFO(os.stat(path).st_mode):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            yield Wait(fd=fd)
-            os.read(fd, 1)
-        finally:
-            os.close(fd)
-
-
-@verb("touch", "PATH")
-def touch(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Make a file, when all said before is written; if it is a fifo, write a line to who reads it."""
-    yield turn.agent.drained()
-    path = step.word(0)
-    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-        opened: list[int] = []
-        yield Wait(when=lambda: _opens(path, opened), is_polled=True)
-        os.write(opened[0], b"\n")
-        os.close(opened[0])
-        return
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _opens(path: str, opened: list[int]) -> bool:
-    """Open a fifo to write, which is refused as long as nobody reads."""
-    try:
-        opened.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
-
-
-@verb("pause", "SECONDS")
-def pause_for(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """So long nothing; a handshake by `wait` is better wherever it can be had."""
-    yield pause(step.seconds(0))
-
-
-@verb("await", "POINT")
+@VERBS.verb("await", "POINT")
 def await_point(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Until this point is next passed, by whichever turn; what follows happens at that point."""
     yield Wait(point=step.word(0))
+
+
+# ── On the wire ──
+
+
+@VERBS.verb("junk", "text|blank|unknown|not_utf8|not_object")
+def junk(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """A line that is no frame of the dialect."""
+    lines = {
+        "text": b"Info: this is not for you\n",
+        "blank": b"\n  \n\r\n",
+        "unknown": b'{"type":"keep_alive"}\n{"type":"from_the_future","result":"no","is_error":false}\n{"no":"type"}\n',
+        "not_utf8": b"\xff\xfe\x80 neither text nor JSON\n",
+        "not_object": b'[1,2]\n42\nnull\n"text"\n',
+    }
+    turn.agent.out.put(lines[step.word(0)])
+
+
+@VERBS.verb("half", "TEXT")
+def half(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """The first half of an assistant frame; whatever is said next is in the same line."""
+    before = len(turn.agent.out.buffer)
+    turn.say(step.word(0))
+    buffer = turn.agent.out.buffer
+    del buffer[before + (len(buffer) - before) // 2 :]
+
+
+@VERBS.verb("flood", "COUNT BYTES")
+def flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+    """So many deltas with so many bytes of text each, as fast as they are read."""
+    turn.stream_begin()
+    event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * step.integer(1)}}
+    for _ in range(step.integer(0)):
+        turn.stream_event(event)
+        yield from turn.agent.room()
+    turn.stream_end("end_turn")
+
+
+@VERBS.verb("huge", "BYTES")
+def huge(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """One assistant frame with so many bytes of text, which is not the result."""
+    turn.assistant({"type": "text", "text": "x" * step.integer(0)})
+
+
+@VERBS.verb("split", "BYTES [SECONDS]")
+def split(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """From now on write so many bytes at once, and each so long after the last."""
+    if not 0 < step.integer(0) <= 4096:
+        raise ScriptError(f"{step!r}: pieces are of 1 to 4096 bytes")
+    turn.agent.out.piece_bytes, turn.agent.out.pause_seconds = step.integer(0), step.seconds(1)
+
+
+@VERBS.verb("stderr", "TEXT")
+def stderr(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """A line on stderr."""
+    turn.agent.err.put(step.word(0).encode() + b"\n")
+
+
+@VERBS.verb("stderr_flood", "BYTES")
+def stderr_flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+    """So many bytes on stderr, in lines of 100, as fast as they are read."""
+    left = step.integer(0)
+    while left > 0:
+        turn.agent.err.put((b"e" * 99 + b"\n")[-left:])
+        left -= 100
+        yield from turn.agent.room()
+
+
+# ── As a process ──
+
+
+@VERBS.verb("ignore", "term|int|eof")
+def ignore(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """Take no notice of this; with eof ignored only the alarm is left."""
+    if step.word(0) == "term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    turn.agent.ignored.add(step.word(0))
+
+
+@VERBS.verb("stop_reading", "[PATH]")
+def stop_reading(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """Read nothing more from stdin, or nothing until the path exists."""
+    agent = turn.agent
+    agent.is_reading = False
+
+    def act() -> Act:
+        yield from exists(step.word(0))
+        agent.is_reading = True
+
+    if step.word(0):
+        agent.spawn(act())
+
+
+@VERBS.verb("read_slowly", "BYTES SECONDS")
+def read_slowly(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """From now on read so many bytes at once, and each so long after the last."""
+    turn.agent.read_bytes, turn.agent.read_seconds = max(1, step.integer(0)), step.seconds(1)
+
+
+@VERBS.verb("close_stdin")
+def close_stdin(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """Close our end of stdin and go on: whoever writes there has a broken pipe."""
+    turn.agent.is_reading = turn.agent.has_stdin = False
+    os.close(0)
+
+
+@VERBS.verb("close_stdout")
+def close_stdout(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+    """Close stdout when all said before is written, and go on."""
+    yield turn.agent.drained()
+    turn.agent.out.close()
+
+
+@VERBS.verb("hold", "SECONDS [setsid|child]")
+def hold(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+    """Fork a child that keeps stdout and stderr open for so long, in a session of its own if asked."""
+    yield turn.agent.drained()
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # The child must do nothing of ours: it never leaves this block.
+        try:
+            if step.word(1) == "setsid":
+                os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.alarm(HOLD_SECONDS_MAX)
+            if turn.agent.has_stdin:
+                os.close(0)
+            os.close(done)
+            time.sleep(step.seconds(0))
+        finally:
+            os._exit(0)
+    turn.agent.record.holder(pid)
+    os.close(done)
+    # The next step may be our exit, and a test then looks for a holder that is where it was asked to be.
+    yield Wait(fd=ready)
+    os.close(ready)
+
+
+@VERBS.verb("kill", "SIGNAL")
+def kill(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
+    """End by this signal, when all said before is written."""
+    yield turn.agent.drained()
+    os.kill(os.getpid(), step.integer(0))
+    yield NEVER

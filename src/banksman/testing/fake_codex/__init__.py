@@ -4,7 +4,7 @@
     session = await host.open("codex", command=command)
     turn = await session.ask("@@slow 3 0.01\\n@@touch /tmp/…/reached\\n@@hang")
 
-What a turn does stands in its prompt, a line each: the words are `DEEDS` in codex_script.py, each with a line that says
+What a turn does stands in its prompt, a line each: the words are `VERBS` in codex_turn.py, each with a line that says
 what it means. A prompt without any is said back. Its requests count from 0, so their ids are those of the client's own.
 What a tool has started goes on after an interrupt, as with the real one.
 
@@ -13,8 +13,11 @@ What a tool has started goes on after an interrupt, as with the real one.
 
 from __future__ import annotations
 
-import os
-import sys
+from banksman.testing.fake_process import start_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
 
 __all__ = ["command"]
 
@@ -24,9 +27,4 @@ def command(
 ) -> list[str]:
     """The words that start one. `evidence`: a folder where each process leaves what it was given. `memory`: a folder
     that keeps threads, to be resumed and forked."""
-    words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")]
-    if evidence is not None:
-        words.append(f"--fake-evidence={os.path.abspath(evidence)}")
-    if memory is not None:
-        words.append(f"--fake-memory={os.path.abspath(memory)}")
-    return words
+    return start_words(__file__, evidence=evidence, memory=memory)

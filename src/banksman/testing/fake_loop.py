@@ -1,8 +1,8 @@
-"""The fake agent's loop: tasks that are generators, one `select`, and pipes written in pieces.
+"""The loop of a fake agent: tasks that are generators, one `select`, and pipes written in pieces.
 
-A task yields a `Wait` and is resumed when it is over. Nothing else suspends, so whatever a task does between two waits
-is one act. Writing never blocks, as reading does not: a pipe that `select` calls writable has room for PIPE_BUF bytes,
-so no more is written at once, and no flag of a pipe that others share is changed for it.
+A task yields a `Wait` and is resumed when the wait is over. Nothing else suspends, so the code between two waits runs
+undisturbed. Reads and writes never block: a pipe that `select` calls writable has room for PIPE_BUF bytes, so the loop
+writes no more than that at once, and needs no flag on a pipe that other processes share.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ POLL_SECONDS = 0.002
 IDLE_SECONDS_MAX = 0.5
 # Tasks wake each other; one that always had a reason to run again would be a script that never lets us read.
 ROUNDS_MAX = 100_000
+# A verb that makes much output waits for the reader from here on.
+AHEAD_BYTES_MAX = 256 * 1024
 
 
 class Wait:
@@ -59,6 +61,14 @@ NEVER = Wait()
 
 def pause(seconds: float) -> Wait:
     return Wait(at=time.monotonic() + seconds)
+
+
+class CutShort(Exception):
+    """Raised inside a turn where it waits: its content ends here. `how` tells the turn how it is to end."""
+
+    def __init__(self, how: str = "aborted") -> None:
+        super().__init__(how)
+        self.how = how
 
 
 class AgentTask:
@@ -109,7 +119,7 @@ class Sink:
 
 
 class AgentLoop:
-    """Tasks and pipes. The agent adds what is read from stdin."""
+    """Tasks and output pipes. An agent adds what it reads from stdin."""
 
     def __init__(self) -> None:
         self.tasks: list[AgentTask] = []
@@ -174,5 +184,16 @@ class AgentLoop:
         return readable
 
     def drained(self) -> Wait:
-        """Wait until all that was said is written."""
+        """Wait until all output is written."""
         return Wait(when=lambda: not self.out.buffer and not self.err.buffer)
+
+    def room(self) -> Act:
+        """Wait while the reader is far behind."""
+        sinks = (self.out, self.err)
+        if any(len(sink.buffer) > AHEAD_BYTES_MAX for sink in sinks):
+            yield Wait(when=lambda: all(len(sink.buffer) <= AHEAD_BYTES_MAX for sink in sinks))
+
+    def leave(self, code: int) -> Act:
+        """End the process when all output is written."""
+        yield self.drained()
+        os._exit(code)

@@ -1,22 +1,50 @@
-"""What the fake agent leaves behind: its evidence for the test, and its conversations for the next process."""
+"""A fake agent as a process: the words that start it, and the files that it leaves.
+
+It leaves evidence for the test, which `fake_agent.Evidence` reads, and conversations for the next process.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-
-from banksman.testing.fake_agent import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from banksman.testing.fake_agent.script import ScriptStep
-
 # A conversation and a record are as long as a test; beyond this something writes without end.
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 ENV_NAMES_MAX = 10_000
+
+
+def start_words(
+    package: str,
+    *words: str,
+    evidence: str | os.PathLike[str] | None = None,
+    memory: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """The command line of a fake agent. `package`: the `__file__` of its package.
+
+    `python -I -S __main__.py` starts in half the time of `python -m`: see `fake_agent/__main__.py`.
+    """
+    started = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(package)), "__main__.py")]
+    started += words
+    if evidence is not None:
+        started.append(f"--fake-evidence={os.path.abspath(evidence)}")
+    if memory is not None:
+        started.append(f"--fake-memory={os.path.abspath(memory)}")
+    return started
+
+
+def new_id() -> str:
+    """A random UUID of version 4, without importing the module that makes them."""
+    text = os.urandom(16).hex()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:]}"
+
+
+# ── Evidence ──
 
 
 class FakeRecord:
@@ -54,40 +82,56 @@ class FakeRecord:
         if self._stdin >= 0:
             os.write(self._stdin, data)
 
-    def step(self, step: ScriptStep) -> None:
+    def step(self, where: str, verb: str, text: str) -> None:
         if self._steps >= 0:
-            os.write(self._steps, f"{json.dumps([step.where, step.verb.name, step.text])}\n".encode())
+            os.write(self._steps, f"{json.dumps([where, verb, text])}\n".encode())
 
     def holder(self, pid: int) -> None:
         if self._stem:
             self._put("holder", f"{pid}\n")
 
 
+# ── Conversations ──
+
+
+def found(memory: str | None, id: str) -> list[tuple[str, str]] | None:
+    """What was kept of a conversation: pairs of a kind, or of a role, and a text. None: there is no such one."""
+    try:
+        with open(_path(memory or "", id), encoding="utf-8") as file:
+            return [(kind, text) for kind, text in map(json.loads, file.read(MEMORY_BYTES_MAX).splitlines())]
+    except FileNotFoundError:
+        return None
+
+
+def kept(memory: str | None, id: str, kind: str, text: str) -> None:
+    """Append to a conversation at once: the next process must know it however this one ends."""
+    if memory is not None:
+        os.makedirs(memory, exist_ok=True)
+        fd = os.open(_path(memory, id), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(fd, f"{json.dumps([kind, text])}\n".encode())
+        os.close(fd)
+
+
+def _path(memory: str, id: str) -> str:
+    return os.path.join(memory, f"{os.path.basename(id)}.jsonl")
+
+
 class Memory:
-    """The conversation: which processes it had, what they read, and which prompts began a turn."""
+    """One conversation of the fake Claude: its processes, what they read, and which prompts began a turn."""
 
     def __init__(self, folder: str | None, id: str) -> None:
-        self.id = id or frames.new_id()
-        self._folder = folder
+        self.id = id or new_id()
+        self._folder = folder or None
         self.prompts: list[str] = []
         self.reads = 0
         self.processes = 0
-        self.is_known = False
-        self._path = os.path.join(folder, f"{os.path.basename(self.id)}.jsonl") if folder else ""
+        lines = None
         if folder:
             os.makedirs(folder, exist_ok=True)
-            self._load()
-
-    def _load(self) -> None:
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                lines = file.read(MEMORY_BYTES_MAX).splitlines()
-        except FileNotFoundError:
-            return
-        self.is_known = True
-        for line in lines:
-            kind, text = json.loads(line)
-            self._take(str(kind), str(text))
+            lines = found(folder, self.id)
+        self.is_known = lines is not None
+        for kind, text in lines or ():
+            self._take(kind, text)
 
     def _take(self, kind: str, text: str) -> None:
         match kind:
@@ -107,9 +151,5 @@ class Memory:
         return other
 
     def append(self, kind: str, text: str) -> None:
-        """Remember one thing, at once: the next process must know it however this one ends."""
         self._take(kind, text)
-        if self._path:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            os.write(fd, f"{json.dumps([kind, text])}\n".encode())
-            os.close(fd)
+        kept(self._folder, self.id, kind, text)

@@ -1,0 +1,153 @@
+"""What the fake agents have in common that speak JSON-RPC on stdio, one message a line: ACP's and Codex's.
+
+One loop reads, and each turn is a task of it. A cancel, an answer or another prompt is read while a turn waits. The
+process ends by itself in any case: with its stdin, and by an alarm at the very last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+
+from banksman.testing.fake_loop import CutShort, Wait
+from banksman.testing.fake_process import FakeRecord
+from banksman.testing.fake_script import ScriptAgent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Generator, Sequence
+    from typing import Any, NoReturn, TypeAlias
+
+    from banksman.testing.fake_loop import Act, AgentTask
+
+    Answering: TypeAlias = Generator[Wait, None, dict[str, Any]]
+
+LIFE_SECONDS_MAX = 120
+# The output that is left when stdin has ended is written within this time, or not at all.
+LEAVE_SECONDS_MAX = 5.0
+READ_BYTES_MAX = 65536
+EXIT_USAGE = 64
+
+# A tool's tree: a shell, a plain child, one with a session of its own, and one that ignores TERM. The shell writes all
+# four pids to the file before it says that it is ready.
+TREE = """
+echo $$ >> "$1"
+sleep 60 & echo $! >> "$1"
+setsid sleep 60 & echo $! >> "$1"
+(trap '' TERM; exec sleep 60) & echo $! >> "$1"
+touch "$1.ready"
+wait
+"""
+
+
+class RpcRequest:
+    """A request to the client, and the whole message that answers it when there is one."""
+
+    __slots__ = ("answer", "id")
+
+    def __init__(self, id: int | str) -> None:
+        self.id = id
+        self.answer: dict[str, Any] | None = None
+
+
+class RpcAgent(ScriptAgent):
+    """One process."""
+
+    def __init__(self, record: FakeRecord, memory: str | None) -> None:
+        super().__init__(record)
+        self.memory = memory
+        self.ignores_eof = False
+        self._numbers = itertools.count()
+        self._requests: dict[Any, RpcRequest] = {}
+
+    # ── What is written ──
+
+    def write(self, message: dict[str, Any]) -> None:
+        """One message; a dialect may spell it its own way."""
+        self.out.put(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    def request(self, method: str, params: dict[str, Any], *, prefix: str = "") -> RpcRequest:
+        """Ask the client. Ids count from 0, so they are those of the client's own; with a prefix they are words."""
+        number = next(self._numbers)
+        request = RpcRequest(f"{prefix}{number}" if prefix else number)
+        self._requests[request.id] = request
+        self.write({"method": method, "id": request.id, "params": params})
+        return request
+
+    # ── What is read ──
+
+    def run(self) -> NoReturn:
+        """Serve until stdin ends, or nobody reads what is written."""
+        rest, sources = b"", [0]
+        while True:
+            self.settle()
+            if self.out.is_gone and not self.ignores_eof:
+                os._exit(0)
+            readable = self.select(sources)
+            self.settle(readable)
+            if 0 not in readable:
+                continue
+            data = os.read(0, READ_BYTES_MAX)
+            self.record.stdin(data)
+            *lines, rest = (rest + data).split(b"\n")
+            for line in filter(None, lines):
+                self.understand(line)
+                self.settle()
+            if not data:
+                sources = []
+                if not self.ignores_eof:
+                    self.spawn(self._leave())
+
+    def understand(self, line: bytes) -> None:
+        raise NotImplementedError
+
+    def take_answer(self, message: dict[str, Any]) -> None:
+        """An answer to a request of ours; all others mean nothing."""
+        id = message.get("id")
+        request = self._requests.pop(id, None) if isinstance(id, int | str) else None
+        if request is not None:
+            request.answer = message
+
+    def _leave(self) -> Act:
+        yield Wait(at=time.monotonic() + LEAVE_SECONDS_MAX, when=self.drained().when)
+        os._exit(0)
+
+
+class RpcTurn:
+    """A turn while it lasts: the task that runs it, and what is done after its end."""
+
+    def __init__(self) -> None:
+        self.task: AgentTask | None = None
+        self.is_cut = False
+        self.after: list[Callable[[], None]] = []
+
+    def cut(self, agent: RpcAgent) -> None:
+        """End its content where it waits, once; it may be over by itself."""
+        if not self.is_cut and self.task is not None and self.task.wait is not None:
+            self.is_cut = True
+            agent.advance(self.task, CutShort("cancelled"))
+
+
+def spawn_tree(path: str) -> subprocess.Popen[bytes]:
+    """Start a tool that has children, tells their pids in that file, and never ends by itself."""
+    # Slow to load, and few turns have a tool.
+    import subprocess  # noqa: PLC0415
+
+    command = ["sh", "-c", TREE, "sh", path]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def run(name: str, argv: Sequence[str], make: Callable[[dict[str, str], FakeRecord], RpcAgent]) -> NoReturn:
+    """Run as the process that `argv` describes. `make` is given the flags that are ours, by their names."""
+    signal.alarm(LIFE_SECONDS_MAX)
+    words = dict(word.split("=", 1) for word in argv if word.startswith("--fake-"))
+    try:
+        make(words, FakeRecord(words.get("--fake-evidence"), argv)).run()
+    except Exception as exc:
+        print(f"{name}: {exc!r}", file=sys.stderr, flush=True)
+        os._exit(EXIT_USAGE)

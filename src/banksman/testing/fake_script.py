@@ -1,0 +1,273 @@
+"""The script engine of the fake agents: the grammar of a step, the verbs of a dialect, and the verbs that all share.
+
+A step is one line, `VERB ARGUMENTS`. The lines of a prompt that begin with `@@` are steps. A dialect may name points of
+a turn; there a step may also be `at POINT VERB ARGUMENTS`.
+
+Each dialect has a `VerbTable`, which parses its steps. A verb is a function that is given its turn and its step. One
+that waits is a generator of waits: the agent reads and answers meanwhile, and a turn that is interrupted ends inside
+the wait. The arguments of a verb are declared by their kinds:
+
+    COUNT BYTES SECONDS CODE SIGNAL POINT    checked
+    one|another                              one of these words
+    STEPS                                    steps, separated by `;;`
+    LINE                                     the rest of the line as it is, perhaps nothing
+    any other                                a word, or for the last argument the rest of the line, without its spaces
+
+Brackets mark an argument that may be left out. Agents import this module at their start, so it imports nothing that
+is slow to load.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from banksman.testing.fake_loop import NEVER, AgentLoop, Wait, pause
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Protocol, TypeAlias, TypeVar
+
+    from banksman.testing.fake_loop import Act
+    from banksman.testing.fake_process import FakeRecord
+
+    class ScriptTurn(Protocol):
+        """What the shared verbs need of a turn."""
+
+        @property
+        def agent(self) -> ScriptAgent: ...
+        def say(self, text: str) -> None: ...
+
+    # The turn is that of the dialect.
+    Perform: TypeAlias = Callable[[Any, "ScriptStep"], "Act | None"]
+    PerformT = TypeVar("PerformT", bound=Perform)
+
+# Nothing a script asks for is without a bound: a mistake in a test must not fill the machine.
+COUNT_MAX = 1_000_000
+BYTES_MAX = 64 * 1024 * 1024
+SECONDS_MAX = 120.0
+MARK = "@@"
+NESTED = ";;"
+LINE = "LINE"
+
+
+class ScriptError(ValueError):
+    """The script cannot be meant: an unknown verb, point or section, or arguments that do not fit."""
+
+
+class ScriptVerb:
+    """One word of the script language."""
+
+    __slots__ = ("arguments", "doc", "is_setting", "name", "perform")
+
+    def __init__(self, name: str, arguments: str, perform: Perform, is_setting: bool) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.doc = (perform.__doc__ or "").partition("\n")[0]
+        self.perform = perform
+        self.is_setting = is_setting
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that the first argument may be, where it is one of a few."""
+        first = self.arguments.partition(" ")[0]
+        return tuple(first.split("|")) if "|" in first else ()
+
+    def __repr__(self) -> str:
+        return f"{self.name} {self.arguments}".rstrip()
+
+
+class ScriptStep:
+    """A verb with its arguments, checked; where it stands in the script, and at which point it is to be done."""
+
+    __slots__ = ("nested", "point", "text", "verb", "where", "words")
+
+    def __init__(
+        self, point: str, verb: ScriptVerb, words: list[str], *, nested: list[ScriptStep], text: str, where: str
+    ) -> None:
+        self.point = point
+        self.verb = verb
+        self.words = words
+        self.nested = nested
+        self.text = text
+        self.where = where
+
+    def word(self, index: int, default: str = "") -> str:
+        return self.words[index] if index < len(self.words) else default
+
+    def integer(self, index: int) -> int:
+        return int(self.words[index])
+
+    def seconds(self, index: int, default: float = 0.0) -> float:
+        return float(self.words[index]) if index < len(self.words) else default
+
+    def __repr__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+class VerbTable(dict[str, ScriptVerb]):
+    """The verbs of one dialect by their names, and the points that its turns pass, each with what it means."""
+
+    def __init__(self, points: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.points: Mapping[str, str] = points or {}
+
+    def add(self, name: str, arguments: str, perform: Perform, *, is_setting: bool = False) -> None:
+        """Enter a verb. A setting is done before its turn begins."""
+        assert name not in self
+        self[name] = ScriptVerb(name, arguments, perform, is_setting)
+
+    def verb(self, name: str, arguments: str = "", *, is_setting: bool = False) -> Callable[[PerformT], PerformT]:
+        """Enter the decorated function."""
+
+        def enter(perform: PerformT) -> PerformT:
+            self.add(name, arguments, perform, is_setting=is_setting)
+            return perform
+
+        return enter
+
+    def directives(self, prompt: str) -> tuple[str, list[ScriptStep]]:
+        """A prompt's text without its `@@` lines, and the steps that those are."""
+        lines = prompt.split("\n")
+        steps = [
+            self.parse(line.removeprefix(MARK), f"{MARK}{index}")
+            for index, line in enumerate(lines)
+            if line.startswith(MARK)
+        ]
+        return "\n".join(line for line in lines if not line.startswith(MARK)).strip(), steps
+
+    def parse(self, text: str, where: str = "") -> ScriptStep:
+        """One step from its text. Whatever is wrong with it is wrong now, and not when it is reached."""
+        rest, point = text.lstrip(), ""
+        if self.points and rest.startswith("at "):
+            point, _, rest = rest[3:].lstrip().partition(" ")
+            if point not in self.points:
+                raise ScriptError(f"{where}: no point {point!r} in {text!r}; there are {', '.join(self.points)}")
+        name, _, rest = rest.partition(" ")
+        found = self.get(name.rstrip())
+        if found is None:
+            raise ScriptError(f"{where}: no verb {name!r} in {text!r}; there are {', '.join(sorted(self))}")
+        if found.arguments == LINE:
+            return ScriptStep(point, found, [rest], nested=[], text=text, where=where)
+        words, nested = self._arguments(found, rest.rstrip(), text, where)
+        return ScriptStep(point, found, words, nested=nested, text=text, where=where)
+
+    def _arguments(self, verb: ScriptVerb, rest: str, text: str, where: str) -> tuple[list[str], list[ScriptStep]]:
+        words: list[str] = []
+        kinds = verb.arguments.split()
+        for index, kind in enumerate(kinds):
+            rest = rest.strip(" ")
+            if not rest:
+                if not kind.startswith("["):
+                    raise ScriptError(f"{where}: {text!r} lacks {kind}; it is {verb!r}")
+                break
+            if kind == "STEPS":
+                inner = [part for part in rest.split(NESTED) if part.strip()]
+                return words, [self.parse(part, f"{where}{NESTED}{number}") for number, part in enumerate(inner)]
+            is_last = index == len(kinds) - 1
+            word, _, rest = (rest, "", "") if is_last else rest.partition(" ")
+            fault = self._fault(kind.strip("[]"), word)
+            if fault:
+                raise ScriptError(f"{where}: {word!r} of {text!r} is {fault}; it is {verb!r}")
+            words.append(word)
+        if rest.strip():
+            raise ScriptError(f"{where}: {rest!r} of {text!r} is too much; it is {verb!r}")
+        return words, []
+
+    def _fault(self, kind: str, word: str) -> str:
+        """What is wrong with an argument of this kind, if anything."""
+        if "|" in kind:
+            return "" if word in kind.split("|") else f"none of {kind}"
+        if kind == "POINT":
+            return "" if word in self.points else "no point"
+        most = {"COUNT": COUNT_MAX, "BYTES": BYTES_MAX, "CODE": 255, "SIGNAL": 64}.get(kind)
+        if most is not None:
+            return "" if word.isdigit() and int(word) <= most else f"no whole number up to {most}"
+        if kind == "SECONDS":
+            try:
+                return "" if 0 <= float(word) <= SECONDS_MAX else f"not within 0 and {SECONDS_MAX:g} seconds"
+            except ValueError:
+                return "no number"
+        return ""
+
+
+class ScriptAgent(AgentLoop):
+    """An agent that performs steps."""
+
+    def __init__(self, record: FakeRecord) -> None:
+        super().__init__()
+        self.record = record
+
+    def perform(self, step: ScriptStep, turn: ScriptTurn) -> Act:
+        """Do one step. That it was reached is on record before it is done: it may be our last."""
+        self.record.step(step.where, step.verb.name, step.text)
+        act = step.verb.perform(turn, step)
+        yield from self.room() if act is None else act
+
+
+# ── The verbs that all dialects share: each enters them by its own names ──
+
+
+def say(turn: ScriptTurn, step: ScriptStep) -> None:
+    """Say this text; in Claude's dialect the last one said is the result."""
+    turn.say(step.word(0))
+
+
+def raw(turn: ScriptTurn, step: ScriptStep) -> None:
+    """This text as a line."""
+    turn.agent.out.put(step.word(0).encode() + b"\n")
+
+
+def hang(_turn: ScriptTurn, _step: ScriptStep) -> Act:
+    """Nothing more, until an interrupt."""
+    while True:
+        yield NEVER
+
+
+def pause_for(_turn: ScriptTurn, step: ScriptStep) -> Act:
+    """So long nothing; a handshake by a path is better wherever it can be had."""
+    yield pause(step.seconds(0))
+
+
+def wait_path(_turn: ScriptTurn, step: ScriptStep) -> Act:
+    """Until the path exists; if it is a fifo, until somebody writes to it or closes it."""
+    yield from exists(step.word(0))
+
+
+def exists(path: str) -> Act:
+    yield Wait(when=lambda: os.path.exists(path), is_polled=True)
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            yield Wait(fd=fd)
+            os.read(fd, 1)
+        finally:
+            os.close(fd)
+
+
+def touch(turn: ScriptTurn, step: ScriptStep) -> Act:
+    """Make a file, when all said before is written; if it is a fifo, write a line to who reads it."""
+    yield turn.agent.drained()
+    path = step.word(0)
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        opened: list[int] = []
+        yield Wait(when=lambda: _opens(path, opened), is_polled=True)
+        os.write(opened[0], b"\n")
+        os.close(opened[0])
+        return
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _opens(path: str, opened: list[int]) -> bool:
+    """Open a fifo to write, which is refused as long as nobody reads."""
+    try:
+        opened.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def leave(turn: ScriptTurn, step: ScriptStep) -> Act:
+    """End with this code, when all said before is written."""
+    yield from turn.agent.leave(step.integer(0))
