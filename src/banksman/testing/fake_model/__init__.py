@@ -46,6 +46,6 @@ probed) plays nothing and gets "ok".
 from __future__ import annotations
 
 from banksman.testing.fake_model.model import FakeModel
-from banksman.testing.fake_model.record import Request
+from banksman.testing.fake_model.record import ModelRequest as Request
 
 __all__ = ["FakeModel", "Request"]

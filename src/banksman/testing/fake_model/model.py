@@ -1,7 +1,7 @@
 """The server: its threads, and their end.
 
 One thread accepts; each connection has one of its own. They are ended by one fact, the eventfd becoming readable, which
-every wait of every thread hears (see `wire`). Who closes the server joins them all, so that nothing runs after.
+every wait of every thread hears (see `http1`). Who closes the server joins them all, so that nothing runs after.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from banksman.testing.fake_model.choice import Chooser
-from banksman.testing.fake_model.record import Request, RequestRecords
+from banksman.testing.fake_model.http1 import ModelConnection
+from banksman.testing.fake_model.play import Chooser
+from banksman.testing.fake_model.record import ModelRequest, RequestRecords
 from banksman.testing.fake_model.routes import ModelServer, serve
 from banksman.testing.fake_model.setups import setup
-from banksman.testing.fake_model.wire import ModelConnection
 
 HOST = "127.0.0.1"
 # An agent has one or two. One more than this is answered with 503 and closed.
@@ -40,7 +40,7 @@ class FakeModel:
     def __init__(self, *, port: int = 0, log: Path | str | None = None) -> None:
         self._port = port
         self._log = Path(log) if log is not None else None
-        self._running: _Running | None = None
+        self._running: _ServerThreads | None = None
         self._records: RequestRecords | None = None
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class FakeModel:
             listener.close()
             raise
         self._port = listener.getsockname()[1]
-        self._running = _Running(listener, ModelServer(self._records, Chooser()))
+        self._running = _ServerThreads(listener, ModelServer(self._records, Chooser()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,12 +70,12 @@ class FakeModel:
         return f"http://{HOST}:{self._port}"
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[ModelRequest]:
         """Every request so far, in order of arrival."""
         assert self._records is not None, "not started"
         return self._records.all()
 
-    def wait_request(self, n: int, timeout: float) -> Request:
+    def wait_request(self, n: int, timeout: float) -> ModelRequest:
         """The n-th request, from 1, that plays a script, as soon as it begins. Raises TimeoutError; blocks the thread.
 
         A prompt without directives plays a script too: an empty one.
@@ -117,7 +117,7 @@ class FakeModel:
             self._records.close()
 
 
-class _Running:
+class _ServerThreads:
     """The threads, and the two fds that they need."""
 
     def __init__(self, listener: socket.socket, server: ModelServer) -> None:

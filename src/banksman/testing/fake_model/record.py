@@ -13,7 +13,7 @@ from typing import Any
 REQUESTS_KEPT_MAX = 10_000
 
 
-class Request:
+class ModelRequest:
     """One HTTP request, and how it went.
 
     `number` counts all requests from 1, `play` those that play a script (None for the others: side calls without tools,
@@ -79,7 +79,7 @@ class RequestRecords:
     def __init__(self, *, log: Path | None) -> None:
         # Protects everything below. Nothing but the log's file is touched while it is held.
         self._changed = threading.Condition()
-        self._requests: collections.deque[Request] = collections.deque(maxlen=REQUESTS_KEPT_MAX)
+        self._requests: collections.deque[ModelRequest] = collections.deque(maxlen=REQUESTS_KEPT_MAX)
         self._count = 0
         self._play_count = 0
         # Line by line, so that whoever follows the file sees each at once.
@@ -94,12 +94,12 @@ class RequestRecords:
         api: str | None,
         body: Any,
         step: tuple[str, ...] | None,
-    ) -> Request:
+    ) -> ModelRequest:
         """A request has arrived; `step` is None if it plays no script."""
         with self._changed:
             self._count += 1
             self._play_count += step is not None
-            request = Request(
+            request = ModelRequest(
                 number=self._count,
                 method=method,
                 path=path,
@@ -115,16 +115,16 @@ class RequestRecords:
             self._changed.notify_all()
         return request
 
-    def end(self, request: Request, outcome: str) -> None:
+    def end(self, request: ModelRequest, outcome: str) -> None:
         with self._changed:
             request.set_outcome(outcome)
             self._write({"request": request.number, "outcome": outcome})
 
-    def all(self) -> list[Request]:
+    def all(self) -> list[ModelRequest]:
         with self._changed:
             return list(self._requests)
 
-    def wait_play(self, play: int, timeout: float) -> Request:
+    def wait_play(self, play: int, timeout: float) -> ModelRequest:
         assert play >= 1
         with self._changed:
             if not self._changed.wait_for(lambda: self._play_count >= play, timeout):

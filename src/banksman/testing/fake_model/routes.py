@@ -3,23 +3,71 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
-from banksman.testing.fake_model import apis, http1, listings
-from banksman.testing.fake_model.apis import anthropic, responses
-from banksman.testing.fake_model.apis.api import TOKEN_CHARACTERS, Api, BadRequest, ModelCall, has_tools
-from banksman.testing.fake_model.choice import Chooser
-from banksman.testing.fake_model.play import Broken, StepPlayer
+from banksman.testing.fake_model import http1
+from banksman.testing.fake_model.apis import (
+    TOKEN_CHARACTERS,
+    Api,
+    BadRequest,
+    ModelCall,
+    anthropic,
+    chat,
+    gemini,
+    has_tools,
+    responses,
+)
+from banksman.testing.fake_model.directives import BadDirective, Step
+from banksman.testing.fake_model.http1 import ClientGone, Ending, ModelConnection, Stopped, Stuck
+from banksman.testing.fake_model.play import Broken, Chooser, StepPlayer
 from banksman.testing.fake_model.record import RequestRecords
-from banksman.testing.fake_model.script import BadDirective, Step
-from banksman.testing.fake_model.wire import Ending, Gone, ModelConnection, Stopped, Stuck
 
 # After an answer that ends the connection, the client may still be sending.
 DRAIN_SECONDS_MAX = 2.0
 # In whose shape those are refused who called none.
 ANY_API = anthropic.API
 DRAIN_BYTES_MAX = 2 * http1.BODY_BYTES_MAX
+# An agent is given a base address of ours with or without something before the version, as its API is used to.
+_PATHS = {
+    "/v1/messages": anthropic.API,
+    "/v1/responses": responses.API,
+    "/v1/chat/completions": chat.API,
+}
+_GEMINI = re.compile(r"/v1(?:beta)?/models/[^/:]+:(?:generate|streamGenerate)Content\Z")
+# The models that there are, for agents that ask. Any other name does as well.
+# Two vendors answer at one path. Each field is in the shape of one of them, and the other's clients pass over it.
+MODELS: dict[str, Any] = {
+    "object": "list",
+    "data": [
+        {
+            "type": "model",
+            "object": "model",
+            "id": name,
+            "display_name": "Fake",
+            "owned_by": "fake",
+            "created_at": "2025-01-01T00:00:00Z",
+            "created": 1735689600,
+        }
+        for name in (anthropic.MODEL, responses.MODEL)
+    ],
+    "first_id": anthropic.MODEL,
+    "last_id": responses.MODEL,
+    "has_more": False,
+}
+GEMINI_MODELS: dict[str, Any] = {
+    "models": [
+        {
+            "name": "models/gemini-fake-1",
+            "version": "1",
+            "displayName": "Fake",
+            "inputTokenLimit": 1_048_576,
+            "outputTokenLimit": 65_536,
+            "supportedGenerationMethods": ["generateContent", "countTokens"],
+        }
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +86,7 @@ def serve(connection: ModelConnection, server: ModelServer) -> None:
             pass
     except Broken:
         ending = Ending.RESET
-    except (Gone, Stopped, Stuck):
+    except (ClientGone, Stopped, Stuck):
         pass  # The outcome of the request that this cut short, if there was one, tells it.
     finally:
         connection.close(ending)
@@ -58,7 +106,7 @@ def _serve_one(connection: ModelConnection, server: ModelServer) -> bool:
         raw = http1.read_body(connection, head)
     except http1.HttpRefusal as exc:
         reply.is_last = True
-        api = apis.find(head.method, head.path)
+        api = _api_of(head.method, head.path)
         request = server.records.begin(
             method=head.method,
             path=head.path,
@@ -70,7 +118,7 @@ def _serve_one(connection: ModelConnection, server: ModelServer) -> bool:
         server.records.end(request, f"http_{exc.status}")
         _refuse_and_drain(connection, reply, exc, api)
         return False
-    answer = _Answer(connection, server, head, reply)
+    answer = _ModelAnswer(connection, server, head, reply)
     answer.give(raw)
     return not reply.is_last
 
@@ -92,7 +140,7 @@ class _Understood:
     refusal: http1.HttpRefusal | None = None
 
 
-class _Answer:
+class _ModelAnswer:
     """The answer to one request that arrived in full."""
 
     def __init__(
@@ -121,7 +169,7 @@ class _Answer:
         except Broken as exc:
             outcome = exc.outcome
             raise
-        except Gone:
+        except ClientGone:
             outcome = "client_gone"
             raise
         except Stuck:
@@ -160,9 +208,9 @@ def _listing(head: http1.HttpHead, input_tokens: int) -> dict[str, Any]:
         case "POST", path if path.endswith("/v1/responses/compact"):
             return responses.compacted(ModelCall(path, {}, input_tokens))
         case "GET", path if path.endswith("/v1/models"):
-            return listings.MODELS
+            return MODELS
         case "GET", path if path.endswith("/v1beta/models"):
-            return listings.GEMINI_MODELS
+            return GEMINI_MODELS
         case "GET" | "HEAD", "/":
             # They look whether somebody is there at all.
             return {}
@@ -170,8 +218,17 @@ def _listing(head: http1.HttpHead, input_tokens: int) -> dict[str, Any]:
             raise http1.HttpRefusal(404, f"there is no {method} {path}")
 
 
+def _api_of(method: str, path: str) -> Api | None:
+    """The API by which this request wants a reply of the model; None for every other request."""
+    if method != "POST":
+        return None
+    if _GEMINI.search(path):
+        return gemini.API
+    return next((api for end, api in _PATHS.items() if path.endswith(end)), None)
+
+
 def _understand(head: http1.HttpHead, raw: bytes, chooser: Chooser) -> _Understood:
-    api = apis.find(head.method, head.path)
+    api = _api_of(head.method, head.path)
     body: Any = None
     try:
         body = json.loads(raw) if raw else None

@@ -20,7 +20,7 @@ GEMINI_MODEL = "gemini-2.5-flash"
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class AgentSetup:
     """Variables, words for the end of the command line, and files by their paths in the home."""
 
     variables: Mapping[str, str]
@@ -28,7 +28,7 @@ class Setup:
     files: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def setup(agent: str, url: str, home: Path) -> Setup:
+def setup(agent: str, url: str, home: Path) -> AgentSetup:
     """Raises ValueError for an agent that is not known."""
     try:
         make = SETUPS[agent]
@@ -37,11 +37,11 @@ def setup(agent: str, url: str, home: Path) -> Setup:
     made = make(url, home)
     temporary = home / "tmp"
     common = {"HOME": str(home), "TMPDIR": str(temporary), "PATH": PATH}
-    return Setup({**made.variables, **common}, made.arguments, made.files)
+    return AgentSetup({**made.variables, **common}, made.arguments, made.files)
 
 
-def _claude(url: str, home: Path) -> Setup:
-    return Setup(
+def _claude(url: str, home: Path) -> AgentSetup:
+    return AgentSetup(
         {
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": KEY,
@@ -56,7 +56,7 @@ def _claude(url: str, home: Path) -> Setup:
     )
 
 
-def _codex(url: str, home: Path) -> Setup:
+def _codex(url: str, home: Path) -> AgentSetup:
     settings = {
         "model": CODEX_MODEL,
         "model_provider": "fake",
@@ -70,10 +70,10 @@ def _codex(url: str, home: Path) -> Setup:
     # A value is TOML; a string and a truth value of JSON are such.
     words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
     # The agent makes its files itself, and wants the folder to be there.
-    return Setup({"CODEX_HOME": str(home / ".codex"), "FAKE_MODEL_KEY": KEY}, tuple(words), {".codex/.keep": ""})
+    return AgentSetup({"CODEX_HOME": str(home / ".codex"), "FAKE_MODEL_KEY": KEY}, tuple(words), {".codex/.keep": ""})
 
 
-def _gemini(url: str, _: Path) -> Setup:
+def _gemini(url: str, _: Path) -> AgentSetup:
     settings: dict[str, Any] = {
         "security": {"auth": {"selectedType": "gemini-api-key"}},
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
@@ -88,10 +88,10 @@ def _gemini(url: str, _: Path) -> Setup:
         # Otherwise it starts itself a second time, with more memory.
         "GEMINI_CLI_NO_RELAUNCH": "true",
     }
-    return Setup(variables, ("--model", GEMINI_MODEL), {".gemini/settings.json": json.dumps(settings)})
+    return AgentSetup(variables, ("--model", GEMINI_MODEL), {".gemini/settings.json": json.dumps(settings)})
 
 
-def _opencode(url: str, _: Path) -> Setup:
+def _opencode(url: str, _: Path) -> AgentSetup:
     model = {"name": "fake", "tool_call": True, "limit": {"context": 200_000, "output": 32_000}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",  # It is part of the program: nothing is fetched.
@@ -116,10 +116,10 @@ def _opencode(url: str, _: Path) -> Setup:
         # Of the folder it works in, and of all above it: what lies there must not matter.
         "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
     }
-    return Setup(variables, (), {".config/opencode/opencode.json": json.dumps(settings)})
+    return AgentSetup(variables, (), {".config/opencode/opencode.json": json.dumps(settings)})
 
 
-SETUPS: dict[str, Callable[[str, Path], Setup]] = {
+SETUPS: dict[str, Callable[[str, Path], AgentSetup]] = {
     "claude": _claude,
     "codex": _codex,
     "codex-acp": _codex,

@@ -17,7 +17,7 @@ import enum
 import json
 from typing import Any
 
-from banksman.testing.fake_model.apis.api import (
+from banksman.testing.fake_model.apis import (
     Api,
     BadRequest,
     Body,
@@ -64,7 +64,7 @@ def _entry(message: dict[str, Any]) -> Entry:
     return Entry(ROLES[message["role"]], tuple(said), has_result)
 
 
-class Kind(enum.Enum):
+class BlockKind(enum.Enum):
     """What the last block is; a tool call is never continued, and so is no kind of its own."""
 
     NONE, TEXT, THINKING = range(3)
@@ -79,25 +79,25 @@ class AnthropicMessage:
         self._input_tokens = call.input_tokens
         # Finished blocks and, for the one that is open, the pieces of its text: joined once, at its end.
         self._content: list[dict[str, Any]] = []
-        self._open = Kind.NONE
+        self._open = BlockKind.NONE
         self._pieces: list[str] = []
         self._characters = 0
         self._has_tools = False
 
     @property
     def is_empty(self) -> bool:
-        return not self._content and self._open is Kind.NONE
+        return not self._content and self._open is BlockKind.NONE
 
     def start(self) -> list[ModelEvent]:
         # The ping comes here in the real stream too; an agent that stumbles over one should do so in a test.
         return [named({"type": "message_start", "message": self._envelope(content=[])}), named({"type": "ping"})]
 
     def text(self, words: str) -> list[ModelEvent]:
-        events = self._continue(Kind.TEXT, {"type": "text", "text": ""})
+        events = self._continue(BlockKind.TEXT, {"type": "text", "text": ""})
         return [*events, self._say({"type": "text_delta", "text": words}, words)]
 
     def think(self, words: str) -> list[ModelEvent]:
-        events = self._continue(Kind.THINKING, {"type": "thinking", "thinking": "", "signature": ""})
+        events = self._continue(BlockKind.THINKING, {"type": "thinking", "thinking": "", "signature": ""})
         return [*events, self._say({"type": "thinking_delta", "thinking": words}, words)]
 
     def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
@@ -130,10 +130,10 @@ class AnthropicMessage:
 
     def whole(self) -> dict[str, Any]:
         """The finished message."""
-        assert self._open is Kind.NONE
+        assert self._open is BlockKind.NONE
         return {**self._envelope(content=self._content), "stop_reason": self._stop_reason()}
 
-    def _continue(self, kind: Kind, block: dict[str, Any]) -> list[ModelEvent]:
+    def _continue(self, kind: BlockKind, block: dict[str, Any]) -> list[ModelEvent]:
         if self._open is kind:
             return []
         events = self._finish_block()
@@ -149,15 +149,15 @@ class AnthropicMessage:
         index, words = len(self._content), "".join(self._pieces)
         stop = named({"type": "content_block_stop", "index": index})
         match self._open:
-            case Kind.NONE:
+            case BlockKind.NONE:
                 return []
-            case Kind.TEXT:
+            case BlockKind.TEXT:
                 block, events = {"type": "text", "text": words}, [stop]
-            case Kind.THINKING:
+            case BlockKind.THINKING:
                 block = {"type": "thinking", "thinking": words, "signature": SIGNATURE}
                 events = [_delta(index, {"type": "signature_delta", "signature": SIGNATURE}), stop]
         self._content.append(block)
-        self._open = Kind.NONE
+        self._open = BlockKind.NONE
         self._pieces.clear()
         return events
 

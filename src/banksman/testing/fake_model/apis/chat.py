@@ -9,8 +9,7 @@ import json
 import time
 from typing import Any
 
-from banksman.testing.fake_model.apis import openai
-from banksman.testing.fake_model.apis.api import (
+from banksman.testing.fake_model.apis import (
     Api,
     BadRequest,
     Body,
@@ -28,6 +27,26 @@ from banksman.testing.fake_model.apis.api import (
 
 MODEL = "gpt-fake-1"
 DONE = ModelEvent("[DONE]")
+# OpenAI's two APIs share the shape of their errors.
+KINDS = {
+    400: "invalid_request_error",
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    429: "rate_limit_exceeded",
+    500: "server_error",
+    503: "server_is_overloaded",
+}
+KIND = "server_error"
+OVERFLOW = (
+    "context_length_exceeded",
+    "Your input exceeds the context window of this model. Please adjust your input and try again.",
+)
+
+
+def error(status: int, kind: str, message: str) -> dict[str, Any]:
+    whose = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": whose, "param": None, "code": kind}}
 
 
 def read(body: Body) -> list[Entry]:
@@ -99,7 +118,7 @@ class ChatMessage:
         return [*events, DONE]
 
     def fail(self, kind: str, message: str) -> list[ModelEvent]:
-        return [unnamed(openai.error(500, kind, message))]
+        return [unnamed(error(500, kind, message))]
 
     def whole(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) if self._texts else None}
@@ -134,8 +153,8 @@ API = Api(
     read=read,
     begin=ChatMessage,
     is_streamed=wants_stream,
-    error=openai.error,
-    kinds=openai.KINDS,
-    kind=openai.KIND,
-    overflow=openai.OVERFLOW,
+    error=error,
+    kinds=KINDS,
+    kind=KIND,
+    overflow=OVERFLOW,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from banksman.testing.fake_model.apis.api import (
+from banksman.testing.fake_model.apis import (
     Api,
     BadRequest,
     Body,

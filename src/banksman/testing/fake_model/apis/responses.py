@@ -12,8 +12,7 @@ import json
 import time
 from typing import Any
 
-from banksman.testing.fake_model.apis import openai
-from banksman.testing.fake_model.apis.api import (
+from banksman.testing.fake_model.apis import (
     Api,
     BadRequest,
     Body,
@@ -21,6 +20,7 @@ from banksman.testing.fake_model.apis.api import (
     ModelCall,
     ModelEvent,
     Who,
+    chat,
     named,
     new_id,
     objects,
@@ -209,8 +209,8 @@ API = Api(
     read=read,
     begin=ResponsesMessage,
     is_streamed=wants_stream,
-    error=openai.error,
-    kinds=openai.KINDS,
-    kind=openai.KIND,
-    overflow=openai.OVERFLOW,
+    error=chat.error,
+    kinds=chat.KINDS,
+    kind=chat.KIND,
+    overflow=chat.OVERFLOW,
 )

@@ -53,7 +53,7 @@ class Think:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolCall:
     line: str
     name: str
     arguments: dict[str, object]
@@ -101,7 +101,7 @@ class Drop:
     times: int | None
 
 
-Directive = Text | Slow | Big | Think | Tool | Sleep | Hang | Stall | Overflow | HttpError | SseError | Drop
+Directive = Text | Slow | Big | Think | ToolCall | Sleep | Hang | Stall | Overflow | HttpError | SseError | Drop
 Step = tuple[Directive, ...]
 # After one of these an HTTP status is on its way, and can be no other.
 SPOKEN = (Text, Slow, Big, Think, Stall)
@@ -131,7 +131,7 @@ def parse(text: str) -> tuple[Step, ...]:
             continue
         directive = _directive(line)
         # The agent must run the tools and call again before anything else can be said.
-        if step and isinstance(step[-1], Tool) and not isinstance(directive, Tool):
+        if step and isinstance(step[-1], ToolCall) and not isinstance(directive, ToolCall):
             steps.append([])
             step = steps[-1]
         if isinstance(directive, HttpError | Overflow) and any(isinstance(spoken, SPOKEN) for spoken in step):
@@ -175,7 +175,7 @@ def _think(line: str, rest: str) -> Think:
     return Think(line, _words(rest))
 
 
-def _tool(line: str, rest: str) -> Tool:
+def _tool(line: str, rest: str) -> ToolCall:
     name, arguments = _fields(rest, 2, 2)
     assert name is not None
     assert arguments is not None
@@ -185,7 +185,7 @@ def _tool(line: str, rest: str) -> Tool:
         raise ValueError("the arguments are nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError("the arguments must be a JSON object")
-    return Tool(line, name, cast("dict[str, object]", value))
+    return ToolCall(line, name, cast("dict[str, object]", value))
 
 
 def _sleep(line: str, rest: str) -> Sleep:
