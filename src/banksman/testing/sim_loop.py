@@ -42,7 +42,7 @@ _POSTPONED = 2**40
 _EARLY = 2**50
 
 
-class Step(NamedTuple):
+class SimStep(NamedTuple):
     """What one step was: when, in which lane, and the name of the task or the callback."""
 
     at: float
@@ -101,7 +101,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.set_debug(False)  # Debug mode reads the clock, and PYTHONASYNCIODEBUG may have turned it on.
         self.points: list[Point] = []
-        self.trace: list[Step] = []
+        self.trace: list[SimStep] = []
         self.digest = 0
         self._departures = dict(departures or {})
         self._jitter_seconds = jitter_seconds
@@ -349,7 +349,7 @@ class SimLoop(asyncio.BaseEventLoop):
             heapq.heapify(self._timers)
             self._now = max(self._now, handle.when())
         what = label(handle)
-        self.trace.append(Step(self._now, lane, what))
+        self.trace.append(SimStep(self._now, lane, what))
         self.digest = hash((self.digest, self._now, lane, what))
         handle._run()
         if self._faults:

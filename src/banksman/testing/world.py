@@ -10,20 +10,343 @@
 `Play` says how the agent answers one prompt, `Manner` how one process behaves whatever it is asked. Everything comes
 through the loop's lanes, in any order that causality allows. What is never right, whatever the order, is noted in
 `World.violations`: two prompts at once, a frame that is not whole, a word to a process that was stopped.
+
+Four lanes carry what a process says, so that the explorer may reorder them, and each of them in order: `stdin` (a frame
+was taken), `stdout` (output, and its end), `tree` (started, exited, gone), `tools` (they were swept). What rests on
+another is only scheduled after it: nothing is said by a process that has not started, and `Gone` comes after both the
+exit and the end of the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from banksman.core.process_facts import Exited, Started, Survivor, Swept
 from banksman.core.session.effects import StartProcess
-from banksman.errors import AgentError
-from banksman.sessions.agent_process import OnEvent
-from banksman.testing.world_agent import Ack, Play, Stage, answer_to
-from banksman.testing.world_process import Manner, Phase, WorldProcess
+from banksman.errors import AgentError, BanksmanError, CommandError
+from banksman.sessions.agent_process import (
+    AgentEvent,
+    Failed,
+    Gone,
+    OnEvent,
+    OutputEnded,
+    Stderr,
+    StdinWritten,
+    StdoutRead,
+    ToolsSwept,
+    WriteBroke,
+)
+from banksman.testing.sim_loop import SimLoop, current
+from banksman.testing.world_agent import Ack, Exit, Pause, Play, WorldAgent, answer_to
+from banksman.testing.world_agent import WorldStage as Stage
 from banksman.testing.world_store import Fault, WorldLog
 
 __all__ = ["Ack", "Fault", "Manner", "Phase", "Play", "Stage", "World", "WorldLog", "WorldProcess", "answer_to"]
+
+SIGKILL, SIGTERM = 9, 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How a process behaves, whatever its agent is asked. Seconds are virtual; counts are from 1.
+
+    `fails`: it cannot be started; `raises`: the attempt itself raises. `stuck_at`: the pipe is full from this write on;
+    `broken_at`: this write breaks. `exits_at`: it exits instead of its n-th act. `stop_seconds`: how long it takes no
+    notice of being stopped. `last_words`: so many of its acts are heard after its exit was. `gone_seconds`: how long
+    something holds its pipe after that. `is_told_late`: that a frame was taken is told in a lane of its own, so that
+    the answer to it may be heard before; `is_told_at_once`: inside of `write`, as by a pipe that has room. `names`,
+    `is_terse`: see `WorldAgent`. `conversation`: what it calls the conversation; None: `conversation-N`. `tools`:
+    what an interrupted turn left running, found once; `sweep_seconds`: how long it takes to end it.
+    """
+
+    start_seconds: float = 0.0
+    fails: bool = False
+    raises: bool = False
+    handshake_seconds: float | None = 0.0
+    stuck_at: int | None = None
+    broken_at: int | None = None
+    exits_at: int | None = None
+    code: int = 1
+    stop_seconds: float = 0.0
+    last_words: int = 0
+    gone_seconds: float = 0.0
+    is_told_late: bool = False
+    is_told_at_once: bool = False
+    owns: Mapping[int, Play] = field(default_factory=dict[int, Play])
+    names: bool = True
+    is_terse: bool = False
+    conversation: str | None = None
+    tools: tuple[Swept, ...] = ()
+    sweep_seconds: float = 0.0
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+    stderr: str = ""
+
+
+class Phase(enum.Enum):
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    EXITED = enum.auto()
+    GONE = enum.auto()
+
+
+class WorldProcess:
+    """One simulated process. It notes every way in which it was misused in `violations`, and raises for none."""
+
+    def __init__(
+        self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_event: OnEvent
+    ) -> None:
+        self.number = number
+        self.manner = manner
+        self.phase = Phase.STARTING
+        self.resumed = conversation
+        self.told: list[AgentEvent] = []
+        self.written: list[bytes] = []
+        # Every order to sweep its tools: since when, and whether to end them. And those that are still there.
+        self.sweeps: list[tuple[float, bool]] = []
+        self.tools = manner.tools
+        self.agent = WorldAgent(
+            plays,
+            conversation=manner.conversation or conversation or f"conversation-{number}",
+            handshake_seconds=manner.handshake_seconds,
+            owns=manner.owns,
+            names=manner.names,
+            is_terse=manner.is_terse,
+        )
+        self.violations = self.agent.violations
+        # While it is calm all comes in the loop's own order: there is nothing to be explored.
+        self.is_calm = False
+        self.is_stopped = False
+        self.is_paused = False
+        self._loop: SimLoop = current()
+        self._on_event = on_event
+        self._is_writing = False
+        self._is_acting = False
+        self._is_output_over = False
+        self._is_exit_told = False
+        self._acts = 0
+        self._last_words = 0
+        # What has happened and was not told yet, oldest first: `look_now` tells it at once.
+        self._due: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        manner = self.manner
+        if manner.fails:
+            self._soon("tree", self._fail)
+        elif manner.start_seconds:
+            self._loop.call_later(manner.start_seconds, self._start)
+        else:
+            self._soon("tree", self._start)
+
+    def __repr__(self) -> str:
+        return f"<WorldProcess {self.number} {self.phase.name} written={len(self.written)} told={len(self.told)}>"
+
+    # -- what a driver asks of it ------------------------------------------------------------------------------------
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+        if self.is_stopped:
+            self.violations.append(f"written after the stop: {data!r}")
+        if self._is_writing:
+            self.violations.append(f"G3: written before the last frame was taken: {data!r}")
+        if not data.endswith(b"\n") or data.count(b"\n") != 1:
+            self.violations.append(f"G3: not one whole line: {data!r}")
+        if self.phase is Phase.STARTING:
+            self.violations.append(f"written before it had started: {data!r}")
+        count = len(self.written)
+        self._is_writing = True
+        if self.phase is not Phase.RUNNING or count == self.manner.broken_at:
+            self._soon("stdin", self._break)
+        elif self.manner.stuck_at is None or count < self.manner.stuck_at:
+            if self.manner.is_told_at_once:
+                self._take(data)
+            else:
+                self._soon("stdin", lambda: self._take(data))
+
+    def stop(self, kill_by: float | None = None) -> None:
+        if kill_by is not None:
+            self._loop.call_at(max(kill_by, self._loop.time()), self._exit, None, SIGKILL)
+        if self.is_stopped or self.phase is Phase.GONE:
+            return
+        self.is_stopped = True
+        self.resume()
+        if self.phase is Phase.STARTING:
+            # It is stopped before it began: there is no exit, and no tree.
+            self._soon("tree", self._vanish)
+            return
+        if self._is_writing:
+            self._soon("stdin", self._break)
+        if self.manner.stop_seconds:
+            self._loop.call_later(self.manner.stop_seconds, self._exit, None, SIGTERM)
+        else:
+            self._soon("tree", lambda: self._exit(None, SIGTERM))
+
+    def sweep_tools(self, since: float, ends: bool) -> None:
+        self.sweeps.append((since, ends))
+        if self.phase is Phase.STARTING:
+            self.violations.append("its tools were to be swept before it had started")
+        if self.manner.sweep_seconds:
+            self._loop.call_later(self.manner.sweep_seconds, self._sweep, ends)
+        else:
+            self._soon("tools", lambda: self._sweep(ends))
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._go_on()
+
+    def look_now(self) -> None:
+        for tell in tuple(self._due):
+            if tell in self._due:
+                self._due.remove(tell)
+                tell()
+
+    def abandon(self) -> None:
+        self.phase = Phase.GONE
+        self._due.clear()
+
+    # -- what it does ------------------------------------------------------------------------------------------------
+    def exit_now(self, code: int | None = 0, signal: int | None = None) -> None:
+        """Let it end at this moment, for a test that wants the exit at a time of its own."""
+        self._exit(code, signal)
+
+    def _soon(self, lane: str, act: Callable[[], None]) -> None:
+        self._due.append(act)
+
+        def come() -> None:
+            if act in self._due:
+                self._due.remove(act)
+                act()
+
+        # Named after what it does, so that a schedule can be read.
+        come.__qualname__ = getattr(act, "__qualname__", "come").removesuffix(".<lambda>")
+        if self.is_calm:
+            self._loop.call_soon(come)
+        else:
+            self._loop.outside(come, lane=f"{lane}-{self.number}")
+
+    def _tell(self, event: AgentEvent) -> None:
+        if self.phase is Phase.GONE and not isinstance(event, Gone | Failed):
+            return
+        self.told.append(event)
+        self._on_event(event)
+
+    def _start(self) -> None:
+        if self.phase is Phase.STARTING and not self.is_stopped:
+            self.phase = Phase.RUNNING
+            self._tell(Started(1000 + self.number, self._loop.time()))
+            self._go_on()
+
+    def _fail(self) -> None:
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.GONE
+            self._tell(Failed(AgentError("the world does not start it", process=self.number)))
+
+    def _take(self, data: bytes) -> None:
+        """The pipe has taken the frame, and the agent reads it."""
+        if not self._is_writing:
+            return
+        if self.phase is not Phase.RUNNING:
+            self._break()
+            return
+        self.agent.hear(data)
+        if self.manner.is_told_late:
+            self._go_on()
+            self._soon("taken", self._tell_taken)
+        else:
+            self._tell_taken()
+            self._go_on()
+
+    def _tell_taken(self) -> None:
+        if self._is_writing:
+            self._is_writing = False
+            self._tell(StdinWritten())
+
+    def _break(self) -> None:
+        if self._is_writing:
+            self._is_writing = False
+            error: BanksmanError = CommandError("the world took only a part of it", process=self.number)
+            self._tell(WriteBroke(error))
+
+    def _sweep(self, ends: bool) -> None:
+        tools = self.tools
+        if ends:
+            self.tools = ()
+            self._tell(ToolsSwept(tools))
+        else:
+            left = tuple(Survivor(tool.pid, tool.command, "left as it is") for tool in tools)
+            self._tell(ToolsSwept(survivors=left))
+
+    def _go_on(self) -> None:
+        """Let the agent act, once, if nothing keeps it from it and it is not about to anyway."""
+        if self.phase is Phase.RUNNING and not self._is_acting and not self.is_paused:
+            self._is_acting = True
+            self._soon("stdout", self._act)
+
+    def _act(self) -> None:
+        self._is_acting = False
+        if self.phase is not Phase.RUNNING or self.is_paused:
+            return
+        act = self.agent.act()
+        if act is None:
+            return
+        self._acts += 1
+        if self._acts == self.manner.exits_at:
+            act = Exit(self.manner.code)
+        match act:
+            case bytes():
+                self._tell(StdoutRead(act))
+                self._go_on()
+            case Pause(seconds=seconds):
+                self._is_acting = True
+                self._loop.call_later(seconds, self._act)
+            case Exit(code=code):
+                self._exit(code, None)
+
+    def _exit(self, code: int | None, signal: int | None) -> None:
+        if self.phase is not Phase.RUNNING:
+            return
+        self.phase = Phase.EXITED
+        self._last_words = self.manner.last_words
+        self._soon("tree", lambda: self._tell_exit(code, signal))
+        self._soon("stdout", self._speak_last)
+
+    def _tell_exit(self, code: int | None, signal: int | None) -> None:
+        self._tell(Exited(code, signal, self._loop.time()))
+        self._is_exit_told = True
+        self._end()
+
+    def _speak_last(self) -> None:
+        """What was in the pipe when it died."""
+        act = self.agent.act() if self._last_words else None
+        if isinstance(act, bytes):
+            self._last_words -= 1
+            self._tell(StdoutRead(act))
+            self._soon("stdout", self._speak_last)
+            return
+        self._tell(OutputEnded())
+        self._is_output_over = True
+        self._end()
+
+    def _end(self) -> None:
+        if not self._is_output_over or not self._is_exit_told:
+            return
+        if self.manner.gone_seconds:
+            self._loop.call_later(self.manner.gone_seconds, self._vanish)
+        else:
+            self._soon("tree", self._vanish)
+
+    def _vanish(self) -> None:
+        if self.phase is Phase.GONE:
+            return
+        # A write that is still on its way is not answered any more, nor is it by a real process.
+        self.phase = Phase.GONE
+        self._due.clear()
+        manner = self.manner
+        self._tell(Gone(manner.swept, manner.survivors, True, Stderr(manner.stderr)))
 
 
 class World:

@@ -16,7 +16,7 @@ from typing import Any
 Frame = dict[str, Any]
 
 
-class Stage(enum.Enum):
+class WorldStage(enum.Enum):
     """How far a turn has come: what was said last. A script may end the process right after any of these."""
 
     READ = enum.auto()
@@ -61,7 +61,7 @@ class Play:
     ack_seconds: float = 0.0
     is_deaf: bool = False
     error: str | None = None
-    exits_after: Stage | None = None
+    exits_after: WorldStage | None = None
     code: int = 1
 
 
@@ -102,7 +102,7 @@ class Prompt:
     is_settled: bool = False
 
 
-class Agent:
+class WorldAgent:
     """`handshake_seconds` None: it never answers. `owns`: turns of its own, by the number of turns that it has ended
     before; 0: as soon as it is ready. `names` False: it says nothing of which prompt it works on, as older ones did.
     `is_terse`: it says all up to the result in one breath, and the result with all after it in another."""
@@ -179,11 +179,11 @@ class Agent:
         self.prompts.append(prompt)
         self._waiting.append(prompt)
         play = self._play_of(prompt)
-        if play.exits_after is Stage.READ:
+        if play.exits_after is WorldStage.READ:
             self._urgent.append(Exit(play.code))
         if self._names and (not self._is_terse or self.is_working):
             self._urgent.append(_line(_lifecycle(prompt.ref, "queued")))
-        if play.exits_after is Stage.QUEUED:
+        if play.exits_after is WorldStage.QUEUED:
             self._urgent.append(Exit(play.code))
 
     def _on_interrupt(self, request: str) -> None:
@@ -271,19 +271,19 @@ class Agent:
         for prompt in prompts:
             if self._names:
                 yield _line(_lifecycle(prompt.ref, "started"))
-        yield from exits if play.exits_after is Stage.STARTED else ()
+        yield from exits if play.exits_after is WorldStage.STARTED else ()
         init = {"type": "system", "subtype": "init", "session_id": self._conversation}
         self._is_interruptible = True
         yield _line(self._named(init, prompts))
-        yield from exits if play.exits_after is Stage.INIT else ()
+        yield from exits if play.exits_after is WorldStage.INIT else ()
         for text in play.says:
             yield _line(_assistant(text))
-        yield from exits if play.exits_after is Stage.SAID else ()
+        yield from exits if play.exits_after is WorldStage.SAID else ()
         if play.tool is not None:
             self._questions += 1
             self._question = f"question-{self._questions}"
             yield _line(_can_use_tool(self._question, play.tool))
-            yield from exits if play.exits_after is Stage.ASKED else ()
+            yield from exits if play.exits_after is WorldStage.ASKED else ()
             if self._is_asking():
                 yield _WAIT
         while play.hangs:
@@ -303,7 +303,7 @@ class Agent:
         if play.ack is Ack.BEFORE:
             yield from ack
             yield _CUT
-            yield from [Exit(play.code)] if play.exits_after is Stage.ACKED else ()
+            yield from [Exit(play.code)] if play.exits_after is WorldStage.ACKED else ()
         if play.abort_seconds:
             yield Pause(play.abort_seconds)
         result = {"type": "result", "subtype": "error_during_execution", "is_error": True}
@@ -323,12 +323,12 @@ class Agent:
                 yield Pause(play.again_seconds) if play.again_seconds else _CUT
             self._settle(prompts)
             yield _line(frame)
-        yield from exits if play.exits_after is Stage.RESULT else ()
+        yield from exits if play.exits_after is WorldStage.RESULT else ()
         for prompt in prompts:
             if self._names and play.is_completed:
                 self._settle((prompt,))
                 yield _line(_lifecycle(prompt.ref, state))
-        yield from exits if play.exits_after is Stage.COMPLETED else ()
+        yield from exits if play.exits_after is WorldStage.COMPLETED else ()
 
     def _settle(self, prompts: tuple[Prompt, ...]) -> None:
         for prompt in prompts:

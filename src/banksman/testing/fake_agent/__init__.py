@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from banksman.testing.fake_agent.evidence import Evidence, Process, unused_verbs
+    from banksman.testing.fake_agent.evidence import Evidence, unused_verbs
+    from banksman.testing.fake_agent.evidence import ProcessEvidence as Process
 
 __all__ = ["POINTS", "VERBS", "Evidence", "Process", "ScriptError", "command", "unused_verbs"]
 
@@ -45,10 +46,13 @@ def command(
     return [*words, "--fake-memory=~"] if remembers_at_home and memory is None else words
 
 
+# Loaded when first used: the agent imports this package at its start, and needs none of it.
+_LAZY = {"Evidence": "Evidence", "Process": "ProcessEvidence", "unused_verbs": "unused_verbs"}
+
+
 def __getattr__(name: str) -> object:
-    # Loaded when first used: the agent imports this package at its start, and needs none of it.
-    if name not in ("Evidence", "Process", "unused_verbs"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from banksman.testing.fake_agent import evidence  # noqa: PLC0415
 
-    return getattr(evidence, name)
+    return getattr(evidence, _LAZY[name])

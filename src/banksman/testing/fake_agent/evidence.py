@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessEvidence:
     """What one process of the agent was given and did."""
 
     pid: int
@@ -66,9 +66,9 @@ class Evidence:
         self.folder = Path(folder)
 
     @property
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[ProcessEvidence]:
         stems = sorted(file.with_suffix("") for file in self.folder.glob("*.argv"))
-        return [Process(int(stem.name.rpartition("-")[2]), stem) for stem in stems]
+        return [ProcessEvidence(int(stem.name.rpartition("-")[2]), stem) for stem in stems]
 
     def unused(self, script: Mapping[str, Sequence[str]] | Sequence[str]) -> list[ScriptStep]:
         """The steps of a script that no process reached."""
