@@ -22,26 +22,17 @@ def main(words: list[str]) -> int:
 
             return server.serve(words[1] if words else "")
         case ["tour"] | ["talk", ""]:
-            _tour()
-        case ["talk", name]:
-            from banksman.demo import session  # noqa: PLC0415
+            from banksman.demo import tour  # noqa: PLC0415
 
-            asyncio.run(session.talk(name))
+            tour.run()
+        case ["talk", name]:
+            from banksman.demo import tour  # noqa: PLC0415
+
+            asyncio.run(tour.talk(name))
         case _:
             print(USAGE, file=sys.stderr)
             return 2
     return 0
-
-
-def _tour() -> None:
-    from banksman.demo import crash, session, tree  # noqa: PLC0415
-
-    tree.main()
-    print()
-    crash.tour()
-    print()
-    asyncio.run(session.tour())
-    print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")
 
 
 if __name__ == "__main__":

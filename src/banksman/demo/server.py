@@ -1,25 +1,86 @@
 """The server with somebody in it: scripted agents at work in three sessions, so that there is something to see and do.
 
 It is the server itself, at its usual address, and nothing about the sessions is special. One shows a chore that gives
-way to an urgent question and then a permission that waits for whoever answers it; one works in the background, with
-asks that wait; one has an agent that does not stop when it is told to, and is stopped.
+way to an urgent question and then a permission that waits for an answer; one works in the background, with asks that
+wait; one has an agent that does not stop when it is told to, and is stopped.
 
-What is said here is kept in a store of its own, so that a demonstration leaves nothing among one's own sessions.
+The agents are real processes. They answer prompts by their text, so that a prompt that comes again (a chore that had
+given way, or one that the user repeats) is answered the same. What is said here is kept in a store of its own, so that
+a demonstration leaves nothing among the user's sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
 from banksman import BACKGROUND, INTERACTIVE, Host, Session
-from banksman.demo import cast
+from banksman.demo import fake_agent
 from banksman.folders import state_folder
 from banksman.server import main, server_settings
 
 NAME = "fix-ci"
+# A word each so many seconds: as fast as one reads.
+PACE = 0.06
+
+_OLD = "import os, sys, json\n\n\ndef load(path):\n    return json.load(open(path))\n"
+_NEW = (
+    "import json\nfrom pathlib import Path\n\n\n"
+    "def load(path: Path) -> object:\n    return json.loads(path.read_text())\n"
+)
+_PLAN = ("Find the unused imports", "Remove them, file by file", "Run the tests")
+
+
+def _todo(done: int) -> str:
+    states = ["completed"] * done + ["in_progress"] + ["pending"] * len(_PLAN)
+    todos = [{"content": text, "status": state} for text, state in zip(_PLAN, states, strict=False)]
+    return f"tool_use TodoWrite {json.dumps({'todos': todos})}"
+
+
+_FOUND = "src/app/load.py:1: import os, sys, json\nsrc/app/main.py:3: import re\ntests/test_load.py:2: import time"
+_EDIT = {"file_path": "src/app/load.py", "old_string": _OLD, "new_string": _NEW}
+
+FIX_CI: Mapping[str, Sequence[str]] = {
+    "prompt Tidy up the imports.": [
+        "think Which imports are unused? A search tells; then one file after the other, and the tests at the end.",
+        _todo(0),
+        "tool_result",
+        f"tool_use Grep {json.dumps({'pattern': '^import', 'path': 'src'})}",
+        f"tool_result {_FOUND}",
+        _todo(1),
+        "tool_result",
+        f"speak {PACE} Three files import what they do not use. I begin with `src/app/load.py`: `os` and `sys` are "
+        "used nowhere, and the file that `open` returns is never closed, so I take `Path.read_text` instead.",
+        f"tool_use Edit {json.dumps(_EDIT)}",
+        "tool_result The file src/app/load.py has been updated.",
+        f"speak {PACE} The other two are one line each:\n\n| file | unused |\n|---|---|\n| `src/app/main.py` | `re` |\n"
+        "| `tests/test_load.py` | `time` |\n\nBoth are removed. **Nothing else was touched.**",
+        _todo(3),
+        "tool_result",
+    ],
+    "prompt Is main green?": [
+        f"speak {PACE} Not quite: `test_load` fails since this morning, because the file is still open when the folder "
+        "is removed. The chore that I gave way for repairs exactly that.",
+    ],
+    "prompt Run the tests.": [
+        f"speak {PACE} For that I need your permission:",
+        'ask Bash {"command": "make test", "description": "Run every test"}',
+        f"speak {PACE} All green: 214 passed in 9.8 s.",
+    ],
+}
+
+TRANSLATE: Mapping[str, Sequence[str]] = {
+    "prompt": ["stream 2000 0.2 page "],
+}
+
+# Takes no notice of an interrupt, nor of TERM: what is left is the end of the ladder.
+STUBBORN: Mapping[str, Sequence[str]] = {
+    "process": ["ignore term"],
+    "prompt Count to a million.": ["on_interrupt ignored", "stream 2000 0.1"],
+}
 
 
 def serve(port: str) -> int:
@@ -47,7 +108,7 @@ async def _play(host: Host, _url: str) -> None:
 
 
 async def _give_way(host: Host) -> None:
-    session = await host.open("claude", name=NAME, command=_agent(cast.FIX_CI))
+    session = await host.open("claude", name=NAME, command=_agent(FIX_CI))
     chore = await session.ask("Tidy up the imports.", priority=BACKGROUND, on_preempt="requeue")
     await _heard(session, b"import what they")
     await session.ask("Is main green?", priority=INTERACTIVE)
@@ -56,14 +117,14 @@ async def _give_way(host: Host) -> None:
 
 
 async def _work(host: Host) -> None:
-    session = await host.open("claude", name="translate", command=_agent(cast.TRANSLATE))
+    session = await host.open("claude", name="translate", command=_agent(TRANSLATE))
     for chapter in (1, 2, 3):
         await session.ask(f"Translate chapter {chapter} of the manual.", priority=BACKGROUND)
 
 
 async def _be_stubborn(host: Host) -> None:
     patience = {"drain_seconds": 1.5, "grace": 1.0}
-    session = await host.open("claude", name="stubborn", command=_agent(cast.STUBBORN), options=patience)
+    session = await host.open("claude", name="stubborn", command=_agent(STUBBORN), options=patience)
     turn = await session.ask("Count to a million.")
     await _heard(session, b"tick9 ")
     await turn.interrupt()
@@ -71,7 +132,10 @@ async def _be_stubborn(host: Host) -> None:
 
 
 def _agent(script: Mapping[str, Sequence[str]]) -> list[str]:
-    return cast.command(script, state_folder() / "demo-agents")
+    # A conversation that had to be killed is gone on with.
+    memory = state_folder() / "demo-agents"
+    memory.mkdir(parents=True, exist_ok=True)
+    return fake_agent(script, memory)
 
 
 async def _heard(session: Session, words: bytes) -> None:

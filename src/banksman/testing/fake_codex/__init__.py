@@ -4,7 +4,7 @@
     session = await host.open("codex", command=command)
     turn = await session.ask("@@slow 3 0.01\\n@@touch /tmp/…/reached\\n@@hang")
 
-What a turn does stands in its prompt, a line each: the words are `VERBS` in codex_turn.py, each with a line that says
+What a turn does stands in its prompt, a line each: the words are `VERBS` in codex_agent.py, each with a line that says
 what it means. A prompt without any is said back. Its requests count from 0, so their ids are those of the client's own.
 What a tool has started goes on after an interrupt, as with the real one.
 

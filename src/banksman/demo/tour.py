@@ -1,34 +1,184 @@
-"""A session in the terminal: what the agent says as it says it, its questions, an interrupt, a preemption.
+"""A guided look at what holds, in a terminal: a stubborn tree, a host that is killed, and a session to talk to.
 
-The agent of the tour is the scripted one of `banksman.testing`, run as the process it is. After the tour, and with any
-other agent from the beginning, whoever sits at the terminal has the word: a line is an ask, one that is typed while the
-agent works is an urgent one, Ctrl-C interrupts the turn or, with none, ends the session. Without a terminal there is
-only the tour.
+A tree is ended twice: first with what everybody writes (`subprocess`, a session of its own, `killpg`), then with
+`banksman.execute`. What the first way leaves behind is counted, shown, and then killed pid by pid.
+
+A host, a process of its own with a store in a file, is killed by SIGKILL while its agent speaks, with a second ask
+waiting. This process then opens the session by its name: the turn that was open is UNKNOWN, the one that waited runs,
+and nothing is left of the first one's processes.
+
+A session shows what the agent says as it says it, its questions, an interrupt and a preemption. Its agent is the
+scripted one of `banksman.testing`, run as the process it is. After that, and with any other agent from the beginning,
+the user has the word: a line is an ask, one that is typed while the agent works is an urgent one, Ctrl-C interrupts the
+turn or, with none, ends the session. Without a terminal there is only the tour.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import banksman
 from banksman import BACKGROUND, INTERACTIVE, Host, Question, Session, Turn
+from banksman.core.session import event as kinds
+from banksman.demo import fake_agent
 
+# A leader with four children, each of which outlives it in its own way. All of them end by themselves after a minute.
+TREE = """
+import os, signal, sys, time
+kind = sys.argv[1]
+if kind == "leader":
+    for child in ("plain", "own-session", "daemon", "deaf-to-TERM"):
+        if os.fork() == 0:
+            if child != "plain":
+                os.setsid()
+            if child == "daemon" and os.fork():
+                os._exit(0)
+            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", os.environ["TREE"], child, sys.argv[2]])
+if kind == "deaf-to-TERM":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(kind, flush=True)
+time.sleep(60)
+"""
+MEMBERS = 5
+# Speaks for a long while when it is first asked, and repeats what it is told otherwise.
+CRASH_SCRIPT = {"prompt 1": ["stream 1000 0.02"]}
 # Works on its first prompt until it is interrupted, and needs a permission for its fourth; repeats what it is told
 # otherwise.
-SCRIPT = {
+SESSION_SCRIPT = {
     "prompt 1": ["stream 1000 0.02"],
     "prompt 4": ['ask Bash {"command": "make test"}', "say All green."],
 }
-AGENT = [
-    *(sys.executable, "-I", "-S", str(Path(banksman.__file__).parent / "testing" / "fake_agent" / "__main__.py")),
-    f"--fake-script={json.dumps(SCRIPT)}",
-]
+
+
+def run() -> None:
+    print("A command with four children: one plain, one in a session of its own, a daemon, one that ignores TERM.\n")
+    _with_subprocess()
+    print()
+    asyncio.run(_with_banksman())
+    print()
+    _crash()
+    print()
+    asyncio.run(_session())
+    print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")
+
+
+# ── A tree ──
+
+
+def _tree(marker: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", TREE, "leader", marker]
+
+
+def _alive(marker: str) -> dict[int, str]:
+    """Who of the tree is alive, by a word in its argv: pid and what it is."""
+    found: dict[int, str] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+            except OSError:
+                continue
+            if marker.encode() in words:
+                found[int(entry)] = words[words.index(marker.encode()) - 1].decode()
+    return found
+
+
+def _show(title: str, left: dict[int, str]) -> None:
+    names = ", ".join(f"{name} ({pid})" for pid, name in left.items()) or "none"
+    print(f"   {title}: {len(left)}: {names}")
+
+
+def _with_subprocess() -> None:
+    marker = f"demo-{uuid.uuid4().hex}"
+    print("1. The usual way: subprocess.Popen(start_new_session=True), then killpg(SIGKILL)")
+    with subprocess.Popen(
+        _tree(marker), env={**os.environ, "TREE": TREE}, stdout=subprocess.PIPE, start_new_session=True
+    ) as child:
+        assert child.stdout is not None
+        for _ in range(MEMBERS):
+            child.stdout.readline()
+        _show("started", _alive(marker))
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        left = _alive(marker)
+        _show("left after the kill", left)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+
+
+async def _with_banksman() -> None:
+    marker = f"demo-{uuid.uuid4().hex}"
+    print("2. banksman.execute(…, timeout=1, grace=1)")
+    lines = 0
+    started: dict[int, str] = {}
+
+    def on_output(_stream: str, data: bytes) -> None:
+        nonlocal lines
+        lines += data.count(b"\n")
+        if lines == MEMBERS and not started:
+            started.update(_alive(marker))
+            _show("started", started)
+
+    began = time.monotonic()
+    done = await banksman.execute(_tree(marker), env={"TREE": TREE}, timeout=1, grace=1, on_output=on_output)
+    print(f"   {done.ended.value} after {time.monotonic() - began:.1f} s")
+    for step in done.ladder:
+        print(f"     {step.at:4.1f} s  {step.rung}")
+    for process in done.swept:
+        print(f"            swept {started.get(process.pid, '')} ({process.pid})")
+    _show("left", _alive(marker))
+    print(f"   survivors: {len(done.survivors)}, output read to its end: {done.drained}")
+
+
+# ── A host that is killed ──
+
+
+async def _speak(folder: str) -> None:
+    """The one that is killed: it says so when its agent has begun to speak."""
+    async with Host(f"sqlite:{folder}/store.db") as owner:
+        session = await owner.open("claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory")))
+        turn = await session.ask("Tell me everything")
+        await session.ask("And now the short version")
+        async for _ in turn:
+            print("speaking", flush=True)
+
+
+async def _take_over(folder: str) -> None:
+    """The other one: it opens the session by its name, and waits for the ask that had waited."""
+    async with Host(f"sqlite:{folder}/store.db") as owner:
+        session = await owner.open("claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory")))
+        status = session.status()
+        [waiting] = [ask.turn for ask in status.queue] or [status.holder or ""]
+        await (await session.turn(waiting)).outcome()
+        async for event in session.events():
+            if event.kind == kinds.TURN_ENDED:
+                body = event.body
+                print(f"   {event.cursor:6} {event.kind}  {body['outcome']:8} {body['text'] or body['error']}")
+
+
+def _crash() -> None:
+    print("3. A host is killed by SIGKILL in the middle of a turn, and another goes on")
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "banksman.demo.tour", folder]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as first:
+            assert first.stdout is not None
+            first.stdout.readline()
+            first.kill()
+        print(f"   process {first.pid}, the first host, was killed while its agent spoke; a second ask waited")
+        asyncio.run(_take_over(folder))
+    print("   what was open is UNKNOWN, for it may have been done; the ask that waited was kept, and has run")
+
+
+# ── A session ──
 
 
 class DemoScreen:
@@ -75,12 +225,12 @@ class DemoScreen:
         self.say(name, f"is {outcome.kind}{cost}{error}")
 
 
-def has_terminal() -> bool:
+def _has_terminal() -> bool:
     # There may be no stdin at all.
     return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
-async def tour() -> None:
+async def _session() -> None:
     """One agent, three asks, and a question."""
     print('4. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
     screen = DemoScreen()
@@ -90,7 +240,7 @@ async def tour() -> None:
         return "allow"
 
     async with Host("memory:") as host:
-        session = await host.open("claude", command=AGENT, on_question=allow)
+        session = await host.open("claude", command=fake_agent(SESSION_SCRIPT), on_question=allow)
         chore = await session.ask("Tidy up.", priority=BACKGROUND, on_preempt="requeue")
         async for event in session.follow():
             if event.kind == "update" and b"tick9 " in event.data:
@@ -106,13 +256,13 @@ async def tour() -> None:
         async for event in session.events(0, waits=False):
             if event.kind.startswith(("turn.", "question.")):
                 print(f"     {event.cursor:>6}  {event.kind:18} {names.get(event.turn or '', 'tests')}")
-        if has_terminal():
+        if _has_terminal():
             await DemoConversation(session, screen).run()
 
 
 async def talk(agent: str) -> None:
     """A session with an agent of the user's own."""
-    if not has_terminal():
+    if not _has_terminal():
         raise banksman.UsageError("there is nobody to talk to it", hint="run it in a terminal")
     screen = DemoScreen()
     async with Host("memory:") as host:
@@ -193,3 +343,7 @@ class DemoConversation:
         task: asyncio.Task[object] = asyncio.ensure_future(self.session.interrupt())
         self._interrupts.add(task)
         task.add_done_callback(self._interrupts.discard)
+
+
+if __name__ == "__main__":
+    asyncio.run(_speak(sys.argv[1]))
