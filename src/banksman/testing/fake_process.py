@@ -94,7 +94,7 @@ class FakeRecord:
 # ── Conversations ──
 
 
-def found(memory: str | None, id: str) -> list[tuple[str, str]] | None:
+def read_conversation(memory: str | None, id: str) -> list[tuple[str, str]] | None:
     """What was kept of a conversation: pairs of a kind, or of a role, and a text. None: there is no such one."""
     try:
         with open(_path(memory or "", id), encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def found(memory: str | None, id: str) -> list[tuple[str, str]] | None:
         return None
 
 
-def kept(memory: str | None, id: str, kind: str, text: str) -> None:
+def append_conversation(memory: str | None, id: str, kind: str, text: str) -> None:
     """Append to a conversation at once: the next process must know it however this one ends."""
     if memory is not None:
         os.makedirs(memory, exist_ok=True)
@@ -128,7 +128,7 @@ class Memory:
         lines = None
         if folder:
             os.makedirs(folder, exist_ok=True)
-            lines = found(folder, self.id)
+            lines = read_conversation(folder, self.id)
         self.is_known = lines is not None
         for kind, text in lines or ():
             self._take(kind, text)
@@ -152,4 +152,4 @@ class Memory:
 
     def append(self, kind: str, text: str) -> None:
         self._take(kind, text)
-        kept(self._folder, self.id, kind, text)
+        append_conversation(self._folder, self.id, kind, text)

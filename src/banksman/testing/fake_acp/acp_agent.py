@@ -7,7 +7,7 @@ import json
 from banksman.testing import fake_rpc
 from banksman.testing.fake_acp import Character
 from banksman.testing.fake_acp.acp_turn import FakeAcpTurn, FakeAcpWriter, FakeConversation
-from banksman.testing.fake_process import FakeRecord, found, kept, new_id
+from banksman.testing.fake_process import FakeRecord, append_conversation, new_id, read_conversation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class FakeAcpAgent(FakeAcpWriter):
             self.write({"id": id, "error": error})
             return
         text = "\n".join(block.get("text", f"[{block['type']}]") for block in params["prompt"])
-        kept(self.memory, conversation.id, "user", text)
+        append_conversation(self.memory, conversation.id, "user", text)
         turn = self.turns[conversation.id] = FakeAcpTurn(self, conversation, id)
         self.spawn(turn.run(text))
 
@@ -97,7 +97,7 @@ class FakeAcpAgent(FakeAcpWriter):
             raise FakeRefusal(-32601, f"Method not found: session/{how}")
         lines: list[tuple[str, str]] = []
         if how != "new":
-            known = found(self.memory, params["sessionId"])
+            known = read_conversation(self.memory, params["sessionId"])
             if known is None:
                 raise FakeRefusal(
                     self.character.unknown_code, "Invalid params", f"Session not found: {params['sessionId']}"
@@ -107,7 +107,7 @@ class FakeAcpAgent(FakeAcpWriter):
         conversation = self.conversations[id] = FakeConversation(id)
         if how == "fork":
             for role, text in lines:
-                kept(self.memory, conversation.id, role, text)
+                append_conversation(self.memory, conversation.id, role, text)
         if how == "load":
             # All of it now, or the first line now and the others after the answer.
             self._replay(id, lines[:1] if self.character.replays_late else lines)

@@ -10,7 +10,7 @@ import time
 
 from banksman.testing import fake_script
 from banksman.testing.fake_loop import CutShort, Wait, pause
-from banksman.testing.fake_process import FakeRecord, kept
+from banksman.testing.fake_process import FakeRecord, append_conversation
 from banksman.testing.fake_rpc import RpcAgent, RpcTurn, spawn_tree
 from banksman.testing.fake_script import ScriptError, ScriptStep, VerbTable
 
@@ -82,7 +82,7 @@ class FakeAcpTurn(RpcTurn):
             self.error = {"code": -32603, "message": f"fake_acp: {error}"}
         self.finish()
         if self.said:
-            kept(self.agent.memory, self.conversation.id, "agent", "".join(self.said))
+            append_conversation(self.agent.memory, self.conversation.id, "agent", "".join(self.said))
 
     def _content(self, prompt: str) -> Act:
         _, steps = VERBS.directives(prompt)

@@ -10,7 +10,7 @@ import json
 
 from banksman.testing import fake_rpc, fake_script
 from banksman.testing.fake_loop import CutShort, Wait, pause
-from banksman.testing.fake_process import FakeRecord, found, kept, new_id
+from banksman.testing.fake_process import FakeRecord, append_conversation, new_id, read_conversation
 from banksman.testing.fake_rpc import RpcAgent, RpcTurn, spawn_tree
 from banksman.testing.fake_script import ScriptStep, VerbTable
 
@@ -75,14 +75,14 @@ class FakeCodexAgent(RpcAgent):
         old = params.get("threadId")
         lines: list[tuple[str, str]] | None = []
         if old is not None:
-            lines = found(self.memory, old)
+            lines = read_conversation(self.memory, old)
             if lines is None:
                 self.fail(id, f"no rollout found for thread id {old}")
                 return
         self.thread = old if method == "thread/resume" and old is not None else new_id()
         if method == "thread/fork":
             for role, text in lines:
-                kept(self.memory, self.thread, role, text)
+                append_conversation(self.memory, self.thread, role, text)
         self.write({"id": id, "result": {"thread": {"id": self.thread, "turns": lines}}})
         self.notice("thread/started", thread={"id": self.thread})
 
@@ -161,7 +161,7 @@ class FakeCodexTurn(RpcTurn):
         item = {"type": "userMessage", "clientId": params.get("clientUserMessageId"), "content": params["input"]}
         self.complete(self.start(**item))
         text = _text(params)
-        kept(self.agent.memory, self.agent.thread, "user", text)
+        append_conversation(self.agent.memory, self.agent.thread, "user", text)
         _, steps = VERBS.directives(text)
         if not steps:
             self.say(f"you said: {text}")
@@ -212,7 +212,7 @@ class FakeCodexTurn(RpcTurn):
     def complete_message(self, item: dict[str, Any], text: str) -> None:
         self.said.append({**item, "text": text})
         self.complete(item, text=text)
-        kept(self.agent.memory, self.agent.thread, "agent", text)
+        append_conversation(self.agent.memory, self.agent.thread, "agent", text)
 
     def _count(self) -> None:
         self.agent.tokens += TOKENS
@@ -256,8 +256,10 @@ def slow(turn: FakeCodexTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("tool", "PATH")
 def tool(turn: FakeCodexTurn, step: ScriptStep) -> Act:
-    """Run a command that has children, tells their pids in that file, and never ends by itself. An interrupt leaves all
-    of it running."""
+    """Run a command that has children, tells their pids in that file, and never ends by itself.
+
+    An interrupt leaves all of it running.
+    """
     turn.start(type="commandExecution", command="a tree", cwd="/", status="inProgress")
     spawn_tree(step.word(0))
     yield pause(90)
