@@ -16,8 +16,8 @@ from banksman.runtime.base_host import Settles
 
 if TYPE_CHECKING:
     from banksman.cluster.interfaces import Cluster
-    from banksman.sessions.registry import Permit
     from banksman.sessions.session import Session
+    from banksman.sessions.session_spec import Permit
     from banksman.store.log import Log
 
 HINT = '"sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
@@ -88,7 +88,7 @@ class Host(base_host.Host):
 
     async def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
         """A session from such a file, under an id of its own; whole, or not at all."""
-        from banksman.sessions.names import checked_name  # noqa: PLC0415
+        from banksman.sessions.arguments import checked_name  # noqa: PLC0415
         from banksman.store import transfer  # noqa: PLC0415
 
         self._bind()

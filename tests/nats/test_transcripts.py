@@ -19,7 +19,7 @@ from banksman.cluster.host import transcript_copies
 from banksman.cluster.host.transcript_copies import Put, TranscriptHead, read, unpack, write
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
-from banksman.sessions import profiles, transcript_path
+from banksman.sessions import known_agents, profile
 from banksman.testing import checks, fake_agent
 from banksman.testing.nats_servers import Servers
 
@@ -272,15 +272,15 @@ ENV = {b"HOME": b"/home/u"}
 
 
 def test_the_place_is_the_one_that_claude_has() -> None:
-    patterns = profiles.load("claude").transcripts
-    found = transcript_path.place(patterns, cwd="/tmp/agents_ws.d/x", conversation="c-1", env=ENV)
+    patterns = known_agents.load("claude").transcripts
+    found = profile.transcript_path(patterns, cwd="/tmp/agents_ws.d/x", conversation="c-1", env=ENV)
     assert found == Path("/home/u/.claude/projects/-tmp-agents-ws-d-x/c-1.jsonl")
-    moved = transcript_path.place(patterns, cwd="/", conversation="c-1", env={**ENV, b"CLAUDE_CONFIG_DIR": b"/etc/c"})
+    moved = profile.transcript_path(patterns, cwd="/", conversation="c-1", env={**ENV, b"CLAUDE_CONFIG_DIR": b"/etc/c"})
     assert moved == Path("/etc/c/projects/-/c-1.jsonl")
     # Nobody but Claude can make the name of a folder that is longer.
-    assert transcript_path.place(patterns, cwd="/" + "x" * 200, conversation="c-1", env=ENV) is None
-    assert transcript_path.place(patterns, cwd="/", conversation="c-1", env={}) is None
-    assert transcript_path.place(patterns, cwd="/", conversation="c-1", env={b"HOME": b"relative"}) is None
+    assert profile.transcript_path(patterns, cwd="/" + "x" * 200, conversation="c-1", env=ENV) is None
+    assert profile.transcript_path(patterns, cwd="/", conversation="c-1", env={}) is None
+    assert profile.transcript_path(patterns, cwd="/", conversation="c-1", env={b"HOME": b"relative"}) is None
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_the_place_is_the_one_that_claude_has() -> None:
     ["", "..", ".", "../x", "a/b", "/etc/passwd", "a\0b", "a\n", "a.jsonl", "x" * 129, "~", "{cwd_slug}"],
 )
 def test_a_name_that_is_no_word_has_no_place(conversation: str) -> None:
-    patterns = profiles.load("claude").transcripts
-    assert transcript_path.place(patterns, cwd="/", conversation=conversation, env=ENV) is None
+    patterns = known_agents.load("claude").transcripts
+    assert profile.transcript_path(patterns, cwd="/", conversation=conversation, env=ENV) is None
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_a_name_that_is_no_word_has_no_place(conversation: str) -> None:
 )
 def test_a_pattern_that_leads_elsewhere_is_refused(pattern: str) -> None:
     text = f'command = ["x"]\ndialect = "claude"\ntranscripts = [{json.dumps(pattern)}]\n'
-    with pytest.raises(profiles.UsageError, match="transcripts cannot hold"):
-        profiles.parse_text(text, name="x", said_as="x")
+    with pytest.raises(known_agents.UsageError, match="transcripts cannot hold"):
+        known_agents.parse_text(text, name="x", said_as="x")
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process import environment
-from banksman.sessions import installed_agents, profiles, session_options
+from banksman.sessions import arguments, known_agents
 from banksman.sessions.profile import QUIET_SECONDS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +49,9 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # -- those that come with the package --------------------------------------------------------------------------------
 def test_every_profile_that_is_known_can_be_loaded() -> None:
-    assert profiles.names() == OURS
+    assert known_agents.names() == OURS
     for name in OURS:
-        profile = profiles.load(name)
+        profile = known_agents.load(name)
         assert profile.name == name
         assert profile.source is None
         assert ("steer" in profile.capabilities) == profile.dialect.can_steer
@@ -63,7 +63,7 @@ def test_every_profile_that_is_known_can_be_loaded() -> None:
 
 
 def test_claude() -> None:
-    claude = profiles.load("claude")
+    claude = known_agents.load("claude")
     assert claude.command == ("claude",)
     assert claude.dialect.name == "claude"
     # It needs up to 2.0 s to end its tools; a KILL before that orphans them.
@@ -92,13 +92,13 @@ def test_claude() -> None:
     ],
 )
 def test_each_is_given_the_time_that_it_needs_to_stop(name: str, grace: float, waits_for_eof: bool) -> None:
-    timings = profiles.load(name).timings
+    timings = known_agents.load(name).timings
     assert timings.grace > grace
     assert (timings.eof is not None) is waits_for_eof
 
 
 def test_what_they_leave_behind_and_how_they_lie() -> None:
-    found = {name: profiles.load(name) for name in OURS}
+    found = {name: known_agents.load(name) for name in OURS}
     assert {name for name in OURS if not found[name].leaves_tools} == {"claude", "claude-agent-acp", "gemini"}
     assert {name for name in OURS if found[name].quirks.cancel_may_say} == {"goose", "opencode"}
     assert {name for name in OURS if found[name].quirks.silence_is_error} == {"codex-acp-ts", "kimi"}
@@ -117,7 +117,7 @@ def frames(recording: str) -> list[tuple[str, float, Any]]:
 @pytest.mark.parametrize("name", SPOKE)
 def test_what_a_profile_says_is_what_the_agent_said(name: str) -> None:
     """Its command, and its capabilities as far as they are told on the wire: no more of them, and no less."""
-    profile = profiles.load(name)
+    profile = known_agents.load(name)
     (argv,) = (value for way, _, value in frames(SPOKE[name]) if way == "argv")
     assert tuple(argv[: len(profile.command)]) == profile.command
     results = [value["result"] for way, _, value in frames(SPOKE[name]) if way == "out" and "result" in value]
@@ -142,7 +142,7 @@ def test_the_quirks_fit_what_was_recorded() -> None:
         for way, _, value in frames("acp400-copilot")
         if way == "out" and value.get("params", {}).get("update", {}).get("sessionUpdate") == "agent_message_chunk"
     ]
-    copilot = profiles.load("copilot").quirks
+    copilot = known_agents.load("copilot").quirks
     # It also says that it tries again, which is no end; the one error that it gave up on is the first.
     assert [copilot.has_failed(text) for text in texts] == [True, False, False, False, False, False]
     assert copilot.has_failed("".join(reversed(texts)))
@@ -152,10 +152,10 @@ def test_the_quirks_fit_what_was_recorded() -> None:
         for way, _, value in frames("acp-codex-acp-new-basic")
         if way == "out" and "Model metadata" in json.dumps(value)
     )
-    adapter = profiles.load("codex-acp-ts").quirks
+    adapter = known_agents.load("codex-acp-ts").quirks
     assert adapter.has_failed(warning)
     assert not adapter.has_failed(f"{warning}hello")
-    goose = profiles.load("goose").quirks
+    goose = known_agents.load("goose").quirks
     assert goose.has_failed("Ran into this error: Request failed: 400.\n\nPlease retry if you think …")
     assert not goose.has_failed("I ran into this error: it was yours")
 
@@ -172,7 +172,7 @@ def test_the_quiet_window_is_longer_than_what_was_seen() -> None:
         elif way == "out" and value.get("method") == "session/update" and ended is not None:
             late.append(at - ended)
     assert len(late) == 5
-    assert max(late) * 10 < profiles.load("kimi").quiet_seconds
+    assert max(late) * 10 < known_agents.load("kimi").quiet_seconds
 
 
 def test_a_long_text_is_no_message_of_an_error() -> None:
@@ -185,23 +185,23 @@ def test_a_long_text_is_no_message_of_an_error() -> None:
 def test_the_nesting_variables_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAUDECODE", "1")
     monkeypatch.setenv("BANKSMAN_TEST_KEPT", "1")
-    built = environment.build(None, inherit=True, scrub=profiles.load("claude").scrub)
+    built = environment.build(None, inherit=True, scrub=known_agents.load("claude").scrub)
     assert b"CLAUDECODE" not in built
     assert b"BANKSMAN_TEST_KEPT" in built
 
 
 def test_custom_has_no_command_and_says_so() -> None:
-    custom = profiles.load("custom")
+    custom = known_agents.load("custom")
     assert custom.command == ()
     with pytest.raises(UsageError, match=r"no command of its own \(command= says what to run"):
         custom.own_command()
-    assert profiles.load("gemini").own_command() == ("gemini", "--acp")
+    assert known_agents.load("gemini").own_command() == ("gemini", "--acp")
 
 
 @pytest.mark.parametrize("name", ["clod", "", "../claude", "claude.toml", "/etc/passwd", "claude\0", "x" * 300])
 def test_an_unknown_agent_is_told_with_those_that_are_known(name: str) -> None:
     with pytest.raises(UsageError, match="there is no agent") as caught:
-        profiles.load(name)
+        known_agents.load(name)
     assert "claude" in caught.value.hint
     assert caught.value.ids == {"agent": name}
 
@@ -210,7 +210,7 @@ def test_an_unknown_agent_is_told_with_those_that_are_known(name: str) -> None:
 def test_a_file_of_the_callers_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(SMALLEST + "[ladder]\ngrace = 3\n[clocks]\noverall = 0.5\n")
-    mine = profiles.load_file(file)
+    mine = known_agents.load_file(file)
     assert (mine.name, mine.title, mine.command) == ("mine", "mine", ("x",))
     assert mine.source == str(file)
     assert mine.timings == Timings(grace=3.0)
@@ -227,7 +227,7 @@ def test_the_example_of_the_docs_is_one(users: Path) -> None:
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (users / "house-agent.toml").write_text(example)
-    agent = profiles.load("house-agent")
+    agent = known_agents.load("house-agent")
     assert (agent.title, agent.command) == ("The house's agent", ("house-agent", "--acp"))
     assert agent.dialect.name == "acp"
     assert agent.capabilities == {"interrupt", "questions", "resume"}
@@ -245,7 +245,7 @@ def test_the_example_of_the_docs_is_one(users: Path) -> None:
 def test_the_docs_name_every_agent() -> None:
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z-]+)` \|.*\| (\w+) \|[^|]*\|$", text, re.MULTILINE))
-    assert rows == {name: profiles.load(name).dialect.name for name in OURS}
+    assert rows == {name: known_agents.load(name).dialect.name for name in OURS}
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_wrong_file_says_which_key(tmp_path: Path, text: str, says: str) -> No
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=says) as caught:
-        profiles.load_file(file)
+        known_agents.load_file(file)
     assert str(file) in str(caught.value)
     assert caught.value.hint
     assert caught.value.ids == {"agent": "mine"}
@@ -312,60 +312,60 @@ def test_a_wrong_file_says_which_key(tmp_path: Path, text: str, says: str) -> No
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        profiles.load_file(tmp_path / "none.toml")
+        known_agents.load_file(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b'title = "\xff"')
     with pytest.raises(UsageError, match="not UTF-8"):
-        profiles.load_file(tmp_path / "latin.toml")
+        known_agents.load_file(tmp_path / "latin.toml")
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(UsageError, match="Is a directory"):
-        profiles.load_file(tmp_path / "folder.toml")
+        known_agents.load_file(tmp_path / "folder.toml")
     # Nobody writes into it, and nobody waits for that.
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(UsageError, match="no plain file"):
-        profiles.load_file(tmp_path / "pipe.toml")
+        known_agents.load_file(tmp_path / "pipe.toml")
     (tmp_path / "unspeakable name.toml").write_text(SMALLEST)
     with pytest.raises(UsageError, match="cannot be the profile of an agent"):
-        profiles.load_file(tmp_path / "unspeakable name.toml")
+        known_agents.load_file(tmp_path / "unspeakable name.toml")
 
 
 def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
     file = tmp_path / "large.toml"
-    file.write_text(SMALLEST + "#".ljust(profiles.FILE_BYTES_MAX - len(SMALLEST)))
-    assert profiles.load_file(file).command == ("x",)
+    file.write_text(SMALLEST + "#".ljust(known_agents.FILE_BYTES_MAX - len(SMALLEST)))
+    assert known_agents.load_file(file).command == ("x",)
     with file.open("a") as more:
         more.write("#")
     with pytest.raises(UsageError, match="more than 262144 bytes"):
-        profiles.load_file(file)
+        known_agents.load_file(file)
 
 
 # -- the user's own --------------------------------------------------------------------------------------------------
 def test_a_users_own_agent_is_known_by_the_name_of_its_file(users: Path) -> None:
     (users / "mine.toml").write_text('extends = "custom"\ncommand = ["mine"]\n')
-    assert profiles.names() == sorted([*OURS, "mine"])
-    mine = profiles.load("mine")
+    assert known_agents.names() == sorted([*OURS, "mine"])
+    mine = known_agents.load("mine")
     # Told by its own name, and not by the title of what it extends.
     assert (mine.name, mine.title, mine.command, mine.source) == ("mine", "mine", ("mine",), str(users / "mine.toml"))
     assert mine.leaves_tools
 
 
 def test_a_users_own_holds_instead_of_ours_and_may_begin_with_it(users: Path) -> None:
-    ours = profiles.load("gemini")
+    ours = known_agents.load("gemini")
     (users / "gemini.toml").write_text('extends = "gemini"\n[ladder]\ngrace = 9\n[quirks]\nserves = []\n')
-    mine = profiles.load("gemini")
+    mine = known_agents.load("gemini")
     assert (mine.title, mine.command, mine.capabilities) == (ours.title, ours.command, ours.capabilities)
     # Key by key: the other numbers of the ladder are ours still.
     assert mine.timings == Timings(eof=ours.timings.eof, grace=9.0)
     assert mine.quirks.serves == ()
     assert mine.note == ours.note
-    assert profiles.names() == OURS
+    assert known_agents.names() == OURS
 
 
 def test_only_what_comes_with_the_package_is_extended(users: Path) -> None:
     """So nothing can go round in a circle, and a user's own `custom` is not what `extends` means."""
     (users / "custom.toml").write_text('extends = "custom"\ntitle = "mine"\n[clocks]\nstart = 7\n')
     (users / "other.toml").write_text('extends = "custom"\ncommand = ["x"]\n')
-    assert profiles.load("custom").clocks["start"] == 7.0
-    assert profiles.load("other").clocks["start"] == 120.0
+    assert known_agents.load("custom").clocks["start"] == 7.0
+    assert known_agents.load("other").clocks["start"] == 120.0
 
 
 def test_a_wrong_file_of_a_user_breaks_that_agent_only(users: Path) -> None:
@@ -374,18 +374,18 @@ def test_a_wrong_file_of_a_user_breaks_that_agent_only(users: Path) -> None:
     (users / "unspeakable name.toml").write_text(SMALLEST)
     (users / ".#mine.toml").write_text("an editor's")
     (users / "notes.txt").write_text("no profile")
-    assert profiles.names() == sorted([*OURS, "bad", "unspeakable name"])
+    assert known_agents.names() == sorted([*OURS, "bad", "unspeakable name"])
     with pytest.raises(UsageError, match=r"bad\.toml: there is no key colour"):
-        profiles.load("bad")
+        known_agents.load("bad")
     with pytest.raises(UsageError, match=r"gemini\.toml: ladder\.grace cannot be 'long'"):
-        profiles.load("gemini")
+        known_agents.load("gemini")
     with pytest.raises(UsageError, match="cannot be the profile"):
-        profiles.load("unspeakable name")
-    assert profiles.load("qwen").source is None
+        known_agents.load("unspeakable name")
+    assert known_agents.load("qwen").source is None
     # What was said with it can still be read: as ours has it, or as plainly as can be.
-    assert profiles.load_or_plain("gemini").dialect.name == "acp"
-    assert profiles.load_or_plain("bad").name == "bad"
-    looked = {each.name: each for each in installed_agents.look()}
+    assert known_agents.load_or_plain("gemini").dialect.name == "acp"
+    assert known_agents.load_or_plain("bad").name == "bad"
+    looked = {each.name: each for each in known_agents.find_agents()}
     assert {name for name, each in looked.items() if each.error} == {"bad", "gemini", "unspeakable name"}
     assert [name for name, each in looked.items() if each.overrides] == ["gemini"]
 
@@ -397,13 +397,13 @@ def test_a_folder_that_is_none_or_not_for_us_has_no_agents(tmp_path: Path, monke
             (tmp_path / "a-file" / "banksman" / "agents").write_text("no folder")
         monkeypatch.setenv("XDG_CONFIG_HOME", home if home == "relative" else str(tmp_path / home))
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        assert profiles.names() == OURS
+        assert known_agents.names() == OURS
     # A relative one is not heard, as the standard has it: the user's home is what counts then.
     folder = tmp_path / "home" / ".config" / "banksman" / "agents"
-    assert profiles.users_folder() == folder
+    assert known_agents.users_folder() == folder
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text(SMALLEST)
-    assert "mine" in profiles.names()
+    assert "mine" in known_agents.names()
 
 
 # -- on this machine -------------------------------------------------------------------------------------------------
@@ -412,21 +412,21 @@ def test_what_is_found_is_what_a_shell_would_find(users: Path, tmp_path: Path, m
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("PATH", str(program.parent))
-    assert all(each.path is None for each in installed_agents.look())
+    assert all(each.path is None for each in known_agents.find_agents())
     program.chmod(0o755)
     (users / "mine.toml").write_text(f'extends = "custom"\ncommand = ["{program}"]\n')
-    found = {each.name: each.path for each in installed_agents.look() if each.path is not None}
+    found = {each.name: each.path for each in known_agents.find_agents() if each.path is not None}
     assert found == {"gemini": str(program), "mine": str(program)}
 
 
 # -- what becomes of it ----------------------------------------------------------------------------------------------
 def test_a_session_is_set_to_what_the_profile_says_or_the_caller() -> None:
-    kimi = profiles.load("kimi")
-    config = session_options.read(kimi, {}).config()
+    kimi = known_agents.load("kimi")
+    config = arguments.read_options(kimi, {}).config()
     assert (config.quiet_seconds, config.leaves_tools, config.after_interrupt) == (0.05, True, "sweep")
-    config = session_options.read(kimi, {"quiet_seconds": 0, "after_interrupt": "keep"}).config()
+    config = arguments.read_options(kimi, {"quiet_seconds": 0, "after_interrupt": "keep"}).config()
     assert (config.quiet_seconds, config.leaves_tools, config.after_interrupt) == (0, True, "keep")
-    config = session_options.read(profiles.load("claude"), {}).config()
+    config = arguments.read_options(known_agents.load("claude"), {}).config()
     assert (config.quiet_seconds, config.leaves_tools) == (0.0, False)
 
 
@@ -435,4 +435,4 @@ def test_a_session_is_set_to_what_the_profile_says_or_the_caller() -> None:
 )
 def test_a_wish_that_cannot_be_is_told(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
-        session_options.read(profiles.load("kimi"), options)
+        arguments.read_options(known_agents.load("kimi"), options)

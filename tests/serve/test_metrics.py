@@ -18,7 +18,7 @@ from banksman.commands.options import Options
 from banksman.process.launch import prepare
 from banksman.server.ops import metrics
 from banksman.server.streams.follower import Counts
-from banksman.sessions import registry
+from banksman.sessions import session_table
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
@@ -153,7 +153,7 @@ async def test_questions_are_counted_until_they_are_answered(tmp_path: Path) -> 
 async def test_no_total_falls_when_sessions_are_closed_opened_again_and_forgotten(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "SESSIONS_KEPT_MAX", 0)
+    monkeypatch.setattr(session_table, "SESSIONS_KEPT_MAX", 0)
     path = f"sqlite:{tmp_path / 'store.db'}" if store == "sqlite:" else store
     async with Host(path) as host:
         before = read(host)

@@ -20,7 +20,7 @@ from banksman import Host, NotFound
 from banksman.server.api import request_replay, turn_routes
 from banksman.server.api import route as http
 from banksman.server.api.messages.turn_messages import Ask
-from banksman.sessions import life
+from banksman.sessions import caller_futures
 from banksman.testing import fake_agent
 
 
@@ -213,7 +213,7 @@ async def test_key_of_a_turn_that_retention_took_does_not_ask_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session has forgotten the key too: it remembers fewer of them than the server."""
-    monkeypatch.setattr(life, "KEYS_MAX", 1)
+    monkeypatch.setattr(caller_futures, "KEYS_MAX", 1)
     async with Host(f"sqlite:{tmp_path}/store.db?keep_bytes=2000") as host:
         session = await host.open("claude", command=fake_agent.command())
         context = SimpleNamespace(session=host.session, once=request_replay.Once())

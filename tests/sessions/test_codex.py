@@ -17,7 +17,7 @@ from tests.sessions.helpers import QUICK, Case, bodies, check, exists
 from banksman import Answer, Event, Host, Kind, Question, Turn, UsageError
 from banksman.core.session import event as kinds
 from banksman.core.session.outcome import By
-from banksman.sessions import profiles
+from banksman.sessions import known_agents
 from banksman.testing import fake_codex
 
 
@@ -148,13 +148,13 @@ async def test_a_prompt_is_added_to_the_turn(tmp_path: Path) -> None:
 async def test_an_agent_that_is_known_not_to_take_more_is_not_steered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = profiles.load("codex")
+    known = known_agents.load("codex")
     less = dataclasses.replace(known, capabilities=known.capabilities - {"steer"})
 
-    def load(name: str) -> profiles.Profile:
+    def load(name: str) -> known_agents.Profile:
         return less
 
-    monkeypatch.setattr(profiles, "load", load)
+    monkeypatch.setattr(known_agents, "load", load)
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError, match="cannot be steered"):
             await case.session.ask("more", on_busy="steer")

@@ -10,7 +10,7 @@ import pytest
 from tests.sessions.helpers import Case, opened, sent
 
 from banksman import Hook, Kind, Tool, UsageError
-from banksman.sessions import profiles
+from banksman.sessions import known_agents
 
 IMAGE = {"type": "image", "mimeType": "image/png", "data": "iVBORw0KGgo="}
 SENT_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
@@ -19,13 +19,13 @@ TEXT = {"type": "text", "text": "what is this?"}
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """An agent that cannot do this."""
-    known = profiles.load("claude")
+    known = known_agents.load("claude")
     less = dataclasses.replace(known, capabilities=known.capabilities - set(names))
 
-    def load(name: str) -> profiles.Profile:
+    def load(name: str) -> known_agents.Profile:
         return less
 
-    monkeypatch.setattr(profiles, "load", load)
+    monkeypatch.setattr(known_agents, "load", load)
 
 
 def contents(case: Case) -> list[Any]:

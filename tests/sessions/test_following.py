@@ -14,7 +14,7 @@ from banksman import Event, Host, Kind, StoreError, UsageError
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Project
 from banksman.runtime import base_host as run_host
-from banksman.sessions.log_reader import Readers
+from banksman.sessions.log_reader import LogReaders
 from banksman.store.log import Page
 from banksman.store.memory import MemoryLog
 from banksman.testing import checks, fake_agent
@@ -132,7 +132,7 @@ async def test_rest_is_kept_only_when_no_follower_is_in_the_store(monkeypatch: p
     await (await Writer.claim(store)).commit(*(b"%d" % number for number in range(10)))
     loop = asyncio.get_running_loop()
     finished, next_event, has_begun = loop.create_future(), loop.create_future(), loop.create_future()
-    readers = Readers(store, "s", finished, Project(lambda _: []), since=0)
+    readers = LogReaders(store, "s", finished, Project(lambda _: []), since=0)
     read = store.read
     is_inside, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -170,7 +170,7 @@ async def test_rest_is_kept_only_when_no_follower_is_in_the_store(monkeypatch: p
 async def test_a_follower_beyond_what_a_closed_host_keeps_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("banksman.sessions.registry.REST_BYTES_MAX", 1)
+    monkeypatch.setattr("banksman.sessions.session_table.REST_BYTES_MAX", 1)
     seen: list[Event] = []
     async with Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command(), options=QUICK)

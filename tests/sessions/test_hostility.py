@@ -14,7 +14,7 @@ from banksman import BugError, Host, Kind, Question, UsageError
 from banksman.core.session import event as kinds
 from banksman.core.session import step as core
 from banksman.core.session.facts import AskWithdrawn
-from banksman.sessions.registry import SESSIONS_KEPT_MAX
+from banksman.sessions.session_table import SESSIONS_KEPT_MAX
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import cast
 from banksman import Host, Kind
 from banksman.core.session.outcome import IdempotencyKey
 from banksman.core.session.turn import TurnPhase
-from banksman.sessions.life import TURNS_MAX, KeyedTurns
+from banksman.sessions.caller_futures import TURNS_MAX, KeyedTurns
 from banksman.sessions.turn import Turn
 from banksman.testing import fake_agent
 

@@ -20,7 +20,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode
 from banksman.sessions import recovery
-from banksman.sessions.leftovers import is_waited_in
+from banksman.sessions.recovery import has_waiting_asks
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import checks, fake_agent
 
@@ -338,7 +338,7 @@ async def test_a_log_of_one_that_has_left_says_that_somebody_waits_in_it(tmp_pat
         try:
             known = store.find(NAME)
             assert known is not None
-            assert await is_waited_in(store, known)
+            assert await has_waiting_asks(store, known)
             past = await recovery.load(store, known.id, Config(dialect=CLAUDE))
             assert past.session.mode is Mode.OPEN
             assert [turn.id for turn in past.session.queue] == [waiting.id]
@@ -405,7 +405,7 @@ async def test_it_is_not_opened_again_by_its_name_before_it_has_left(tmp_path: P
 
 
 async def test_a_bounded_memory_forgets_nobody_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banksman.sessions.registry.SESSIONS_KEPT_MAX", 0)
+    monkeypatch.setattr("banksman.sessions.session_table.SESSIONS_KEPT_MAX", 0)
     async with opened(tmp_path, host=Host("memory:"), is_checked=False) as case:
         turn = await case.ask("one")
         await case.session.leave(0.0)

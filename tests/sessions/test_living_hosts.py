@@ -16,7 +16,7 @@ from tests.sessions.helpers import exists
 
 from banksman import Host, Kind, NotOwner, Refused, Session, threads
 from banksman.process import orphans
-from banksman.sessions.log_reader import Readers
+from banksman.sessions.log_reader import LogReaders
 from banksman.testing import fake_agent
 
 # A host that dies with a turn in its log that has begun.
@@ -144,7 +144,7 @@ async def test_listing_again_and_again_keeps_nothing(tmp_path: Path) -> None:
         for _ in range(50):
             host.sessions()
         gc.collect()
-        assert sum(isinstance(each, Readers) for each in gc.get_objects()) <= 20
+        assert sum(isinstance(each, LogReaders) for each in gc.get_objects()) <= 20
 
 
 # -- asking again ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.thorough import one_in
 
 from banksman import BACKGROUND, By, Kind, ProgramNotFound, Question, Tool, UsageError, threads
 from banksman.core.session import event as kinds
-from banksman.sessions import profiles
+from banksman.sessions import known_agents
 from banksman.testing import fake_agent
 from banksman.testing.fake_agent import Evidence
 
@@ -250,12 +250,12 @@ async def test_what_is_not_the_same_session_is_an_error_of_the_call(
             await them.open("a", name="x", resume="11111111-2222-4333-8444-555555555555")
         with pytest.raises(UsageError):
             await them.open("a", name="x", resume=case.session.status().conversation, fork=True)
-        claude = profiles.load("claude")
+        claude = known_agents.load("claude")
 
-        def load(name: str) -> profiles.Profile:
+        def load(name: str) -> known_agents.Profile:
             return replace(claude, name=name)
 
-        monkeypatch.setattr(profiles, "load", load)
+        monkeypatch.setattr(known_agents, "load", load)
         with pytest.raises(UsageError, match="one with claude"):
             await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
         # Nothing of that has touched it.

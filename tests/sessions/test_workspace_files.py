@@ -20,7 +20,7 @@ import pytest
 
 from banksman.errors import BanksmanError, Closed, NotFound, Refused, UsageError
 from banksman.sessions.workspace import Workspace, files, safe_paths
-from banksman.sessions.workspace.worker_thread import Lane
+from banksman.sessions.workspace.request_handler import BlockingCalls
 
 NOBODY = 65534
 # Enough for the race to be met in each of its windows, many times over, in a second or two.
@@ -440,7 +440,7 @@ async def test_what_is_asked_for_in_a_row_is_done_in_that_order(root: Path) -> N
 
 
 async def test_one_thread_at_a_time_is_at_the_files() -> None:
-    lane = Lane()
+    lane = BlockingCalls()
     at_once = [0, 0]
 
     def call(_: Callable[[], bool]) -> None:

@@ -23,8 +23,8 @@ from banksman.core.session.state import Session as State
 from banksman.core.session.turn import Turn as Waiting
 from banksman.errors import BanksmanError, BugError, Busy, Closed, Moved, NotOwner, QueueFull, Refused, StoreError
 from banksman.sessions.agent_process import Spawn
-from banksman.sessions.life import Life
 from banksman.sessions.log_writer import lease_name
+from banksman.sessions.ownership import OwnedSession
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.session import Session, Turn
@@ -86,8 +86,8 @@ class Scene:
         self.refusals: list[BanksmanError] = []
         if conversation is not None:
             self.log.lease(id, epoch, lease_name(CLAUDE.name, conversation), self._on_leased)
-        self.session.live(
-            Life(
+        self.session.attach(
+            OwnedSession(
                 id,
                 past,
                 epoch=epoch,

@@ -17,10 +17,10 @@ from tests.thorough import thorough  # noqa: E402
 
 from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
 from banksman.sessions.agent_process import AgentEvent, WriteBroke  # noqa: E402
+from banksman.sessions.caller_futures import CallerFutures  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
-from banksman.sessions.log_reader import Readers  # noqa: E402
+from banksman.sessions.log_reader import LogReaders  # noqa: E402
 from banksman.sessions.log_writer import Tenure  # noqa: E402
-from banksman.sessions.promises import Promises  # noqa: E402
 from banksman.sessions.questions import Questions  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
@@ -164,7 +164,7 @@ def whoever_waits_to_be_accepted_cancels_the_acceptance(patch: Patch) -> None:
         del self._turns[turn]
         self._accepting[turn].set_exception(error)
 
-    patch(Promises, "reject", reject)
+    patch(CallerFutures, "reject", reject)
 
 
 @mutant("two_followers_that_hear_late_agree_and_end")
@@ -181,7 +181,7 @@ def a_follower_looks_for_the_end_after_it_has_read(patch: Patch) -> None:
                     return
                 await self._read(self._wait_past(seq, ends))
 
-    patch(Readers, "events", events)
+    patch(LogReaders, "events", events)
 
 
 @mutant("a_follower_ends_with_a_session_that_lost_its_log")
@@ -189,7 +189,7 @@ def the_end_forgets_those_who_follow(patch: Patch) -> None:
     async def wait_past(self: Any, seq: int, ends: Any) -> None:
         await self._store.wait_past(self._session, seq)
 
-    patch(Readers, "_wait_past", wait_past)
+    patch(LogReaders, "_wait_past", wait_past)
 
 
 @mutant("closed_while_a_callback_thinks")

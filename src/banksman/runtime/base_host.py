@@ -27,10 +27,11 @@ from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageEr
 
 if TYPE_CHECKING:
     from banksman.core.wire.redaction import Redactor
-    from banksman.sessions.cluster_hooks import Herald
+    from banksman.sessions.cluster_hooks import ClusterHooks
     from banksman.sessions.questions import OnQuestion
-    from banksman.sessions.registry import Permit, Sessions
+    from banksman.sessions.registry import SessionRegistry
     from banksman.sessions.session import Session
+    from banksman.sessions.session_spec import Permit
     from banksman.sessions.tools import Tool
     from banksman.store.log import Known, Log, ManyPage
 
@@ -93,7 +94,7 @@ class Host(Starter):
         self._secrets = secrets
         self._limits = processes_max, starts_max
         self._permit = permit
-        self._sessions: Sessions | None = None
+        self._sessions: SessionRegistry | None = None
         # When the store could not be opened the last time; None: it was not tried, or is open.
         self._open_failed_at: float | None = None
         # Weak, because the default host of a loop is found by it and must not keep it.
@@ -159,7 +160,7 @@ class Host(Starter):
         `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
         conversation of the agent's own, to go on with: `NotOwner` if another session of this store has it. `fork`: to
         begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see
-        `sessions/session_options.py`.
+        `sessions/arguments.py`.
 
         Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
@@ -178,12 +179,12 @@ class Host(Starter):
         if the store has a session of that id.
         """
         # Loaded with the first session: whoever only runs commands pays for none of it.
-        from banksman.sessions.opening import Opening  # noqa: PLC0415
+        from banksman.sessions.session_spec import SessionSpec  # noqa: PLC0415
 
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it opens nothing more", hint="open another Host")
-        opening = Opening(
+        opening = SessionSpec(
             agent,
             cwd=cwd,
             command=command,
@@ -250,9 +251,9 @@ class Host(Starter):
 
     async def is_waited_in(self, known: Known) -> bool:
         """Whether somebody still waits in a session that nobody has."""
-        from banksman.sessions.leftovers import is_waited_in  # noqa: PLC0415
+        from banksman.sessions.recovery import has_waiting_asks  # noqa: PLC0415
 
-        return await is_waited_in(self._own_sessions().store, known)
+        return await has_waiting_asks(self._own_sessions().store, known)
 
     async def take_over(self, id: str) -> Session:
         """Go on with a session of the store that nobody has, or whose host has died, as it was opened the last time.
@@ -294,18 +295,18 @@ class Host(Starter):
         """What takes secrets out of what is stored; None: there are none."""
         return self._own_sessions().redactor
 
-    def be_heralded(self, herald: Herald | None) -> None:
+    def be_heralded(self, hooks: ClusterHooks | None) -> None:
         """Who tells other hosts which sessions are here; None: nobody any more."""
-        self._own_sessions().herald = herald
+        self._own_sessions().cluster_hooks = hooks
 
-    def _own_sessions(self) -> Sessions:
+    def _own_sessions(self) -> SessionRegistry:
         if self._sessions is None:
             if self._is_closing:
                 raise Closed("the host is closed", hint="open another Host")
             self._bind()
             from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
             from banksman.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
-            from banksman.sessions.registry import Sessions  # noqa: PLC0415
+            from banksman.sessions.registry import SessionRegistry  # noqa: PLC0415
 
             assert self._open_store is not None
             processes_max, starts_max = self._limits
@@ -317,7 +318,7 @@ class Host(Starter):
                 self._open_failed_at = time.monotonic()
                 raise
             self._open_failed_at = None
-            self._sessions = Sessions(store, pool, redactor, self._permit)
+            self._sessions = SessionRegistry(store, pool, redactor, self._permit)
         return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from banksman.commands.running_command import State
 from banksman.errors import BanksmanError, StoreError
 from banksman.runtime.base_host import Host
-from banksman.sessions.counters import TurnTimes
+from banksman.sessions.diagnostics import TurnTimes
 
 if TYPE_CHECKING:
-    from banksman.sessions.registry import Sessions
+    from banksman.sessions.registry import SessionRegistry
     from banksman.store.log import Owner
 
 
@@ -97,7 +97,7 @@ def _may_try(host: Host) -> bool:
     return failed_at is None or time.monotonic() - failed_at >= OPEN_AGAIN_SECONDS
 
 
-def _with_sessions(tally: Tally, sessions: Sessions) -> Tally:
+def _with_sessions(tally: Tally, sessions: SessionRegistry) -> Tally:
     here = {session.id: session.status() for session in sessions.ours() if not session.is_closed}
     phases = Counter(dict.fromkeys(PHASES, 0))
     phases.update(status.phase for status in here.values())

@@ -9,11 +9,11 @@ from banksman.core.session.event import Entry
 from banksman.core.session.history import Past
 
 if TYPE_CHECKING:
-    from banksman.sessions.opening import Opening
     from banksman.sessions.session import Session
+    from banksman.sessions.session_spec import SessionSpec
 
 
-class Herald(Protocol):
+class ClusterHooks(Protocol):
     """All of it in the loop of the host. Nothing of it raises."""
 
     def on_open(self, session: Session) -> None:
@@ -28,7 +28,7 @@ class Herald(Protocol):
         """A turn that somebody asked for has its outcome, and the log has that."""
         ...
 
-    async def bring(self, session: str, opening: Opening, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, opening: SessionSpec, past: Past) -> Sequence[Entry]:
         """It is claimed, and no process of it is started yet: bring along what it needs here, and say so."""
         ...
 

@@ -63,7 +63,6 @@ from banksman.core.session.turn import Turn
 from banksman.core.wire.framing import FRAME_BYTES_MAX, Framing, Mixed
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
-from banksman.sessions.agent_backlog import SLICE_LINES_MAX, Backlog, EndingOutput, drops_floods, slices
 from banksman.sessions.agent_process import (
     AgentEvent,
     AgentProcess,
@@ -77,11 +76,10 @@ from banksman.sessions.agent_process import (
     ToolsSwept,
     WriteBroke,
 )
-from banksman.sessions.counters import Counters, TurnTimes
-from banksman.sessions.flight_recorder import Recorder
+from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
 from banksman.sessions.log_writer import Tenure
 from banksman.sessions.outcome_listener import OutcomeListener, tell
-from banksman.sessions.oversize_frames import OversizeFrames
+from banksman.sessions.output_limits import SLICE_LINES_MAX, Backlog, EndingOutput, OversizeFrames, drops_floods, slices
 from banksman.sessions.pool import Pool
 from banksman.store.log import Log
 

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from banksman.core.session.session_config import Config
 from banksman.errors import UsageError
-from banksman.sessions import profiles, recovery
+from banksman.sessions import known_agents, recovery
 from banksman.store.log import Known, Log
 
 LABELS_MAX = 32
@@ -45,7 +44,7 @@ def need_of(agent: str, record: Mapping[str, Any] | None) -> list[str]:
     """Of a session, by what its log says of how it was opened the last time."""
     if record is None:
         return need((), agent)
-    is_own = list(record["command"]) != list(profiles.load_or_plain(agent).command)
+    is_own = list(record["command"]) != list(known_agents.load_or_plain(agent).command)
     return need(record.get("labels") or (), None if is_own else agent)
 
 
@@ -65,5 +64,4 @@ def agent_word(agent: str) -> str:
 
 async def read(store: Log, known: Known) -> list[str]:
     """What one that is in the store needs."""
-    config = Config(dialect=profiles.load_or_plain(known.agent).dialect)
-    return need_of(known.agent, (await recovery.load(store, known.id, config)).opened)
+    return need_of(known.agent, (await recovery.load_known(store, known)).opened)

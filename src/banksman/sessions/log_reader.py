@@ -33,7 +33,7 @@ class _Rest(NamedTuple):
     is_whole: bool
 
 
-class Readers:
+class LogReaders:
     """Everybody who reads one session's log. Of one that is ours `finished` is done when nothing more will be written
     to it; of another host's, or nobody's, when our log is closed: it ends where that host has closed it."""
 
@@ -204,7 +204,7 @@ class Readers:
                 more.exception()
 
 
-def place_of(cursor: Any) -> tuple[int | None, int]:
+def parse_cursor(cursor: Any) -> tuple[int | None, int]:
     """The epoch, if it is said, and the seq of a cursor: `epoch.seq`, a bare seq, or None for the beginning."""
     if cursor is None:
         return None, 0
@@ -222,7 +222,7 @@ FIRST_LOOK_EVENTS = 50
 LOOK_BACK_PAGES_MAX = 10
 
 
-class Readable:
+class ReadableSession:
     """What can be read of a session. `ends`: the host closes, and waits for `readers`."""
 
     def __init__(
@@ -234,7 +234,7 @@ class Readable:
         dialect: Dialect,
         store: Log,
         ends: asyncio.Future[None],
-        readers: MutableSet[Readers] | None = None,
+        readers: MutableSet[LogReaders] | None = None,
     ) -> None:
         self.id = id
         self.name = name
@@ -244,11 +244,11 @@ class Readable:
         # What the store said of it, the last time that it was listed or looked for.
         self.seen: Known | None = None
         self._store = store
-        self._all_readers: MutableSet[Readers] = set() if readers is None else readers
+        self._all_readers: MutableSet[LogReaders] = set() if readers is None else readers
         self._readers = self._reading(ends)
 
-    def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> Readers:
-        readers = Readers(self._store, self.id, finished, self._project, since=since)
+    def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> LogReaders:
+        readers = LogReaders(self._store, self.id, finished, self._project, since=since)
         self._all_readers.add(readers)
         return readers
 
@@ -259,7 +259,7 @@ class Readable:
         the store does not have any more. Once the host is closed, the log is too: whoever follows by then is served to
         the end, as far as the host keeps it (64 MiB of all sessions together), and to begin raises `StoreError`.
         """
-        epoch, seq = place_of(after)
+        epoch, seq = parse_cursor(after)
         return self._readers.events(seq, waits=True, epoch=epoch)
 
     def events(
@@ -271,13 +271,13 @@ class Readable:
     async def page(self, after: str | int | None = None, *, limit: int = READ_EVENTS_MAX) -> Page:
         """The events after a cursor that are there now, at most `limit`, and the range that retention took before them,
         if it did. `HistoryLost` as in `follow`."""
-        epoch, seq = place_of(after)
+        epoch, seq = parse_cursor(after)
         return await self._readers.page(seq, limit, epoch=epoch)
 
     async def page_before(self, before: str | int, *, limit: int = READ_EVENTS_MAX) -> Sequence[Event]:
         """The last events before a cursor, at most `limit`, oldest first; fewer if they are very long. A bare seq may
         be beyond the end: then they are the last there are. `HistoryLost` as in `follow`."""
-        epoch, seq = place_of(before)
+        epoch, seq = parse_cursor(before)
         return await self._readers.page_before(seq, limit, epoch=epoch)
 
     async def find_turn(self, id: str) -> TurnPlace | None:

@@ -1,14 +1,19 @@
-"""A table of a TOML file, and checks that name the key they are about.
+"""An agent's profile: what is known about a program that takes turns, read from a TOML file.
 
-Whoever reads the error has the file open: it says which file, which key, what was there, and what may be. A key that is
-not known is an error too, with the nearest one that is: what was misspelt would else be silently the usual.
+A profile is data about a program, measured once. What a caller asks of one session (a model, a folder, another command)
+is not in it. `parse` checks the whole file before a process is started with it. An error names the file, the key, the
+value and the values that are allowed. An unknown key is an error too: a misspelt one would silently mean the default.
+Which profiles there are, and which of two with one name counts, is in known_agents.py.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
@@ -21,11 +26,10 @@ from banksman.core.session.watchdogs import Name
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process import environment
-from banksman.sessions import transcript_path
 
 
-class Table:
-    """`path`: what stands before a key when it is told, as in `ladder.`"""
+class ProfileTable:
+    """A table of the file, with checks whose errors name the key. `path`: the prefix of its keys, such as `ladder.`"""
 
     def __init__(self, source: str, path: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
         self.source = source
@@ -48,8 +52,8 @@ class Table:
     def cannot_hold(self, key: str, item: object, hint: str) -> UsageError:
         return self.wrong(f"{self.path}{key} cannot hold {item!r:.60}", hint)
 
-    def table(self, key: str, known: Iterable[str]) -> Table:
-        return Table(self.source, f"{self.path}{key}.", self._mapping(key), known)
+    def table(self, key: str, known: Iterable[str]) -> ProfileTable:
+        return ProfileTable(self.source, f"{self.path}{key}.", self._mapping(key), known)
 
     def text(self, key: str, default: str = "") -> str:
         value = self.data.get(key, default)
@@ -106,10 +110,6 @@ class Table:
 
 # A profile: what is known about one program that is an agent, as a value, and how it is read from its file.
 #
-# A profile is data about a program, measured once. What is asked of one session (a model, a folder, another command) is
-# not here. A file is checked whole before anything is started with it, and a wrong one says which key of which file.
-# Where the files are, and which of two with one name holds, is in profiles.py.
-
 # What a session with an agent may be asked for, as far as agents differ in it.
 CAPABILITIES = frozenset(
     (
@@ -178,9 +178,8 @@ class Profile:
     """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
     seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
     process/environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has
-    started lives on after an interrupt. `transcripts`: where it keeps what was said, see transcript_path.py; empty:
-    nobody knows.
-    `note`: what else is known, for people."""
+    started lives on after an interrupt. `transcripts`: patterns of the file that it needs to go on with a conversation,
+    see `transcript_path`; empty: they are not known. `note`: what else is known, for people."""
 
     name: str
     title: str
@@ -228,7 +227,7 @@ class Profile:
 
 def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None) -> Profile:
     """A profile from what is in its file. `said_as` is what an error calls it."""
-    top = Table(said_as, "", data, _TOP)
+    top = ProfileTable(said_as, "", data, _TOP)
     ladder, clocks = top.table("ladder", _LADDER), top.table("clocks", _CLOCKS)
     env, quirks = top.table("env", _ENV), top.table("quirks", _QUIRKS)
     # One source for the numbers that are not given: the ladder's own.
@@ -264,7 +263,7 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
     )
 
 
-def _command(top: Table) -> tuple[str, ...]:
+def _command(top: ProfileTable) -> tuple[str, ...]:
     hint = "a list of words, the program first; [] if whoever opens a session is to say"
     if "command" not in top.data:
         # Forgotten is something else than left open.
@@ -272,22 +271,22 @@ def _command(top: Table) -> tuple[str, ...]:
     return top.words("command", hint=hint)
 
 
-def _quiet(top: Table) -> float:
+def _quiet(top: ProfileTable) -> float:
     seconds = top.seconds("quiet_seconds", 0.0)
     if seconds > QUIET_SECONDS_MAX:
         raise top.cannot_be("quiet_seconds", f"at most {QUIET_SECONDS_MAX:g}: no turn begins before it is over")
     return seconds
 
 
-def _transcripts(top: Table) -> tuple[str, ...]:
+def _transcripts(top: ProfileTable) -> tuple[str, ...]:
     patterns = top.words("transcripts")
     for pattern in patterns:
-        if not transcript_path.is_pattern(pattern):
-            raise top.cannot_hold("transcripts", pattern, transcript_path.HINT)
+        if not is_transcript_pattern(pattern):
+            raise top.cannot_hold("transcripts", pattern, TRANSCRIPT_HINT)
     return patterns
 
 
-def _variables(env: Table) -> dict[str, str]:
+def _variables(env: ProfileTable) -> dict[str, str]:
     found = env.texts("set")
     try:
         environment.build(found, inherit=False)
@@ -296,7 +295,7 @@ def _variables(env: Table) -> dict[str, str]:
     return found
 
 
-def _quirks(table: Table) -> Quirks:
+def _quirks(table: ProfileTable) -> Quirks:
     patterns = table.words("error_texts")
     for pattern in patterns:
         problem = fault(pattern)
@@ -309,3 +308,40 @@ def _quirks(table: Table) -> Quirks:
         serves=table.words("serves", SERVICES, among=SERVICES),
         recites_late=table.flag("recites_late"),
     )
+
+
+# -- transcripts -----------------------------------------------------------------------------------------------------
+# A pattern such as `~/.house/{cwd_slug}/{conversation}.jsonl` begins with the agent's home, or with a folder that a
+# variable of its environment names: the path is always below one of these. The name of the conversation comes from the
+# agent or from a log. It must be one word; else there is no path.
+TRANSCRIPT_HINT = "~/… or $VARIABLE/…, with {conversation} and, if need be, {cwd_slug} in it, and without .."
+# A folder's name of more characters is cut by Claude, with a hash of its own behind it, which nobody else can make.
+SLUG_CHARACTERS_MAX = 200
+
+_PATTERN = re.compile(r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)")
+_CONVERSATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_NO_WORD = re.compile(r"[^A-Za-z0-9]")
+
+
+def is_transcript_pattern(text: str) -> bool:
+    found = _PATTERN.fullmatch(text)
+    return found is not None and "{conversation}" in text and ".." not in text and "\0" not in text
+
+
+def transcript_path(patterns: Sequence[str], *, cwd: str, conversation: str, env: Mapping[bytes, bytes]) -> Path | None:
+    """Where an agent keeps a conversation, by the first pattern whose variable is set; None: it cannot be known. Looks
+    at the file system, because the agent knows its folder by its real name."""
+    if not _CONVERSATION.fullmatch(conversation):
+        return None
+    for pattern in patterns:
+        found = _PATTERN.fullmatch(pattern)
+        assert found is not None, "it was checked when the profile was read"
+        below = env.get(os.fsencode(found["variable"] or "HOME"))
+        if not below:
+            continue
+        slug = _NO_WORD.sub("-", os.path.realpath(cwd))
+        if not os.path.isabs(below) or ("{cwd_slug}" in pattern and len(slug) > SLUG_CHARACTERS_MAX):
+            return None
+        rest = found["rest"].replace("{cwd_slug}", slug).replace("{conversation}", conversation)
+        return Path(os.fsdecode(below), rest)
+    return None

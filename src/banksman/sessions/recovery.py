@@ -1,30 +1,41 @@
-"""How a session is taken over: claimed, read, settled. The same for one that was closed yesterday and one whose host
-has just died, because what is open in a log says by itself what became of it: see core/session/crash_recovery.py.
+"""Take a session over: claim it, read its log, settle what was open. And find the sessions that dead hosts have left.
 
-The order matters. It is claimed first, so that what is read is the last word. Then what the dead host's process has
-left is waited for, or ended: only then may a turn be called UNKNOWN, and another process go on with the conversation.
+It is the same for a session that was closed yesterday and one whose host has just died, because the log itself says
+what was open and how that ended: see core/session/crash_recovery.py.
+
+The order matters. The session is claimed first, so that what is read is the last word. Then the processes of the dead
+host are waited for, or ended. Only then may a turn be called UNKNOWN, and another process go on with the conversation.
+
+`DeadHostCleanup` settles all sessions of dead hosts in the background, at the beginning of the next host's life. A
+caller that opens such a session does not wait for that: to open it is to settle it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 from banksman.core.session import history as pasts
 from banksman.core.session.crash_recovery import settle
-from banksman.core.session.event import Entry
+from banksman.core.session.event import SESSION_CLOSED, Entry
 from banksman.core.session.history import Past
 from banksman.core.session.session_config import Config
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, StoreTooNew, UsageError
 from banksman.process import orphans
+from banksman.sessions import known_agents
 from banksman.sessions.log_writer import lease_name
 from banksman.store.log import Done, Known, Log
+
+log = logging.getLogger("banksman")
 
 # How long another host may need for the two commits of a settling, with room to spare.
 CLAIM_ATTEMPTS_MAX = 4
 CLAIM_SECONDS_BETWEEN = 0.05
+# Sessions of dead hosts that are settled at a time. Most of it is waiting for processes to end.
+SETTLING_MAX = 16
 
 
 async def load(store: Log, session: str, config: Config) -> Past:
@@ -53,6 +64,11 @@ async def load(store: Log, session: str, config: Config) -> Past:
             message = f"the events from {page.events[0].seq} on of session {session} do not make sense: {exc!r:.200}"
             raise StoreDamaged(message, hint="use the Banksman that wrote them", session=session) from exc
     return past
+
+
+async def load_known(store: Log, known: Known) -> Past:
+    """The same, of a session as a listing has it: its agent may be gone, or have no profile any more."""
+    return await load(store, known.id, Config(dialect=known_agents.load_or_plain(known.agent).dialect))
 
 
 async def take_over(
@@ -114,12 +130,12 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
         raise
 
 
-async def clean_up(store: Log, known: Known, config: Config) -> None:
+async def clean_up(store: Log, known: Known) -> None:
     """Of a session whose host was dead when it was last seen: settle it, and let it be. Nobody is kept from its
     conversation. Whoever was faster has done it, or goes on with it."""
     # What is left of its processes may take seconds to end, in which whoever wants to go on with it should not be told
     # that it is ours. So they are waited for first; but nobody is signalled by who has not claimed it.
-    past = await load(store, known.id, config)
+    past = await load_known(store, known)
     if past.process is not None:
         await orphans.wait(past.process.parts)
     if not is_left_alone(store, known):
@@ -129,7 +145,7 @@ async def clean_up(store: Log, known: Known, config: Config) -> None:
     except NotOwner:
         return
     try:
-        await _settle(store, known.id, epoch, await load(store, known.id, config), ())
+        await _settle(store, known.id, epoch, await load_known(store, known), ())
     finally:
         store.release(known.id, epoch)
 
@@ -175,3 +191,84 @@ def _answer() -> tuple[Done, asyncio.Future[None]]:
             answered.set_exception(error)
 
     return done, answered
+
+
+# -- what dead hosts have left ---------------------------------------------------------------------------------------
+async def has_waiting_asks(store: Log, known: Known) -> bool:
+    """Whether an accepted ask waits in a session that no live host has. Its caller may not ask again, so a host that
+    serves its store to others goes on with the session by itself."""
+    past = await _found(store, known)
+    return past is not None and bool(past.session.queue)
+
+
+async def is_unsettled(store: Log, known: Known) -> bool:
+    """The same; or a turn is open in it whose end is not in the log: the host that claimed it could not settle it."""
+    past = await _found(store, known)
+    return past is not None and (bool(past.session.queue) or bool(settle(past)))
+
+
+async def _found(store: Log, known: Known) -> Past | None:
+    """What the log says of it; None: a live host has it, or it was closed in good order and has refused who waited."""
+    if known.owner is not None and known.owner.is_alive:
+        return None
+    # What is listed may be a moment old; what is read is not, and then the head is known.
+    await store.read(known.id, known.seq, 1)
+    page = await store.read(known.id, max(0, store.head(known.id).seq - 1), 1)
+    if not page.events or page.events[-1].kind == SESSION_CLOSED:
+        return None
+    return await load_known(store, known)
+
+
+class DeadHostCleanup:
+    """For one loop. `alone` is entered with the id of a session: nobody else here opens or claims it meanwhile."""
+
+    def __init__(self, store: Log, alone: Callable[[str], AbstractAsyncContextManager[None]]) -> None:
+        self._store = store
+        self._alone = alone
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Once, unless it failed: then whoever comes next tries again."""
+        task = self._task
+        if task is None or (task.done() and not task.cancelled() and task.exception() is not None):
+            self._task = asyncio.get_running_loop().create_task(self._settle_all())
+            self._task.add_done_callback(_note_failure)
+
+    async def wait(self) -> None:
+        self.begin()
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """What is not settled is left as it is, for the next one."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _settle_all(self) -> None:
+        dead = [known for known in self._store.sessions() if known.owner is not None and not known.owner.is_alive]
+        places = asyncio.Semaphore(SETTLING_MAX)
+
+        async def settle(known: Known) -> None:
+            async with places, self._alone(known.id):
+                await self._settle(known)
+
+        async with asyncio.TaskGroup() as tasks:
+            for known in dead:
+                tasks.create_task(settle(known))
+
+    async def _settle(self, known: Known) -> None:
+        if not is_left_alone(self._store, known):
+            return  # It was opened meanwhile, here or elsewhere.
+        try:
+            await clean_up(self._store, known)
+        except Exception as exc:
+            # One session that cannot be settled must not keep the host from the others. It stays as it is, and whoever
+            # opens it is told.
+            log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    """Perhaps nobody waits for it."""
+    if not task.cancelled() and (exc := task.exception()) is not None:
+        log.warning("! what dead hosts have left cannot be settled now: %s", exc)

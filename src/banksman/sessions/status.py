@@ -26,7 +26,7 @@ BLOCKS_MAX = 8
 # An agent that says nothing for so long, and is known to wait for nothing, seems stuck.
 QUIET_SECONDS_MAX = 60.0
 # The phases of a session that is in the store, and in nobody's hands.
-NOBODYS = ("asleep", "lost")
+UNOWNED_PHASES = ("asleep", "lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +289,7 @@ def glance(known: Known | None, id: str, *, name: str | None, agent: str) -> Sta
     )
 
 
-def told(past: Past, seen: Status) -> Status:
+def from_log(past: Past, seen: Status) -> Status:
     """What a log says of a session, with what was seen of it at a glance."""
     state = past.session
     waiting = [turn for turn in state.queue if isinstance(turn, Turn)]
@@ -299,7 +299,7 @@ def told(past: Past, seen: Status) -> Status:
         seen,
         phase="closed" if is_closed else seen.phase,
         # Who was accepted waits for whoever has it next: that is not gone.
-        state="queued" if waiting and seen.phase in NOBODYS else seen.state,
+        state="queued" if waiting and seen.phase in UNOWNED_PHASES else seen.state,
         holder=holder(state),
         holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
         queue=tuple(

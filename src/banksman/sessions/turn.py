@@ -21,7 +21,7 @@ from banksman.store.log import TurnPlace
 log = logging.getLogger("banksman")
 
 
-class Home(Protocol):
+class TurnSession(Protocol):
     """The session of a turn, as far as a turn needs it."""
 
     @property
@@ -36,7 +36,7 @@ class Home(Protocol):
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt: ...
 
 
-class Watch(NamedTuple):
+class LoggedTurn(NamedTuple):
     """What is known of a turn that another host had, or has: that it is over, and how it ended; or its phase when its
     log was looked at."""
 
@@ -48,7 +48,7 @@ class Watch(NamedTuple):
 class Turn:
     """An ask that was accepted: `async for update in turn` gives its updates, `await turn.outcome()` its outcome."""
 
-    def __init__(self, session: Home, id: str, after: int) -> None:
+    def __init__(self, session: TurnSession, id: str, after: int) -> None:
         self.id = id
         self.session = session
         # How many callers have it: those that came with the same key share it.
@@ -58,7 +58,7 @@ class Turn:
         self._outcome: asyncio.Future[Outcome | Moved] = asyncio.get_running_loop().create_future()
         self._kept: asyncio.Future[str | None] | None = None
         # Of one that nobody here was promised: its end is looked for in the log, by whoever wants to know it.
-        self._watch: Watch | None = None
+        self._watch: LoggedTurn | None = None
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.state}>"
@@ -107,11 +107,11 @@ class Turn:
             raise copy(outcome)
         return outcome
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: LoggedTurn) -> None:
         """Nobody will tell it how it ends: the log says so, or will."""
         self._watch = watch
 
-    async def _find_outcome(self, watch: Watch) -> None:
+    async def _find_outcome(self, watch: LoggedTurn) -> None:
         outcome: Outcome | None = None
         place = await self.session.find_turn(self.id)
         # Behind `seen` is what may still be written. Everything before it was looked at by the index.

@@ -11,7 +11,7 @@ from banksman.commands.result import Finished
 from banksman.host import Host as AsyncHost
 from banksman.process.launch import Argv
 from banksman.sessions.questions import OnQuestion
-from banksman.sessions.registry import Permit
+from banksman.sessions.session_spec import Permit
 from banksman.sessions.tools import Tool
 from banksman.store.log import ManyPage
 from banksman.threads.blocking_base import BlockingHost, close_unused, stop_untaken

@@ -14,7 +14,7 @@ from tests.agents.matrix.abilities import NAMES
 from tests.agents.matrix.steps import STEPS
 from tests.agents.matrix.table import SIDES, Cell, in_all, ordered
 
-from banksman.sessions import profiles
+from banksman.sessions import known_agents
 from banksman.sessions.profile import CAPABILITIES, Profile
 
 HEAD = """\
@@ -128,7 +128,7 @@ def repairs(agent: str) -> str:
 
 
 def profile(name: str) -> Profile:
-    return profiles.load(name)
+    return known_agents.load(name)
 
 
 def _outcomes(known: dict[tuple[str, str], Cell]) -> str:

@@ -21,8 +21,8 @@ from banksman.cli.output.terminal import as_line, say, say_json, table
 from banksman.cli.server_command import perform
 from banksman.errors import BanksmanError
 from banksman.runtime.execute import execute
-from banksman.sessions import installed_agents, profiles
-from banksman.sessions.installed_agents import InstalledAgent
+from banksman.sessions import known_agents
+from banksman.sessions.known_agents import InstalledAgent
 from banksman.sessions.profile import CAPABILITIES
 
 # Node.js with a bundle of 20 MB takes 2 s for it on a busy machine. One that needs longer does something else.
@@ -49,7 +49,7 @@ def parser() -> Parser:
         "[NAME] [--versions]",
         "Show which agents are known, what each can do, and which are on this machine.",
         "banksman agents --versions",
-        notes=_NOTES.format(folder=profiles.users_folder() or "banksman/agents in the configuration folder"),
+        notes=_NOTES.format(folder=known_agents.users_folder() or "banksman/agents in the configuration folder"),
     )
     flags.add_argument("name", nargs="?", metavar="NAME", help="this one only, and all that is known about it")
     flags.add_argument("--versions", action="store_true", help="ask each that was found for its version")
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
 
 
 def _agents(arguments: argparse.Namespace) -> int:
-    found = installed_agents.look(arguments.name)
+    found = known_agents.find_agents(arguments.name)
     versions = asyncio.run(_versions(found)) if arguments.versions else {}
     match arguments.format:
         case "json":

@@ -50,9 +50,9 @@ def _sessions() -> Iterable[str]:
 
 
 def _agents() -> Iterable[str]:
-    from banksman.sessions import profiles  # noqa: PLC0415
+    from banksman.sessions import known_agents  # noqa: PLC0415
 
-    return sorted({*profiles.users(), *profiles.ours()})
+    return sorted({*known_agents.users(), *known_agents.ours()})
 
 
 def _keys() -> Iterable[str]:

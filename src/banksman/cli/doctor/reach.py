@@ -8,7 +8,7 @@ import banksman
 from banksman.cli.client.client import Client, ClientError, NotLetIn
 from banksman.cli.client.discovery import find, is_there
 from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
-from banksman.sessions import installed_agents
+from banksman.sessions import known_agents
 
 
 def checks(_: Which) -> list[Check]:
@@ -52,7 +52,7 @@ def server() -> Iterator[Finding]:
 
 
 def agents() -> Iterator[Finding]:
-    found = installed_agents.look()
+    found = known_agents.find_agents()
     for each in found:
         if each.error is not None:
             yield wrong("agents", each.error, f"put {each.source} right, or remove it")

@@ -29,8 +29,8 @@ from banksman.tasks import Owned
 if TYPE_CHECKING:
     from banksman.core.session.event import Entry
     from banksman.core.session.history import Past
-    from banksman.sessions.opening import Opening
     from banksman.sessions.session import Session
+    from banksman.sessions.session_spec import SessionSpec
 
 log = logging.getLogger("banksman")
 
@@ -159,7 +159,7 @@ class Member:
         if self._transcripts is not None and self._phase is not MemberPhase.CLOSED:
             self._transcripts.mirror(session, turn)
 
-    async def bring(self, session: str, opening: Opening, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, opening: SessionSpec, past: Past) -> Sequence[Entry]:
         return () if self._transcripts is None else await self._transcripts.bring(session, opening, past)
 
     async def wait_heard(self, session: Session) -> None:

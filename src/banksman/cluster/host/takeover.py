@@ -27,7 +27,7 @@ from banksman.errors import (
     UsageError,
 )
 from banksman.runtime.base_host import Host
-from banksman.sessions import profiles, recovery
+from banksman.sessions import known_agents, recovery
 
 log = logging.getLogger("banksman")
 
@@ -145,7 +145,7 @@ class Taking:
         known = self._host.log.find(session)
         if known is None:
             raise NotFound(f"there is no session {session!r}")
-        config = Config(dialect=profiles.load_or_plain(known.agent).dialect)
+        config = Config(dialect=known_agents.load_or_plain(known.agent).dialect)
         opened = (await recovery.load(self._host.log, session, config)).opened or {}
         cwd = opened.get("cwd")
         if not isinstance(cwd, str) or await asyncio.to_thread(os.path.isdir, cwd):

@@ -1,7 +1,7 @@
 """The agent's own memory of a conversation, for whoever takes the session over: a copy of its transcript in the store.
 
 The log has what was said; the agent remembers by a file of its own, on the machine that it ran on. Where its profile
-says which file that is (sessions/transcript_path.py), the owner puts a copy into the store after each turn, and the
+says which file that is (sessions/profile.py), the owner puts a copy into the store after each turn, and the
 next owner puts it where its agent looks for it, before a process is started. Where nobody knows the file, or nothing
 was copied, the agent is asked to go on with a conversation that it does not know, says so, and the log has
 `session.context_lost`.
@@ -41,8 +41,8 @@ from banksman.store.log import Log
 from banksman.tasks import Owned
 
 if TYPE_CHECKING:
-    from banksman.sessions.opening import Opening
     from banksman.sessions.session import Session
+    from banksman.sessions.session_spec import SessionSpec
 
 log = logging.getLogger("banksman")
 
@@ -198,7 +198,7 @@ class TranscriptCopies:
                 log.warning("! session %s: its transcript is not copied, and stays on this host: %s", session, why)
 
     # -- in ----------------------------------------------------------------------------------------------------------
-    async def bring(self, session: str, opening: Opening, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, opening: SessionSpec, past: Past) -> Sequence[Entry]:
         """Put the conversation that it is to go on with where its agent looks for it. What is to be said of that; what
         is not brought the agent will say itself."""
         conversation = past.session.conversation

@@ -20,7 +20,7 @@ from banksman.cluster.interfaces import Cluster, Hosts
 from banksman.core.session.event import SESSION_LEFT
 from banksman.errors import BanksmanError, Unreachable
 from banksman.sessions import host_requirements
-from banksman.sessions.leftovers import is_unsettled
+from banksman.sessions.recovery import is_unsettled
 from banksman.store.log import Known, Log
 
 log = logging.getLogger("banksman")

@@ -15,7 +15,7 @@ from banksman.cluster.http.owner_proxy import Front
 from banksman.cluster.interfaces import Card
 from banksman.server.context import Context
 from banksman.server.server_settings import ServerSettings
-from banksman.sessions import installed_agents
+from banksman.sessions import known_agents
 
 
 def name_of(settings: ServerSettings) -> str:
@@ -39,7 +39,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
         name=name_of(settings),
         labels=(*settings.labels, *([FRONT] if is_front else ())),
         # Those whose program is here. One that is installed later is announced after the next start.
-        agents=tuple(agent.name for agent in installed_agents.look() if agent.path is not None),
+        agents=tuple(agent.name for agent in known_agents.find_agents() if agent.path is not None),
         room=settings.room or 0,
     )
     # Before the first heartbeat goes out, which would call us by our machine. Room there is when somebody pulls.

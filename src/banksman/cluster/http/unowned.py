@@ -18,7 +18,7 @@ from dataclasses import replace
 from banksman import Host
 from banksman.errors import BanksmanError
 from banksman.sessions.session import Session
-from banksman.sessions.status import NOBODYS, Status, Waiting
+from banksman.sessions.status import UNOWNED_PHASES, Status, Waiting
 
 # For one list, which is a page of at most a thousand. A verb with a host inside, which has nothing to remember from,
 # asks for ten of them where there are ten thousand: that is three seconds, and not a minute.
@@ -43,7 +43,7 @@ class Nobodys:
         unknown = [
             session
             for session, status in zip(sessions, found, strict=True)
-            if status.phase in NOBODYS and status.seq and self._waiting(status) is None
+            if status.phase in UNOWNED_PHASES and status.seq and self._waiting(status) is None
         ]
         if unknown:
             unknown.sort(key=lambda session: 0.0 if session.known is None else -session.known.changed)
@@ -57,7 +57,7 @@ class Nobodys:
         return waiting if (status.epoch, status.seq) <= place else None
 
     def _told(self, status: Status) -> Status:
-        waiting = self._waiting(status) if status.phase in NOBODYS else None
+        waiting = self._waiting(status) if status.phase in UNOWNED_PHASES else None
         return replace(status, state="queued", queue=waiting) if waiting else status
 
     async def _look_at(self, sessions: Sequence[Session]) -> None:
@@ -81,7 +81,7 @@ class Nobodys:
         # That we have let go of it the store may say a moment later.
         is_waited_in = await self._host.is_waited_in(known._replace(owner=None))
         status = await session.look() if is_waited_in else session.status()
-        if status.phase not in NOBODYS:
+        if status.phase not in UNOWNED_PHASES:
             return  # Somebody has it by now, and says it better.
         self._seen[session.id] = (status.epoch, status.seq), status.queue
         self._seen.move_to_end(session.id)

@@ -14,7 +14,7 @@ from banksman.server.context import Context
 from banksman.server.http.auth import CODE_SECONDS_MAX, bearer
 from banksman.server.ops import stack_dump
 from banksman.server.problems import Problem
-from banksman.sessions import installed_agents
+from banksman.sessions import known_agents
 
 
 async def health(call: RouteCall) -> HttpAnswer:
@@ -61,7 +61,7 @@ async def server(call: RouteCall) -> HttpAnswer:
 
 
 async def agents(_: RouteCall) -> HttpAnswer:
-    return HttpAnswer(messages.Agents([messages.Agent(**each.facts()) for each in installed_agents.look()]))
+    return HttpAnswer(messages.Agents([messages.Agent(**each.facts()) for each in known_agents.find_agents()]))
 
 
 async def drain(call: RouteCall) -> HttpAnswer:

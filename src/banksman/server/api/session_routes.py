@@ -20,7 +20,7 @@ from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
 from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall, ToOwner
 from banksman.server.context import Context
-from banksman.sessions import profiles
+from banksman.sessions import known_agents
 from banksman.sessions import session as sessions
 from banksman.sessions.status import Status
 
@@ -108,7 +108,7 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
             if found.is_open or found.known is None or found.known.seq:
                 return found
     policy = context.policy
-    profile = profiles.load(body.agent)
+    profile = known_agents.load(body.agent)
     usual = profile.own_command() if body.command is None else profile.command
     return await context.host.open(
         body.agent,

@@ -2,7 +2,7 @@
 an attribute of whoever it belongs to, and costs nothing.
 
 No label is an id: there are as many lines with a thousand sessions as with one. What ends in `_total` never falls while
-the server lives, whatever is closed and forgotten meanwhile (`sessions/life.py`).
+the server lives, whatever is closed and forgotten meanwhile (`sessions/diagnostics.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from banksman import __version__
 from banksman.runtime.base_host import Host
 from banksman.runtime.host_stats import Tally, take
 from banksman.server.streams.follower import Counts
-from banksman.sessions.counters import BOUNDS, Histogram
+from banksman.sessions.diagnostics import BOUNDS, Histogram
 
 # The form that every version of Prometheus reads, and whose names are as ours are.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

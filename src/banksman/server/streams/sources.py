@@ -14,7 +14,7 @@ from banksman import Event
 from banksman.errors import HistoryLost
 from banksman.runtime.base_host import Host
 from banksman.server.streams.event_encoding import StreamForm, encode, placed, stored
-from banksman.sessions.log_reader import place_of
+from banksman.sessions.log_reader import parse_cursor
 from banksman.sessions.session import Session
 from banksman.store import log as store
 from banksman.store.log import READ_EVENTS_MAX
@@ -205,7 +205,7 @@ class OneSession:
 
     async def begin(self, after: str | None) -> Cursor:
         """`HistoryLost`, `UsageError`: nobody can have been there."""
-        epoch, seq = place_of(after)
+        epoch, seq = parse_cursor(after)
         if not seq:
             return Cursor(None, 0)
         await self._session.page(after, limit=1)

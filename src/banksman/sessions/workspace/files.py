@@ -1,5 +1,5 @@
 """Text files of a workspace, read and written by their fd. Everything here blocks: it is called in a thread
-(worker_thread.py).
+(`BlockingCalls` in request_handler.py).
 
 **Reading.** Regular files only: a fifo would wait for somebody who writes, a device may do anything. A file that is not
 UTF-8 is refused, and not read with something else in place of what cannot be: an agent that writes back what it has

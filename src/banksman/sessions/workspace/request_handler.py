@@ -1,10 +1,19 @@
-"""What an agent says in a request, taken one by one: it may be anything, and whatever it must not be is told."""
+"""The workspace of one process of an agent: it answers requests for files and terminals, by ACP version 1.
+
+`Workspace` owns the root, the terminals and the thread that works on files. It lives as long as the process that asks:
+the next process of the session has another one, which knows none of these terminals and opens the root anew. All of it
+is for the loop it was made in; nothing here suspends but `serve` and `wait_ended`. The parameters of a request may be
+anything: each is checked, and the error is written for the agent.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from banksman.core.process_facts import Exited, Swept
 from banksman.errors import Closed, UsageError
@@ -12,12 +21,18 @@ from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent
 from banksman.sessions.workspace import files, safe_paths
 from banksman.sessions.workspace.safe_paths import Folder, Root
 from banksman.sessions.workspace.terminals import Start, Surroundings, TerminalOrder, Terminals, start_command
-from banksman.sessions.workspace.worker_thread import Lane
 
+log = logging.getLogger("banksman")
+
+# How long the end of a session waits for a blocking call: a disk that hangs must not keep it for ever.
+ENDING_SECONDS_MAX = 5.0
 # Words and variables of one command. The kernel's own limit is in bytes; this one is for what we do with each.
 COUNT_MAX = 10_000
 
+T = TypeVar("T")
 
+
+# -- parameters ------------------------------------------------------------------------------------------------------
 def text(params: Mapping[str, Any], name: str) -> str:
     value = params.get(name)
     if not isinstance(value, str):
@@ -71,12 +86,72 @@ def _wrong(name: str, value: object, hint: str) -> UsageError:
     return UsageError(f"{name} cannot be {told}", hint=hint)
 
 
-# The workspace of one process of an agent: what it may ask its client for, by the methods of ACP's version 1.
-#
-# It owns the root, the terminals and the thread that is at the files, and lives as long as the process that asks:
-# another process of the same session has another, which knows none of these terminals and looks at the root anew. All
-# of it is for the loop it was made in; nothing here suspends but `serve` and `wait_ended`.
+# -- blocking calls --------------------------------------------------------------------------------------------------
+class BlockingCalls:
+    """Calls that block, in a thread: one at a time, in the order in which they were asked for.
 
+    An agent that writes a file twice, or writes one and runs it, means that order, though it does not wait for the
+    answers. One thread per session is the bound. A call cannot be cancelled while it runs; it is given up: it asks
+    `is_wanted` before it does what cannot be undone.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = asyncio.Lock()
+        # Each until its thread is done with it, whoever still waits; and how it is told that nobody does.
+        self._calls: dict[asyncio.Task[Any], threading.Event] = {}
+
+    async def run(self, call: Callable[[Callable[[], bool]], T], *, discard: Callable[[T], None] | None = None) -> T:
+        """What `call(is_wanted)` returns or raises. Cancelled, it is given up, and its place is kept until it ends;
+        `discard` gets what it returned, if nobody does."""
+        given_up = threading.Event()
+        task = asyncio.ensure_future(self._in_turn(call, given_up))
+        self._calls[task] = given_up
+        task.add_done_callback(self._over)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            given_up.set()
+            if discard is not None:
+                # At once, if it is over already: it may have been in the very pass of the loop in which we were
+                # cancelled.
+                task.add_done_callback(lambda _: _discard(task, discard))
+            raise
+
+    async def _in_turn(self, call: Callable[[Callable[[], bool]], T], given_up: threading.Event) -> T:
+        # Held across the wait for the thread, which is the point of it; nothing else is called while it is held.
+        async with self._one_at_a_time:
+            if given_up.is_set():
+                raise Closed("nobody waits for this any more; nothing was done")
+            return await asyncio.to_thread(call, lambda: not given_up.is_set())
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        del self._calls[task]
+        # Looked at: whoever asked may be gone, and asyncio complains of what nobody looked at.
+        if not task.cancelled():
+            task.exception()
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._calls)
+
+    def give_up(self) -> None:
+        for given_up in self._calls.values():
+            given_up.set()
+
+    async def wait_ended(self) -> None:
+        """Until none is at it any more, and not for ever."""
+        if self._calls:
+            _, late = await asyncio.wait(set(self._calls), timeout=ENDING_SECONDS_MAX)
+            if late:
+                log.warning("! %d calls to the file system go on after the end of their session", len(late))
+
+
+def _discard(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        discard(task.result())
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
 # What can be served, by the beginning of a method's name.
 GROUPS = ("fs", "terminal")
 # As much as the kernel takes in one word (MAX_ARG_STRLEN): no program's name and no line for a shell is longer.
@@ -104,7 +179,7 @@ class Workspace:
         # Opened with the first request: most agents never make one.
         self._root: Root | None = None
         self._is_over = False
-        self._lane = Lane()
+        self._blocking = BlockingCalls()
         self._terminals = Terminals(start, Surroundings(env, inherit_env, tuple(scrub)))
 
     def __repr__(self) -> str:
@@ -148,7 +223,7 @@ class Workspace:
         path = safe_paths.check(root, given.get("path"))
         line = number(given, "line")
         limit = number(given, "limit")
-        content = await self._lane.run(lambda _wanted: files.read(root, path, line=line or 1, limit=limit))
+        content = await self._blocking.run(lambda _wanted: files.read(root, path, line=line or 1, limit=limit))
         return {"content": content}
 
     async def _write(self, given: Params, _: int) -> Result:
@@ -161,7 +236,7 @@ class Workspace:
             raise UsageError("the content holds half a character", hint="text that can be encoded") from exc
         if len(data) > files.FILE_BYTES_MAX:
             raise UsageError(f"the content is larger than {files.FILE_BYTES_MAX} bytes", hint="less of it")
-        await self._lane.run(lambda is_wanted: files.write(root, path, data, is_wanted))
+        await self._blocking.run(lambda is_wanted: files.write(root, path, data, is_wanted))
         return {}
 
     # -- terminals ---------------------------------------------------------------------------------------------------
@@ -180,7 +255,9 @@ class Workspace:
             cwd=folder,
             output_bytes_max=number(given, "outputByteLimit"),
         )
-        find = functools.partial(self._lane.run, lambda _: safe_paths.open_folder(root, folder), discard=Folder.close)
+        find = functools.partial(
+            self._blocking.run, lambda _: safe_paths.open_folder(root, folder), discard=Folder.close
+        )
         return {"terminalId": await self._terminals.create(order, find, generation)}
 
     async def _output(self, given: Params, _: int) -> Result:
@@ -215,7 +292,7 @@ class Workspace:
 
     @property
     def is_running(self) -> bool:
-        return self._terminals.is_running or self._lane.is_running
+        return self._terminals.is_running or self._blocking.is_running
 
     def stop_terminals(self, since: float, *, ends: bool) -> tuple[Swept, ...]:
         """A turn is interrupted that was begun then (`loop.time()`): its terminals end, and none that was asked for
@@ -228,7 +305,7 @@ class Workspace:
         if not self._is_over:
             self._is_over = True
             self._close_root()
-            self._lane.give_up()
+            self._blocking.give_up()
             self._terminals.end()
         if kill_by is not None:
             self._terminals.end(kill_by)
@@ -246,4 +323,4 @@ class Workspace:
     async def wait_ended(self) -> None:
         """Until no command of it is left, and no thread is at it. Called after `end`."""
         await self._terminals.wait_ended()
-        await self._lane.wait_ended()
+        await self._blocking.wait_ended()

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from banksman.commands.result import Ended
 from banksman.commands.running_command import State
+from banksman.sessions.arguments import ON_BUSY, ON_PREEMPT
 from banksman.sessions.questions import PLACES
-from banksman.sessions.session_options import ON_BUSY, ON_PREEMPT
 
 # Words with a fixed set of values, each a named schema of the OpenAPI description.
 #

@@ -1,5 +1,7 @@
-"""How a session is opened: the profile, the caller's wishes, and what they make of a process. Checked at once, so that
-a wrong word is an error of the call and not of the first turn. The numbers among the wishes are in session_options.py.
+"""How a session is opened: the profile and the caller's wishes, checked, and the processes that are started from them.
+
+`SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log keeps its `record`,
+from which `SessionSpec.from_record` makes it again. `Startup` has the specs of the process that runs and of the next.
 """
 
 from __future__ import annotations
@@ -7,34 +9,47 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import shlex
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from banksman.core.dialects.dialect import Setup
 from banksman.core.session import permissions
 from banksman.core.session.effects import StartProcess
 from banksman.core.session.event import storable
-from banksman.errors import ProgramNotFound, UsageError
+from banksman.core.wire.redaction import REDACTED
+from banksman.errors import BanksmanError, ProgramNotFound, Refused, UsageError
 from banksman.process import environment
 from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
-from banksman.sessions import host_requirements, profiles, session_options, transcript_path
-from banksman.sessions.agent_process import OnEvent, RealAgent
+from banksman.sessions import host_requirements, known_agents
+from banksman.sessions.agent_process import AgentProcess, OnEvent, RealAgent
+from banksman.sessions.arguments import (
+    TOOLS_SERVER,
+    check_text,
+    checked_command,
+    checked_conversation,
+    checked_mcp_servers,
+    checked_words,
+    read_options,
+)
+from banksman.sessions.callbacks import Callbacks
 from banksman.sessions.hooks import Hooks
-from banksman.sessions.session_options import check_text
+from banksman.sessions.profile import transcript_path
 from banksman.sessions.tools import Tool, ToolServer
 from banksman.sessions.workspace import Workspace, start_command
 
-# The server that the caller's own tools are behind; the agent calls them `mcp__banksman__NAME`.
-TOOLS_SERVER = "banksman"
+# What a log may not keep of a session: values that may be secret, and what lives in one process only.
+UNKEPT = {"env": "variables", "mcp_servers": "MCP servers", "hooks": "hooks", "tools": "tools"}
+
+# Raises if a session may not be opened as a `session.opened` of its log says.
+Permit = Callable[[Mapping[str, Any]], None]
 
 
-class Opening:
+class SessionSpec:
     """What is needed to start the agent's process, again and again, always as it was asked for."""
 
     def __init__(
@@ -58,14 +73,14 @@ class Opening:
         rules_wanted: Mapping[str, str] | None,
         labels: Sequence[str] = (),
     ) -> None:
-        self.profile = profiles.load(agent)
-        self._resume = _conversation(resume)
+        self.profile = known_agents.load(agent)
+        self._resume = checked_conversation(resume)
         self.forks = forks
         if forks and resume is None:
             raise UsageError("there is nothing to fork", hint="resume= names the conversation")
         # A relative folder means the one of the call, also for a process that is started later.
         self._cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
-        self._command = _command(command, self.profile)
+        self._command = checked_command(command, self.profile)
         self._wishes: dict[str, Any] = {
             "model": model,
             "permission_mode": permission_mode,
@@ -74,7 +89,7 @@ class Opening:
         for wish, text in (("cwd", self._cwd), *self._wishes.items()):
             if isinstance(text, str):
                 check_text(wish, text)
-        self._args = _words("args", args)
+        self._args = checked_words("args", args)
         # Copies: whatever the caller does to its own, the next process is started as this one.
         self._env = None if env is None else dict(env)
         self._all_env = {**self.profile.variables, **(env or {})}
@@ -92,9 +107,9 @@ class Opening:
             fork=forks,
             **{name: wish is not None for name, wish in self._wishes.items()},
         )
-        self._servers = _servers(mcp_servers)
+        self._servers = checked_mcp_servers(mcp_servers)
         self._mcp_config = self._mcp_file()
-        found = session_options.read(self.profile, options or {})
+        found = read_options(self.profile, options or {})
         self.frame_bytes_max = found.frame_bytes_max
         self._timings = found.timings
         self.config = found.config(
@@ -112,6 +127,37 @@ class Opening:
         self._labels = host_requirements.checked(labels)
         self._prepare(StartProcess(0, self._resume, forks))
         self.fingerprint = self._fingerprint()
+
+    @classmethod
+    def from_record(cls, agent: str, record: Mapping[str, Any] | None) -> SessionSpec:
+        """As the session was opened the last time. `UsageError` if it had what is not kept: an agent without the
+        variables, servers or tools that it was to have would do something else than was asked for."""
+        if record is None:
+            raise UsageError("its log does not say how the session was opened", hint="open it by its name")
+        missing = [f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]]
+        missing += [f"{name} (which had a secret)" for name, value in record.items() if REDACTED in repr(value)]
+        if missing:
+            hint = f"open it by its name, with its {' and '.join(missing)}: they are not kept in the log"
+            raise UsageError("the session cannot be opened by what its log says alone", hint=hint)
+        return cls(
+            agent,
+            cwd=record["cwd"],
+            command=record["command"],
+            args=record["args"],
+            env=None,
+            inherit_env=record["inherit_env"],
+            model=record["model"],
+            permission_mode=record["permission_mode"],
+            system_prompt=record["system_prompt"],
+            mcp_servers=(),
+            options=record["options"],
+            resume=None,
+            forks=False,
+            hooks=None,
+            tools=(),
+            rules_wanted=record["rules"],
+            labels=record.get("labels") or (),
+        )
 
     @property
     def cwd(self) -> str:
@@ -151,7 +197,7 @@ class Opening:
             **({"labels": self._labels} if self._labels else {}),
         }
 
-    def settings_unlike(self, other: Opening) -> list[str]:
+    def settings_unlike(self, other: SessionSpec) -> list[str]:
         """Those that can be changed while it lives, and are wished for otherwise than in the other."""
         return [name for name in ("model", "permission_mode") if self._wishes[name] != other._wishes[name]]
 
@@ -160,7 +206,7 @@ class Opening:
         last: Mapping[str, Any] = {} if record is None else record
         return [name for name in ("model", "permission_mode") if name in last and self._wishes[name] != last[name]]
 
-    def forked(self, conversation: str) -> Opening:
+    def forked(self, conversation: str) -> SessionSpec:
         """The same, for another session that begins as a copy of this conversation."""
         other = copy.copy(self)
         other._resume, other.forks = conversation, True
@@ -181,7 +227,7 @@ class Opening:
     def transcript(self, conversation: str) -> Path | None:
         """Where a process of it keeps this conversation, as far as its profile knows. Looks at the file system."""
         patterns = self.profile.transcripts
-        return transcript_path.place(patterns, cwd=self._cwd, conversation=conversation, env=self._environment())
+        return transcript_path(patterns, cwd=self._cwd, conversation=conversation, env=self._environment())
 
     def workspace(self, lease: LeasePage | None = None) -> Workspace | None:
         """What one process of it may ask us for; None: nothing, its dialect has no words for that."""
@@ -273,69 +319,56 @@ class _Private:
         self.path = f"/dev/fd/{self.fd}"
 
 
-def _servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
-    hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
-    if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
-        raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
-    items = cast(Sequence[Any], servers)
-    names: set[str] = {TOOLS_SERVER}
-    for server in items:
-        if not _is_server(server) or server["name"] in names:
-            raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
-        names.add(server["name"])
-    # Copies, for the same reason as above; what cannot be copied could not be told either.
-    return tuple(_told(server) for server in items)
+class Startup:
+    """How one session's processes are started: the one that runs, and the next one.
 
+    They differ from the moment the session is opened again to the moment its process is replaced. Until then the hooks
+    and tools that are called are those that the running one was told of: its names for them mean others in the next.
+    """
 
-def _told(server: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return storable(server)
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise UsageError(f"an MCP server cannot be {server!r:.120}: {exc}", hint="plain JSON") from exc
+    def __init__(self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None) -> None:
+        """`lease`: of the claim that it is opened under, whatever is claimed after it. `permit`: of the host."""
+        self._permit = permit
+        self.next = spec
+        # What the log says of how it was opened.
+        self.record = spec.record()
+        self._lease = lease
+        self.running: SessionSpec | None = None
+        # What a process may call; set before the first one is started.
+        self.callbacks: Callbacks | None = None
 
+    def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
+        self._check()
+        self.running = self.next
+        self._call_its_own()
+        workspace = self.next.workspace(self._lease)
+        assert self.callbacks is not None
+        self.callbacks.work_in(workspace)
+        return self.next.spawn(effect, on_event if workspace is None else workspace.ending_with(on_event), self._lease)
 
-def _is_server(server: Any) -> bool:
-    if not isinstance(server, Mapping):
-        return False
-    members = cast(Mapping[str, Any], server)
-    needed = ("name", "command") if "command" in members else ("name", "type", "url")
-    words, *pairs = (members.get(name, ()) for name in ("args", "env", "headers"))
-    if not all(isinstance(each, list | tuple) for each in (words, *pairs)):
-        return False
-    texts = (*(members.get(name) or None for name in needed), *words)
-    return all(isinstance(text, str) for text in texts) and all(_is_pair(pair) for each in pairs for pair in each)
-
-
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, Mapping) and all(isinstance(cast(Any, pair).get(name), str) for name in ("name", "value"))
-
-
-def _conversation(resume: Any) -> str | None:
-    if resume is not None and (not isinstance(resume, str) or not resume):
-        raise UsageError(f"resume cannot be {resume!r:.60}", hint="the agent's own name for a conversation")
-    return resume
-
-
-def _command(command: Any, profile: profiles.Profile) -> list[str]:
-    if command is None:
-        return list(profile.own_command())
-    if isinstance(command, str):
+    def _check(self) -> None:
+        """Each process is started only as the session could be opened now: its folder may be a link elsewhere since."""
+        if self._permit is None:
+            return
         try:
-            command = shlex.split(command)
-        except ValueError as exc:
-            raise UsageError(f"command cannot be {command!r}: {exc}", hint="a list of words says it exactly") from exc
-    words = _words("command", command)
-    if not words:
-        raise UsageError("command is empty", hint="its first word is the program")
-    return words
+            self._permit(self.next.record())
+        except BanksmanError:
+            raise
+        except Exception as exc:
+            hint = "close the session, and open it in a folder that is allowed"
+            raise Refused(f"cannot start a process of the session: {exc}", hint=hint) from exc
 
+    def replace(self, spec: SessionSpec) -> bool:
+        """Whether the process that runs is not the one that is wanted now."""
+        before, self.next = self.next, spec
+        before.close()
+        if self.running is None or self.running.fingerprint != spec.fingerprint:
+            return self.running is not None
+        self.running = spec
+        self._call_its_own()
+        return False
 
-def _words(name: str, value: Any) -> list[str]:
-    if isinstance(value, str | bytes):
-        raise UsageError(f"{name} must be a list of words, not {value!r:.60}")
-    words: list[str] = []
-    for word in value:
-        if not isinstance(word, str | os.PathLike):
-            raise UsageError(f"{name} holds {word!r:.60}", hint="text")
-        words.append(os.fsdecode(word))  # pyright: ignore[reportUnknownArgumentType]
-    return words
+    def _call_its_own(self) -> None:
+        assert self.running is not None
+        assert self.callbacks is not None
+        self.callbacks.replace(self.running.hooks, self.running.server)

@@ -1,6 +1,7 @@
-"""What callers wait for: that an ask is accepted, that a turn ends, a receipt, a hold. The driver keeps each, once.
+"""Futures that callers wait on: an ask is accepted, a turn ends, an interrupt has its receipt, a hold is granted.
 
-A caller that goes away leaves its promise behind; that it is kept then is not worth a warning.
+The driver tells `CallerFutures` the result of each, once. A caller that was cancelled leaves its future behind; setting
+that one is not worth a warning. `KeyedTurns` finds the turn of an ask that is made again, and `held` enters a hold.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import replace
@@ -18,15 +19,23 @@ from typing import Any
 
 from banksman.core.session.effects import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
 from banksman.core.session.facts import HoldAsked, HoldReleased
+from banksman.core.session.outcome import KEYS_MAX, UNUSED, IdempotencyKey
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session.turn import TurnPhase
 from banksman.errors import BanksmanError, Refused
 from banksman.sessions.callbacks import Callbacks
 from banksman.sessions.outcome_listener import OutcomeListener
 from banksman.sessions.questions import Questions
-from banksman.sessions.turn import Turn, Watch
+from banksman.sessions.turn import LoggedTurn, Turn
+from banksman.tasks import Owned
+
+# A turn with the future of its acceptance: an ask that is made again with its key waits on the same future.
+AcceptedTurn = tuple[Turn, asyncio.Future[None]]
+# How many turns stay in memory although they are over. The outcomes of older ones are read from the log.
+TURNS_MAX = 64
 
 
-class Promises(OutcomeListener):
+class CallerFutures(OutcomeListener):
     """Of one session. `finished` is done when nothing more will happen in it."""
 
     def __init__(self) -> None:
@@ -47,8 +56,8 @@ class Promises(OutcomeListener):
         self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
         self._granting: dict[str, asyncio.Future[None]] = {}
         self._changing: dict[str, asyncio.Future[None]] = {}
-        # What is read for somebody who was promised it: waited for at the end, because the host closes the log then.
-        self._tasks: set[asyncio.Task[None]] = set()
+        # What is read for a caller: waited for at the end, because the host closes the log then.
+        self._reading = Owned()
 
     # -- made --------------------------------------------------------------------------------------------------------
     def expect_turn(self, turn: Turn) -> asyncio.Future[None]:
@@ -57,9 +66,9 @@ class Promises(OutcomeListener):
         accepted = self._accepting[turn.id] = self.loop.create_future()
         return accepted
 
-    def find_turn(self, turn: Turn, kind: Kind | None) -> tuple[Turn, asyncio.Future[None]]:
+    def find_turn(self, turn: Turn, kind: Kind | None) -> AcceptedTurn:
         """One that was accepted by a host before this one, and is over: whoever takes a session over sees to that."""
-        turn.watch(Watch(is_over=True, kind=kind))
+        turn.watch(LoggedTurn(is_over=True, kind=kind))
         accepted: asyncio.Future[None] = self.loop.create_future()
         accepted.set_result(None)
         return turn, accepted
@@ -92,8 +101,7 @@ class Promises(OutcomeListener):
         self._granting.pop(hold, None)
 
     async def wait_read(self) -> None:
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._reading.wait()
 
     # -- kept --------------------------------------------------------------------------------------------------------
     def accept(self, turn: str) -> None:
@@ -109,7 +117,7 @@ class Promises(OutcomeListener):
         self.outcomes[outcome.kind.value] += 1
         was_sent = outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED)
         if outcome.text is None and was_sent:
-            self._own(resolved.complete(outcome))
+            self._reading.start(resolved.complete(outcome))
         else:
             resolved.resolve(outcome)
         if was_sent and self.on_resolved is not None:
@@ -124,7 +132,7 @@ class Promises(OutcomeListener):
         if turn is None or effect.receipt.by in (By.WITHDRAWN, By.ALREADY_OVER):
             _set(receipt, effect.receipt)
         else:
-            self._own(self._complete(turn, receipt, effect.receipt))
+            self._reading.start(self._complete(turn, receipt, effect.receipt))
 
     async def _complete(self, turn: Turn, receipt: asyncio.Future[Receipt], given: Receipt) -> None:
         kept: str | None = None
@@ -132,11 +140,6 @@ class Promises(OutcomeListener):
             kept = await turn.kept()
         finally:
             _set(receipt, replace(given, kept=kept))
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def grant_hold(self, hold: str) -> None:
         granted = self._granting.get(hold)
@@ -227,15 +230,59 @@ def ignore(future: asyncio.Future[Any]) -> None:
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-# Holds: which of them a task is inside of, and how one is entered and left.
+class KeyedTurns:
+    """The turns of one session by their idempotency keys: an ask with a known key gets the turn of the first ask, also
+    after a restart. `stored`: the keys that the log has from before."""
 
+    def __init__(self, stored: Iterable[IdempotencyKey]) -> None:
+        self._asked: OrderedDict[str, AcceptedTurn] = OrderedDict()
+        self._stored = {key.key: key for key in stored}
+
+    def get(self, key: str | None) -> AcceptedTurn | None:
+        return None if key is None else self._asked.get(key)
+
+    def take_stored(self, key: str | None) -> IdempotencyKey | None:
+        """Where the log has it, if it has it and nobody has come with it since."""
+        return None if key is None else self._stored.pop(key, None)
+
+    def remember(self, key: str | None, asked: AcceptedTurn) -> None:
+        if key is not None:
+            self._stored.pop(key, None)
+            self._asked[key] = asked
+            self._let_go()
+            if len(self._asked) > KEYS_MAX:
+                self._asked.popitem(last=False)
+
+    def _let_go(self) -> None:
+        """Keep of the oldest turns only their places in the log. One that is not over stays, and all that came after
+        it. One whose end the log may not have is put behind the others."""
+        for _ in range(len(self._asked) - TURNS_MAX):
+            key, (turn, _) = next(iter(self._asked.items()))
+            if (stored := turn.stored_as(key)) is None:
+                if turn.state != TurnPhase.ENDED:
+                    return
+                self._asked.move_to_end(key)
+                continue
+            del self._asked[key]
+            if stored.outcome not in UNUSED:
+                self._stored[key] = stored
+                if len(self._stored) > KEYS_MAX:
+                    del self._stored[next(iter(self._stored))]
+
+    def forget(self, turn: Turn) -> None:
+        """It came to nothing: whoever comes with its key again makes a new ask."""
+        for key in [key for key, (known, _) in self._asked.items() if known is turn]:
+            del self._asked[key]
+
+
+# -- holds -----------------------------------------------------------------------------------------------------------
 # The holds that the running task is inside of, by session: asks made there are made in the hold.
 _holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
     "banksman_holds", default=MappingProxyType({})
 )
 
 
-def inside(session: str) -> str | None:
+def current_hold(session: str) -> str | None:
     """The hold of this session that the running task is inside of."""
     return _holds.get().get(session)
 
@@ -243,20 +290,20 @@ def inside(session: str) -> str | None:
 @asynccontextmanager
 async def held(
     session: str,
-    promises: Promises,
+    futures: CallerFutures,
     priority: int,
     tell: Callable[[HoldAsked | HoldReleased], None],
     raise_if_failed: Callable[[asyncio.Future[None]], None],
 ) -> AsyncGenerator[None]:
     """See `Session.hold`. `raise_if_failed`: of a session that a bug has failed nobody hears any more."""
-    now = promises.loop.time
+    now = futures.loop.time
     holds = _holds.get()
     # Only one that is still there: a task that was started inside a hold may outlive it.
-    if promises.has_hold(holds.get(session)):
+    if futures.has_hold(holds.get(session)):
         yield  # Its own: whoever holds the session already has what it asks for.
         return
     id = f"h-{os.urandom(8).hex()}"
-    granted = promises.expect_hold(id)
+    granted = futures.expect_hold(id)
     token = _holds.set({**holds, session: id})
     try:
         tell(HoldAsked(now(), id, priority))
@@ -267,7 +314,7 @@ async def held(
         ignore(granted)
         raise
     finally:
-        promises.forget_hold(id)
+        futures.forget_hold(id)
         tell(HoldReleased(now(), id))
         # Left in another context than it was entered in (a fixture, a generator that is closed by the loop): there is
         # nothing to be put back there.

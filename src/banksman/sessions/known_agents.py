@@ -1,11 +1,12 @@
-"""The agents that are known, one TOML file each: those that come with the package, and the user's own.
+"""The agents that are known: one TOML profile each, from the package or from the user. And which of them are installed.
 
-The user's are in `banksman/agents/` in the configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). One with the
-name of ours is used instead of ours. `extends = "gemini"` begins with what our file of that name says; only ours can be
-extended, so that what a file means is known from two files and cannot go round in a circle. A file of the user's that
-is wrong is an error of that one agent, and of no other.
+The user's profiles are in `banksman/agents/` in the configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). A
+user's profile replaces the package's profile of the same name. `extends = "gemini"` starts from the package's profile
+of that name. Only the package's profiles can be extended, so two files say all there is and no circle is possible. A
+user's file that is wrong is an error of that one agent.
 
-Files are read at each call: whoever changes one need not restart what is running. What is in one is in profile.py.
+Files are read at each call: a change needs no restart. The content of a profile is in profile.py. Nothing here starts a
+program.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import errno
 import functools
 import os
 import re
+import shutil
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -176,3 +178,75 @@ def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(data.get(key), dict):
             merged[key] = {**cast(dict[str, Any], value), **data[key]}
     return merged
+
+
+# -- what is installed -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledAgent:
+    """`profile` None: its file is wrong, and `error` says how. `path`: where its program is, None: not found. `source`:
+    the user's file that it is from; None: it comes with the package. `overrides`: one of ours has that name too."""
+
+    name: str
+    profile: Profile | None
+    error: str | None
+    path: str | None
+    source: str | None
+    overrides: bool
+
+    def facts(self) -> dict[str, Any]:
+        """All of it in words and lists, as clients of the server and of the command line get it."""
+        profile = self.profile
+        known: dict[str, Any] = {"command": [], "dialect": "", "capabilities": []}
+        if profile is not None:
+            known = {
+                "title": profile.title,
+                "command": list(profile.command),
+                "dialect": profile.dialect.name,
+                "capabilities": sorted(profile.capabilities),
+                "install": profile.install,
+                "website": profile.website,
+                "repairs": profile.repairs(),
+                "note": profile.note,
+            }
+        where = {"source": self.source, "overrides": self.overrides, "error": self.error}
+        return {"name": self.name, "found": self.path is not None, "path": self.path, **known, **where}
+
+
+def find_agents(only: str | None = None) -> list[InstalledAgent]:
+    """All of them, by name, or one. A file that is wrong is told in its place, and hides no other."""
+    files, shipped = users(), ours()
+    if only is None:
+        wanted = sorted({*files, *shipped})
+    elif only in files:
+        wanted = [only]
+    else:
+        wanted = [load(only).name]  # Or the error that names those that are known.
+    found: list[InstalledAgent] = []
+    for name in wanted:
+        profile, error = _load(name)
+        found.append(
+            InstalledAgent(
+                name=name,
+                profile=profile,
+                error=error,
+                path=None if profile is None else _path(profile),
+                source=str(files[name]) if name in files else None,
+                overrides=name in files and name in shipped,
+            )
+        )
+    return found
+
+
+def _load(name: str) -> tuple[Profile | None, str | None]:
+    try:
+        return load(name), None
+    except UsageError as exc:
+        return None, str(exc)
+
+
+def _path(profile: Profile) -> str | None:
+    if not profile.command:
+        return None
+    path = shutil.which(profile.command[0])
+    # A command may name a program by a path, and that of a folder is told as whole as that of PATH.
+    return None if path is None else os.path.abspath(path)

@@ -1,23 +1,29 @@
-"""The numbers of a session: what the profile says, and what the caller wants instead.
+"""Check what callers pass: the name of a session, its options, how it is opened, and each ask.
 
-`options` (seconds, unless they say otherwise): `drain_seconds`, `settle_seconds`, `start_seconds`, `write_seconds`,
-`ageing_seconds`, `hold_idle_seconds`, `collect_seconds`, `queue_max`, `when_full` ("refuse" or "drop"), `attempts_max`
-(how often an ask that gives way comes back), `clocks` (a mapping from the watchdog's name), the ladder's `eof_grace`,
-`grace`, `linger` and `drain`, and `frame_bytes_max`, beyond which a frame from the agent goes to a file.
-`quiet_seconds`: how long the agent must be quiet after its boundary before the turn is over. `after_interrupt`: what
-becomes of tools that it leaves running when it is interrupted ("sweep": they are ended, or "keep": only reported).
+A wrong argument is an error of the call, before the session state machine sees it: there it would fail every caller.
 
-Of questions: `question_seconds` (None: they wait), `question_default` ("deny" or "allow": what it is when nobody has
-answered by then), `question_after_crash` ("withdraw", or "keep": it is still there when the session is taken over, and
-what is answered then is given when the agent asks the same again). Of settings: `setting_seconds`. Of the process:
-`idle_seconds` (None: it is kept), `recycle_seconds` (None: it may grow old) with `save_prompt`, `backoff_seconds` and
-`backoff_seconds_max`.
+**Options.** In seconds unless the name says otherwise. Those that are not given come from the profile or from `Config`:
+
+- turns: `drain_seconds`, `settle_seconds`, `start_seconds`, `write_seconds`, `collect_seconds`, `setting_seconds`;
+  `quiet_seconds`: how long the agent must be quiet after its boundary before the turn is over; `after_interrupt`: tools
+  that the agent leaves running when it is interrupted are ended ("sweep") or only reported ("keep"); `clocks`: a
+  mapping from the watchdog's name
+- the queue: `ageing_seconds`, `hold_idle_seconds`, `queue_max`, `when_full` ("refuse" or "drop"), `attempts_max`: how
+  often an ask that gives way comes back
+- questions: `question_seconds` (None: they wait), `question_default`: the answer when nobody has answered by then
+  ("deny" or "allow"), `question_after_crash`: "withdraw", or "keep" for the host that takes the session over; it gives
+  the answer when the agent asks the same again
+- the process: `idle_seconds` (None: it is kept), `recycle_seconds` (None: it may grow old) with `save_prompt`,
+  `backoff_seconds`, `backoff_seconds_max`, and the ladder's `eof_grace`, `grace`, `linger` and `drain`
+- `frame_bytes_max`: a longer frame of the agent goes to a file
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import shlex
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
@@ -37,10 +43,47 @@ from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.core.session.watchdogs import Name
 from banksman.core.stop_ladder import Timings
 from banksman.core.wire.framing import FRAME_BYTES_MAX
-from banksman.errors import Refused, UsageError
+from banksman.core.wire.redaction import Redactor
+from banksman.errors import NotFound, Refused, UsageError
 from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
 from banksman.sessions.status import find_turn
 
+# -- names -----------------------------------------------------------------------------------------------------------
+NAME_CHARACTERS_MAX = 200
+# An id of ours is no name: whoever finds by either would find another one's session.
+ID = re.compile(r"s-[0-9a-f]{16}")
+
+
+def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
+    """None: it has none."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        hint = f"1 to {NAME_CHARACTERS_MAX} characters, all of them printable"
+        raise UsageError(f"a session cannot be called {name!r:.60}", hint=hint)
+    if ID.fullmatch(name):
+        raise UsageError(f"{name} is an id, and no name", hint="a name of your own")
+    check_no_secret("name", name, redactor)
+    return name
+
+
+def check_no_secret(what: str, text: str, redactor: Redactor | None) -> None:
+    if redactor is not None and redactor.redact_text(text) != text:
+        raise UsageError(f"a {what} cannot hold a secret", hint="it would be written to the store")
+
+
+def checked_id(session: Any) -> str:
+    """An id or a name, as somebody gives it who wants to find one."""
+    if not isinstance(session, str):
+        raise UsageError(f"a session is not found by {session!r:.60}", hint="its id, or its name")
+    try:
+        session.encode()
+    except UnicodeEncodeError as exc:
+        raise NotFound(f"there is no session {session!r:.60}", hint="see sessions()") from exc
+    return session
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
 LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
 # Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
 QUEUE_MAX_MAX = 4096
@@ -57,7 +100,7 @@ SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_se
 KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
 
 
-class Numbers(Struct, frozen=True, kw_only=True):
+class OptionValues(Struct, frozen=True, kw_only=True):
     timings: Timings
     frame_bytes_max: int
     _config: Config
@@ -66,7 +109,7 @@ class Numbers(Struct, frozen=True, kw_only=True):
         return replace(self._config, **more)
 
 
-def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
+def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
     clocks: dict[str, float | None] = dict(profile.clocks)
     ladder: dict[str, float] = {}
     found: dict[str, Any] = {
@@ -90,7 +133,7 @@ def read(profile: Profile, options: Mapping[str, Any]) -> Numbers:
     start = clocks.pop(Name.START, None)
     if start is not None:
         found.setdefault("start_seconds", start)
-    return Numbers(
+    return OptionValues(
         timings=dataclasses.replace(profile.timings, **ladder),
         frame_bytes_max=found.pop("frame_bytes_max", FRAME_BYTES_MAX),
         _config=Config(dialect=profile.dialect, clocks=clocks, **found),
@@ -139,8 +182,7 @@ def _clocks(value: Any) -> dict[str, float | None]:
     return dict(wanted)
 
 
-# What callers ask of a session, checked before it goes through the door: there, what is wrong is everybody's.
-
+# -- asks ------------------------------------------------------------------------------------------------------------
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
 # What an agent must be able to do, by the kind of content in a prompt. All take text, and links.
@@ -149,7 +191,7 @@ _CAPABILITIES = {"image": "images", "audio": "audio"}
 PRIORITY_MAX = 1_000_000
 
 
-class Wishes:
+class AskChecks:
     """Of those who use one session. `capabilities`: what the agent can; None: everything."""
 
     def __init__(self, agent: str, dialect: Dialect, capabilities: Collection[str] | None) -> None:
@@ -262,7 +304,7 @@ def _kinds(prompt: Any) -> set[str]:
     return {kind for kind in kinds if isinstance(kind, str)}
 
 
-def moved(state: Session, turn: str, before: str | None) -> tuple[str, str | None]:
+def find_move(state: Session, turn: str, before: str | None) -> tuple[str, str | None]:
     """The turns that these asks belong to in the queue: the one to be moved, and the other. `Refused` if one of them
     does not wait, `UsageError` if they are in different classes."""
     found: list[Turn] = []
@@ -276,3 +318,76 @@ def moved(state: Session, turn: str, before: str | None) -> tuple[str, str | Non
         hint = "a turn is moved within its class; ask with another priority"
         raise UsageError("the two turns are of different classes", hint=hint, turn=first.id, before=other.id)
     return first.id, None if before is None else other.id
+
+
+# -- how a session is opened -----------------------------------------------------------------------------------------
+# The MCP server of the caller's own tools; the agent calls them `mcp__banksman__NAME`.
+TOOLS_SERVER = "banksman"
+
+
+def checked_mcp_servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
+    """A copy, so that every process is started with the same servers."""
+    hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
+    if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
+        raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
+    items = cast(Sequence[Any], servers)
+    names: set[str] = {TOOLS_SERVER}
+    for server in items:
+        if not _is_server(server) or server["name"] in names:
+            raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
+        names.add(server["name"])
+    return tuple(_copy(server) for server in items)
+
+
+def _copy(server: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return storable(server)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise UsageError(f"an MCP server cannot be {server!r:.120}: {exc}", hint="plain JSON") from exc
+
+
+def _is_server(server: Any) -> bool:
+    if not isinstance(server, Mapping):
+        return False
+    members = cast(Mapping[str, Any], server)
+    needed = ("name", "command") if "command" in members else ("name", "type", "url")
+    words, *pairs = (members.get(name, ()) for name in ("args", "env", "headers"))
+    if not all(isinstance(each, list | tuple) for each in (words, *pairs)):
+        return False
+    texts = (*(members.get(name) or None for name in needed), *words)
+    return all(isinstance(text, str) for text in texts) and all(_is_pair(pair) for each in pairs for pair in each)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, Mapping) and all(isinstance(cast(Any, pair).get(name), str) for name in ("name", "value"))
+
+
+def checked_conversation(resume: Any) -> str | None:
+    if resume is not None and (not isinstance(resume, str) or not resume):
+        raise UsageError(f"resume cannot be {resume!r:.60}", hint="the agent's own name for a conversation")
+    return resume
+
+
+def checked_command(command: Any, profile: Profile) -> list[str]:
+    if command is None:
+        return list(profile.own_command())
+    if isinstance(command, str):
+        try:
+            command = shlex.split(command)
+        except ValueError as exc:
+            raise UsageError(f"command cannot be {command!r}: {exc}", hint="a list of words says it exactly") from exc
+    words = checked_words("command", command)
+    if not words:
+        raise UsageError("command is empty", hint="its first word is the program")
+    return words
+
+
+def checked_words(name: str, value: Any) -> list[str]:
+    if isinstance(value, str | bytes):
+        raise UsageError(f"{name} must be a list of words, not {value!r:.60}")
+    words: list[str] = []
+    for word in value:
+        if not isinstance(word, str | os.PathLike):
+            raise UsageError(f"{name} holds {word!r:.60}", hint="text")
+        words.append(os.fsdecode(word))  # pyright: ignore[reportUnknownArgumentType]
+    return words

@@ -1,0 +1,203 @@
+"""What a session records about itself: counters, how long its turns take, and its last facts.
+
+`Totals` adds the numbers of all sessions of a host. Each session counts for itself, and its numbers are forgotten with
+it. A sum that an operator follows for days must not fall because of that. So when a session ends here, its numbers are
+added to those of all that ended before. While it lives nothing is added up, and counting a frame costs one addition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, Entry
+from banksman.core.session.facts import Asked, Fact, FramesRead
+from banksman.core.session.outcome import Kind
+from banksman.core.session.state import Session
+
+
+@dataclass(slots=True)
+class Counters:
+    """Both ways, since the session was opened.
+
+    `noise`: lines that were no frames. `spilled`: frames too large to keep; `dropped`: bytes of those that are lost.
+    `swept`: processes that had to be ended with the agent's own; `survivors`: those that could not be.
+    """
+
+    frames_in: int = 0
+    bytes_in: int = 0
+    frames_out: int = 0
+    bytes_out: int = 0
+    noise: int = 0
+    spilled: int = 0
+    dropped: int = 0
+    processes: int = 0
+    swept: int = 0
+    survivors: int = 0
+
+
+# -- times -----------------------------------------------------------------------------------------------------------
+# Upper bounds in seconds: an agent answers in a second, or works for an hour.
+BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
+_MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
+
+
+class Histogram:
+    """`counts`: of each bound those at or below it and above the one before; the last: all that are longer."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    def update(self, other: Histogram) -> None:
+        self.counts = [mine + others for mine, others in zip(self.counts, other.counts, strict=True)]
+        self.seconds += other.seconds
+
+
+class TurnTimes:
+    """Of one session, or of several together. `queue`: from acceptance to the first start. `turn`: from there to the
+    end; a turn that was started again counts once.
+
+    Measured by the events that are written to the log. An ask that was queued under another host is not measured,
+    because the clocks of two hosts differ."""
+
+    __slots__ = ("_queued", "_started", "queue", "turn")
+
+    def __init__(self) -> None:
+        self.queue = Histogram()
+        self.turn = Histogram()
+        self._queued: dict[str, float] = {}
+        self._started: dict[str, float] = {}
+
+    def note(self, entries: Sequence[Entry], now: float) -> None:
+        for turn, kind, _ in entries:
+            if kind not in _MARKS or turn is None:
+                continue
+            if kind == TURN_QUEUED:
+                self._queued[turn] = now
+            elif kind == TURN_STARTED and turn in self._queued:
+                self.queue.add(now - self._queued.pop(turn))
+                self._started[turn] = now
+            elif kind == TURN_ENDED:
+                self._queued.pop(turn, None)
+                if turn in self._started:
+                    self.turn.add(now - self._started.pop(turn))
+
+    def update(self, other: TurnTimes) -> None:
+        self.queue.update(other.queue)
+        self.turn.update(other.turn)
+
+
+# -- all sessions of a host ------------------------------------------------------------------------------------------
+class Counted(NamedTuple):
+    """The numbers of one session. `outcomes`: how many asks ended, by the kind of their outcome."""
+
+    counters: Counters
+    outcomes: Counter[str]
+    turn_times: TurnTimes
+
+
+class Totals:
+    """For one loop. None of the sums ever falls."""
+
+    def __init__(self) -> None:
+        self._open: dict[asyncio.Future[None], Counted] = {}
+        self._counters: Counter[str] = Counter(dict.fromkeys(Counters.__slots__, 0))
+        self._turns: Counter[str] = Counter({kind.value: 0 for kind in Kind})
+        self._times = TurnTimes()
+
+    def follow(self, finished: asyncio.Future[None], counted: Counted) -> None:
+        """Until the session is `finished`, and what it had counted by then for ever."""
+        self._open[finished] = counted
+        finished.add_done_callback(self._end)
+
+    def _end(self, finished: asyncio.Future[None]) -> None:
+        counted = self._open.pop(finished)
+        self._counters.update(_by_name(counted.counters))
+        self._turns.update(counted.outcomes)
+        self._times.update(counted.turn_times)
+
+    def counters(self) -> Mapping[str, int]:
+        """The fields of `Counters`, of all together."""
+        total = self._counters.copy()
+        for counted in self._open.values():
+            total.update(_by_name(counted.counters))
+        return total
+
+    def turns(self) -> Mapping[str, int]:
+        """How many asks ended, by the kind of their outcome."""
+        total = self._turns.copy()
+        for counted in self._open.values():
+            total.update(counted.outcomes)
+        return total
+
+    def times(self) -> TurnTimes:
+        """How long asks have waited, and turns taken."""
+        total = TurnTimes()
+        for times in (self._times, *(counted.turn_times for counted in self._open.values())):
+            total.update(times)
+        return total
+
+
+def _by_name(counters: Counters) -> dict[str, int]:
+    return {name: getattr(counters, name) for name in counters.__slots__}
+
+
+# -- the flight recorder ---------------------------------------------------------------------------------------------
+# At least so many facts are kept, at most twice as many.
+FACTS_MIN = 64
+# What is kept of the frames of one fact: to follow a trace, a flood of text is not needed.
+LINES_MAX = 16
+LINE_BYTES_MAX = 256
+
+
+class Recorder:
+    """The last facts of a session, and the state before the first of them: a unit test can replay them.
+
+    A fact that goes wrong is the last one in it. Frames are cut, because their meanings are kept beside them."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Session, list[Fact]] | None = None
+        self._now: tuple[Session, list[Fact]] | None = None
+
+    def note(self, state: Session, fact: Fact) -> None:
+        """`state` is the one that the fact is about to be taken in."""
+        if self._now is None or len(self._now[1]) >= FACTS_MIN:
+            self._before, self._now = self._now, (state, [])
+        self._now[1].append(_cut(fact))
+
+    def flight(self) -> tuple[Session, list[Fact]] | None:
+        """Where it starts, and what happened since. None: nothing has."""
+        if self._before is None or self._now is None:
+            return self._now
+        return self._before[0], [*self._before[1], *self._now[1]]
+
+    def __str__(self) -> str:
+        flight = self.flight()
+        return "nothing" if flight is None else "\n".join(f"  {fact}" for fact in flight[1])
+
+
+def _cut(fact: Fact) -> Fact:
+    if isinstance(fact, Asked):
+        # What was asked is for the agent; the machine only needs to know that it was.
+        return replace(fact, ask=replace(fact.ask, prompt=str(fact.ask.prompt)[:LINE_BYTES_MAX]))
+    if not isinstance(fact, FramesRead):
+        return fact
+    if len(fact.lines) <= LINES_MAX:
+        return replace(fact, lines=[line[:LINE_BYTES_MAX] for line in fact.lines])
+    # The index of a meaning must still be that of its line, so what is left out is left empty.
+    meant = {index for index, _ in fact.meanings}
+    lines = [line[:LINE_BYTES_MAX] if i in meant else b"" for i, line in enumerate(fact.lines)]
+    return replace(fact, lines=lines) if meant else replace(fact, lines=[b""] * len(fact.lines))
