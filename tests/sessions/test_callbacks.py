@@ -12,8 +12,8 @@ from tests.sessions.helpers import Case, answers, opened, requesting, requests, 
 
 from banksman import Hook, Host, Kind, Session, Tool, UsageError
 from banksman.core.session.questions import CALLBACKS_MAX
+from banksman.core.wire.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from banksman.sessions import hooks as run_hooks
-from banksman.sessions import tools as run_tools
 from banksman.testing import fake_agent
 
 INPUT = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}
@@ -351,8 +351,8 @@ async def test_a_call_to_what_is_not_there_is_an_error_of_the_protocol(tmp_path:
     async with opened(tmp_path, tools=[tool()]) as case:
         await case.answer(f"{calling('other', text='a')}\n{message('resources/list')}")
         unknown, method = (output["mcp_response"]["error"] for output in outputs(case))
-        assert unknown["code"] == run_tools.INVALID_PARAMS
-        assert method["code"] == run_tools.UNKNOWN_METHOD
+        assert unknown["code"] == INVALID_PARAMS
+        assert method["code"] == METHOD_NOT_FOUND
 
 
 @pytest.mark.parametrize("tools", [[], [tool()]])

@@ -466,7 +466,7 @@ async def test_a_write_that_nobody_waits_for_any_more_is_not_done(root: Path) ->
         loop.call_soon_threadsafe(begun.set)
         return fifo.read_text()
 
-    blocking = asyncio.ensure_future(workspace._lane.run(busy))  # pyright: ignore[reportPrivateUsage]
+    blocking = asyncio.ensure_future(workspace._blocking.run(busy))  # pyright: ignore[reportPrivateUsage]
     await begun.wait()
     writing = asyncio.ensure_future(serve_write(workspace, f"{root}/text"))
     await asyncio.sleep(0)

@@ -247,7 +247,7 @@ class Scene:
         session, driver = self.session, self.driver
         assert driver.error is None
         for name in ("_turns", "_accepting", "_receipts", "_granting", "_changing"):
-            left = getattr(session._promises, name)  # pyright: ignore[reportPrivateUsage]
+            left = getattr(session._futures, name)  # pyright: ignore[reportPrivateUsage]
             assert not left, f"left in {name}: {left}"
         assert not driver.timers, f"timers left: {driver.timers}"
         assert not session.questions()

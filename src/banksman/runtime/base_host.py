@@ -184,7 +184,7 @@ class Host(Starter):
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it opens nothing more", hint="open another Host")
-        opening = SessionSpec(
+        spec = SessionSpec(
             agent,
             cwd=cwd,
             command=command,
@@ -205,9 +205,9 @@ class Host(Starter):
         )
         sessions = self._own_sessions()
         try:
-            return await sessions.open(opening, name=name, on_question=on_question, id=id)
+            return await sessions.open(spec, name=name, on_question=on_question, id=id)
         except BaseException:
-            opening.close()
+            spec.close()
             raise
 
     async def fork(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,11 +13,9 @@ from banksman.core.session.effects import CallBack, EndTerminals
 from banksman.core.session.facts import CallbackAnswered, TerminalsEnded
 from banksman.errors import BanksmanError, UsageError
 from banksman.sessions.driver import Driver
-from banksman.sessions.hooks import Hooks
+from banksman.sessions.hooks import Hooks, RequestTasks
 from banksman.sessions.tools import ToolServer
 from banksman.sessions.workspace import Workspace
-
-log = logging.getLogger("banksman")
 
 
 class Callbacks:
@@ -32,9 +29,7 @@ class Callbacks:
         self.workspace: Workspace | None = None
         # Those that were replaced, and may have something running that was cancelled and has not ended.
         self._former: list[Hooks | ToolServer | Workspace] = []
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        # Every one that is not over, those of closed requests too: the loop alone would not keep them.
-        self._running: set[asyncio.Task[None]] = set()
+        self._tasks = RequestTasks("a callback")
 
     def replace(self, hooks: Hooks, server: ToolServer) -> None:
         if hooks is not self.hooks:
@@ -61,18 +56,8 @@ class Callbacks:
     def call(self, effect: CallBack) -> None:
         # A task, so that nothing of the caller's ever runs inside the door.
         answer = self._answering(effect.asked)
-        task = asyncio.ensure_future(self._call(effect.process, effect.asked.request, answer))
-        self._tasks[effect.asked.request] = task
-        self._running.add(task)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            log.error("! a callback ended by %s", type(exc).__name__)
-        # By the task and not by its name, which another one may have by now.
-        for request in [request for request, other in self._tasks.items() if other is task]:
-            del self._tasks[request]
+        request = effect.asked.request
+        self._tasks.start(request, self._call(effect.process, request, answer))
 
     async def _call(self, process: int, request: str, answer: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         response: Mapping[str, Any] | None = None
@@ -107,13 +92,10 @@ class Callbacks:
         return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response
 
     def close(self, request: str) -> None:
-        task = self._tasks.pop(request, None)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
+        self._tasks.cancel(request)
 
     def end(self) -> None:
-        for request in list(self._tasks):
-            self.close(request)
+        self._tasks.cancel_all()
         if self.workspace is not None:
             self.workspace.end()
 

@@ -1,4 +1,4 @@
-"""Whoever tells others which sessions are here: of a host that is one of many."""
+"""Hooks by which a member of a cluster tells other hosts which sessions are here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ClusterHooks(Protocol):
-    """All of it in the loop of the host. Nothing of it raises."""
+    """A member of a cluster implements them. All are called in the loop of the host, and none raises."""
 
     def on_open(self, session: Session) -> None:
         """It is ours from here on."""
@@ -28,7 +28,7 @@ class ClusterHooks(Protocol):
         """A turn that somebody asked for has its outcome, and the log has that."""
         ...
 
-    async def bring(self, session: str, opening: SessionSpec, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, spec: SessionSpec, past: Past) -> Sequence[Entry]:
         """It is claimed, and no process of it is started yet: bring along what it needs here, and say so."""
         ...
 

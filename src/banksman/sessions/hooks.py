@@ -16,7 +16,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -141,6 +141,40 @@ def _failed(event: str, why: str) -> dict[str, Any]:
 
 
 # -- what a user hands in to be called -------------------------------------------------------------------------------
+class RequestTasks:
+    """Tasks that each answer one request of the agent. Every one is kept until it is over, also after its request is
+    closed: it may have something to clean up, and the loop alone would not keep it. `what`: their name in the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._by_request: dict[str, asyncio.Task[None]] = {}
+        self.running: set[asyncio.Task[None]] = set()
+
+    def start(self, request: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._by_request[request] = asyncio.ensure_future(work)
+        self.running.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            # What is no error of the callable's (an exit, say) is told here: nobody waits for the task.
+            log.error("! %s ended by %s", self._what, type(exc).__name__)
+        # By the task and not by its request, which another one may have by now.
+        for request in [request for request, other in self._by_request.items() if other is task]:
+            del self._by_request[request]
+
+    def cancel(self, request: str) -> None:
+        """Unless it is the task that asks."""
+        task = self._by_request.pop(request, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        for request in list(self._by_request):
+            self.cancel(request)
+
+
 class NoAnswer(Exception):
     """The callable neither returned nor raised: its time was over, or it was cancelled by somebody else."""
 

@@ -1,4 +1,7 @@
-"""Readers of a session's log: pages, then waiting past the head, then pages. Each is a cursor, and nothing more."""
+"""Read a session's log: pages, then a wait past the head, then pages. A reader is a cursor and nothing more.
+
+`ReadableSession` is a session as its log has it, whichever host owns it. Reading needs no more than the store.
+"""
 
 from __future__ import annotations
 
@@ -214,8 +217,6 @@ def parse_cursor(cursor: Any) -> tuple[int | None, int]:
     epoch, _, seq = str(cursor).rpartition(".")
     return int(epoch) if epoch else None, int(seq)
 
-
-# A session as its log has it: whoever owns it, and whether anybody does. Reading needs no more than the store.
 
 # How far back the last frames are looked for. In a long answer the prompt may lie behind thousands of words.
 FIRST_LOOK_EVENTS = 50

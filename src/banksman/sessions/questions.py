@@ -30,11 +30,10 @@ from banksman.core.session.event import Event, storable
 from banksman.core.session.facts import QuestionAnswered
 from banksman.core.session.history import OpenQuestion
 from banksman.core.session.permissions import Decision
-from banksman.core.session.state import OVER, KeptQuestion, Mode, Store, not_open
-from banksman.core.session.state import AgentRequest as Waiting
+from banksman.core.session.state import OVER, AgentRequest, KeptQuestion, Mode, Store, not_open
 from banksman.errors import BanksmanError, Closed, NotFound, UsageError
 from banksman.sessions.driver import Driver
-from banksman.sessions.hooks import reason
+from banksman.sessions.hooks import RequestTasks, reason
 
 log = logging.getLogger("banksman")
 # By itself, so that a host whose questions are answered from elsewhere can do without it.
@@ -108,9 +107,7 @@ class Questions:
         # Who waits until an answer is durable: for it, or for why it never will be.
         self._waiting: dict[str, asyncio.Future[Answered | BanksmanError]] = {}
         self._answers: OrderedDict[str, Answered] = OrderedDict()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        # Every one that is not over, those of closed questions too: they may have something to clean up.
-        self._running: set[asyncio.Task[None]] = set()
+        self._tasks = RequestTasks("on_question")
 
     def open(self) -> list[Question]:
         return list(self._open.values())
@@ -126,16 +123,7 @@ class Questions:
             waiting.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
         else:
             # A task, so that the callback never runs inside the door.
-            task = asyncio.ensure_future(self._call(self.on_question, question))
-            self._tasks[question.id] = task
-            self._running.add(task)
-            task.add_done_callback(self._over)
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            # What is no error of the callback's (an exit, say) is told here: nobody waits for the task.
-            log.error("! on_question ended by %s", type(exc).__name__)
+            self._tasks.start(question.id, self._call(self.on_question, question))
 
     async def _call(self, on_question: OnQuestion, question: Question) -> None:
         try:
@@ -160,7 +148,7 @@ class Questions:
         if question is not None:
             self._driver.tell(self._decided(question, answer, by))
 
-    def _decided(self, question: Waiting | KeptQuestion, answer: Answer, by: str) -> QuestionAnswered:
+    def _decided(self, question: AgentRequest | KeptQuestion, answer: Answer, by: str) -> QuestionAnswered:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
         state = self._driver.state
         dialect = state.config.dialect
@@ -231,9 +219,7 @@ class Questions:
 
     def close(self, id: str) -> None:
         self._open.pop(id, None)
-        task = self._tasks.pop(id, None)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
+        self._tasks.cancel(id)
 
     def end(self) -> None:
         for id in list(self._open):
@@ -241,7 +227,7 @@ class Questions:
 
     async def wait_ended(self) -> None:
         """Until no callback runs any more, but for the one that asks, and not for ever."""
-        running = self._running - {asyncio.current_task()}
+        running = self._tasks.running - {asyncio.current_task()}
         if running:
             _, late = await asyncio.wait(running, timeout=CALLBACK_SECONDS_MAX)
             if late:

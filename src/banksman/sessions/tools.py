@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from banksman.core import json_schema as schemas
+from banksman.core.wire.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from banksman.errors import UsageError
 from banksman.sessions.hooks import Calls, NoAnswer, check_wait, plain, reason
 
@@ -28,8 +29,6 @@ log = logging.getLogger("banksman")
 RESULT_BYTES_MAX = 4 << 20
 # The versions of MCP in which all that is said here means the same; the last is offered to a client that knows none.
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-
-INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32600, -32601, -32602
 
 # A list is taken for content only if all of it is: a type that MCP has, with the members that make it one.
 _BLOCKS = {
@@ -131,7 +130,7 @@ class ToolServer:
             case "tools/call":
                 return await self._called(known_id, params)
             case _:
-                return _error(known_id, UNKNOWN_METHOD, f"there is no method {method!r:.60}")
+                return _error(known_id, METHOD_NOT_FOUND, f"there is no method {method!r:.60}")
 
     @property
     def is_running(self) -> bool:

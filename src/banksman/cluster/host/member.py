@@ -159,8 +159,8 @@ class Member:
         if self._transcripts is not None and self._phase is not MemberPhase.CLOSED:
             self._transcripts.mirror(session, turn)
 
-    async def bring(self, session: str, opening: SessionSpec, past: Past) -> Sequence[Entry]:
-        return () if self._transcripts is None else await self._transcripts.bring(session, opening, past)
+    async def bring(self, session: str, spec: SessionSpec, past: Past) -> Sequence[Entry]:
+        return () if self._transcripts is None else await self._transcripts.bring(session, spec, past)
 
     async def wait_heard(self, session: Session) -> None:
         heard = self._heard.get(session.id)

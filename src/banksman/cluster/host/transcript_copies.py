@@ -198,11 +198,11 @@ class TranscriptCopies:
                 log.warning("! session %s: its transcript is not copied, and stays on this host: %s", session, why)
 
     # -- in ----------------------------------------------------------------------------------------------------------
-    async def bring(self, session: str, opening: SessionSpec, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, spec: SessionSpec, past: Past) -> Sequence[Entry]:
         """Put the conversation that it is to go on with where its agent looks for it. What is to be said of that; what
         is not brought the agent will say itself."""
         conversation = past.session.conversation
-        path = None if conversation is None else await asyncio.to_thread(opening.transcript, conversation)
+        path = None if conversation is None else await asyncio.to_thread(spec.transcript, conversation)
         copy = None if path is None else await self._get(session)
         if path is None or copy is None or copy[0].conversation != conversation:
             return ()

@@ -1,8 +1,16 @@
-"""The last of a terminal's output, as text: what an agent is shown of a command.
+"""Commands that an agent has its client run: its terminals. Each is a plain command, with a keeper and a ladder.
 
-Both streams in the order in which they come. They are two pipes, so what is written to both in the same moment may
-change places; nothing is lost by it, and no character is torn: each stream is decoded by itself, and what is kept is
-whole characters only. What is not UTF-8 is shown as U+FFFD.
+**Ownership.** `Terminals` owns a terminal from the request to the proof that nothing of its tree is left. The agent may
+give it up (`release`). It ends with the turn that is interrupted, with the agent's process, and with the session. A
+terminal whose request was withdrawn before the agent was told its id is ended too.
+
+**Where it runs.** In a folder inside the root, in the very folder that is held open, by way of `/proc/self/fd`: its
+path is not looked at a second time. (Without `/proc` it is, and the folder could be swapped in between.) The command
+itself is not confined. It is a program of the user's, as the agent is.
+
+**A program or a line.** ACP has a program and its words. Many agents send a whole line for a shell as the program, and
+no words, because the first editor that served them ran everything by a shell. So a command without words that cannot
+be the name of a program is given to a shell.
 """
 
 from __future__ import annotations
@@ -30,6 +38,8 @@ from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
 from banksman.sessions.workspace.safe_paths import Folder
 
+log = logging.getLogger("banksman")
+
 # What is cut off is cut off rarely: a command that writes single bytes would otherwise pay for each a copy of the rest.
 _SLACK_BYTES = 64 << 10
 _CONTINUATION = re.compile(rb"[\x80-\xbf]*")
@@ -37,7 +47,11 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Tail:
-    """At most `bytes_max` bytes of UTF-8."""
+    """The last of a terminal's output, as text: at most `bytes_max` bytes of UTF-8.
+
+    Both streams, in the order in which they come. They are two pipes, so what is written to both in the same moment may
+    change places. Each stream is decoded by itself, so no character is torn. What is not UTF-8 is shown as U+FFFD.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         assert bytes_max >= 0
@@ -76,27 +90,6 @@ class Tail:
         self._cut()
         return self._kept.decode(), self._is_cut
 
-
-# Commands that an agent has us run: its terminals. Each is a command like any other, with a keeper and on the ladder.
-#
-# **Who owns one.** This does, from the request to the proof that nothing of its tree is left. The agent may give it up
-# (`release`); it ends with the turn that is interrupted, with the agent's process, and with the session. A terminal of
-# which nobody was ever told the id, because the request was withdrawn meanwhile, is ended too.
-#
-# **Where it runs.** In a folder inside the root, which is handed over as it was found: the command is started in the
-#   very
-# folder that we hold open, by way of `/proc/self/fd`, and its path is not looked at a second time. (Where there is no
-# `/proc` it is: there the folder could be swapped in between.) The command itself is bound to nothing: it is a program
-#   of
-# the user's, as the agent is, and confined by neither.
-#
-# **A program or a line.** ACP has a program and its words. Many agents send the whole line of a shell as the program,
-#   and
-# no words, because the first editor that served them ran everything by a shell. So what has no words, and can be the
-#   name
-# of no program, is given to a shell.
-
-log = logging.getLogger("banksman")
 
 # Those that run, or were not released by the agent. Beyond it the oldest that has ended is forgotten; if all run, the
 # next one is refused.
