@@ -1,4 +1,4 @@
-"""Who is told what became of asks, interrupts, holds, questions and settings: the words of a driver to callers."""
+"""The seam between the driver and callers: what becomes of asks, interrupts, holds, questions and settings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from banksman.core.session.effects import (
 from banksman.core.session.outcome import Outcome
 from banksman.errors import BanksmanError
 
-# The effects that are words to callers.
-Told = (
+# The effects that are for callers.
+CallerEffect = (
     Accept
     | Reject
     | Resolve
@@ -45,7 +45,7 @@ Told = (
 
 
 class OutcomeListener:
-    """Who is told what became of asks, interrupts, holds and questions. The session's face; a stub in tests."""
+    """Told each such effect by the driver. `CallerFutures` implements it."""
 
     def accept(self, turn: str) -> None: ...
     def reject(self, turn: str, error: BanksmanError) -> None: ...
@@ -66,7 +66,7 @@ class OutcomeListener:
     def finish(self) -> None: ...
 
 
-def tell(listener: OutcomeListener, effect: Told) -> None:
+def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
     match effect:
         case Accept(turn=turn):
             listener.accept(turn)

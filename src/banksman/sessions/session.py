@@ -29,6 +29,7 @@ from banksman.core.session.facts import (
     InterruptAsked,
     SettingAsked,
 )
+from banksman.core.session.history import Past
 from banksman.core.session.outcome import By, Receipt
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Store
@@ -92,6 +93,10 @@ class Session(SessionLifecycle):
             assert self._claim is not None
             await self._claim(self)
         return self._here
+
+    async def _past(self) -> Past:
+        """What its log says. Changes nothing, and needs no claim."""
+        return await load(self._store, self.id, Config(dialect=self.dialect))
 
     # -- asking ------------------------------------------------------------------------------------------------------
     async def ask(
@@ -194,7 +199,7 @@ class Session(SessionLifecycle):
         looks now waits until it is, and is not told anything else meanwhile."""
         if self._owned is not None and self._owned.driver.state.store is Store.WORKING:
             return LoggedTurn(is_over=True)
-        past = await load(self._store, self.id, Config(dialect=self.dialect))
+        past = await self._past()
         found = status.find_turn(past.session, turn)
         if found is None:
             return LoggedTurn(is_over=True)
@@ -275,7 +280,7 @@ class Session(SessionLifecycle):
         """The same, wherever the session is: of one that is not ours, what its log says."""
         if self._owned is not None:
             return self.questions()
-        past = await load(self._store, self.id, Config(dialect=self.dialect))
+        past = await self._past()
         return [asked_before(question) for question in past.questions]
 
     async def answer(
@@ -300,7 +305,7 @@ class Session(SessionLifecycle):
         """
         answer = checked(Answer(decision, message, updated_input, content, remember, interrupt))
         if self._owned is None:
-            past = await load(self._store, self.id, Config(dialect=self.dialect))
+            past = await self._past()
             if not any(waiting.id == question for waiting in past.questions):
                 told = await self._find_answer(question)
                 return told or Answered(question, "withdrawn", "store", None, is_first=False)
@@ -354,7 +359,7 @@ class Session(SessionLifecycle):
         """What it is doing, wherever it is: of one that is not ours, what its log says. Changes nothing."""
         if self._owned is not None:
             return self.status()
-        past = await load(self._store, self.id, Config(dialect=self.dialect))
+        past = await self._past()
         if past.opened is not None and isinstance(cwd := past.opened.get("cwd"), str):
             self.cwd = cwd
         return status.from_log(past, self.status())
