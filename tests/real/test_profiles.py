@@ -400,7 +400,7 @@ def test_a_folder_that_is_none_or_not_for_us_has_no_agents(tmp_path: Path, monke
         assert known_agents.names() == OURS
     # A relative one is not heard, as the standard has it: the user's home is what counts then.
     folder = tmp_path / "home" / ".config" / "banksman" / "agents"
-    assert known_agents.users_folder() == folder
+    assert known_agents.user_folder() == folder
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text(SMALLEST)
     assert "mine" in known_agents.names()

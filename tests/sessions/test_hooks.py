@@ -18,11 +18,11 @@ from banksman.sessions.hooks import (
     AGENT_GRACE_SECONDS,
     ENDING_SECONDS_MAX,
     EVENTS,
-    Calls,
     Hook,
     Hooks,
     NoAnswer,
     Registration,
+    UserCalls,
 )
 from banksman.testing import sim
 
@@ -302,7 +302,7 @@ def test_a_hook_that_waits_for_the_end_does_not_wait_for_itself() -> None:
 
 def test_answer_deadline_and_cancellation_in_any_order_leave_one_outcome_and_no_task() -> None:
     async def scenario() -> None:
-        loop, calls = sim.current(), Calls()
+        loop, calls = sim.current(), UserCalls()
 
         async def call(argument: object) -> object:
             await asyncio.sleep(1)

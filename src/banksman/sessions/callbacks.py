@@ -112,6 +112,6 @@ class Callbacks:
                 each.abandon()
 
     async def wait_ended(self) -> None:
-        """Until none runs any more, and not for ever: see `Calls`. Of a command that was run, nothing is left."""
+        """Until none runs any more, and not for ever: see `UserCalls`. Of a command that was run, nothing is left."""
         workspaces = () if self.workspace is None else (self.workspace,)
         await asyncio.gather(*(each.wait_ended() for each in (self.hooks, self.server, *workspaces, *self._former)))

@@ -1,12 +1,12 @@
-"""Hooks of the agent, passed to callbacks: it stops at an event, says what is about to happen, and waits for a word.
+"""Hooks of the agent, passed to callbacks: the agent stops at an event, says what is about to happen, and waits.
 
 **A hook that fails harms nobody.** One that raises, or takes too long, or answers what cannot be sent, is logged once
-and answered for. Where the agent asks before it acts, the answer is no, with the reason: what was to be looked at and
-was not must not run. Elsewhere it is no word at all, and the agent goes on.
+and answered for. Where the agent asks before it acts, the answer is no, with the reason: an action that the hook could
+not look at must not run. Elsewhere the answer is empty, and the agent goes on.
 
-**Who owns a call.** Each runs in a task that `Calls` keeps until it is over, because a callable may take its time after
-it was cancelled, or not obey at all; the agent is not made to wait for that. The session's end is: see `wait_ended`.
-`Calls` serves the tools too (tools.py): whatever a user hands in to be called is called in one way.
+**Ownership.** Each call runs in a task that `UserCalls` keeps until it is over, because a callable may take its time
+after it was cancelled, or not obey at all. The agent is not made to wait for that. The session's end is: see
+`wait_ended`. `UserCalls` serves the tools too (tools.py): all callables of the user are called in one way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Hooks:
     """The hooks of one session: what to register, and what to call. Made of what a user passes as `hooks=`."""
 
     def __init__(self, hooks: Mapping[str, HookCall | Hook | Sequence[HookCall | Hook]]) -> None:
-        self._calls = Calls()
+        self._calls = UserCalls()
         self._hooks: dict[str, tuple[str, Hook]] = {}
         if not isinstance(cast(object, hooks), Mapping):
             raise UsageError(f"hooks cannot be {hooks!r:.60}", hint="a mapping from the name of an event to callbacks")
@@ -107,13 +107,13 @@ class Hooks:
                 return {}
             if not isinstance(output, Mapping):
                 raise UsageError(f"a hook cannot answer {output!r:.60}", hint="a mapping, or None")
-            return plain(cast(object, output))
+            return json_copy(cast(object, output))
         except NoAnswer as exc:
             log.error("! %s of %s %s", id, event, exc)
             return _failed(event, f"the hook {exc}")
         except Exception as exc:
             log.exception("! %s of %s failed", id, event)
-            return _failed(event, f"the hook failed: {reason(exc)}")
+            return _failed(event, f"the hook failed: {error_text(exc)}")
 
     @property
     def is_running(self) -> bool:
@@ -179,7 +179,7 @@ class NoAnswer(Exception):
     """The callable neither returned nor raised: its time was over, or it was cancelled by somebody else."""
 
 
-class Calls:
+class UserCalls:
     """Calls of what a user handed in: in the loop, each in a task of its own that is kept until it is over."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ def _over_late(task: asyncio.Task[Any]) -> None:
         log.error("! a callback that was cancelled raised", exc_info=exc)
 
 
-def reason(exc: BaseException) -> str:
+def error_text(exc: BaseException) -> str:
     """An exception in words that can be sent, and not too many."""
     try:
         words = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
@@ -247,7 +247,7 @@ def reason(exc: BaseException) -> str:
     return words[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
 
-def plain(value: object) -> Any:
+def json_copy(value: object) -> Any:
     """A value as JSON has it: a copy that nobody can change, of which it is certain that it can be sent."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members)
@@ -256,7 +256,7 @@ def plain(value: object) -> Any:
         copy = json.loads(text)
     except (TypeError, ValueError, RecursionError) as exc:
         hint = "text, finite numbers, lists and mappings"
-        raise UsageError(f"this cannot be sent as JSON: {reason(exc)}", hint=hint) from exc
+        raise UsageError(f"this cannot be sent as JSON: {error_text(exc)}", hint=hint) from exc
     # What is deeper could be written here, and not once it stands inside a message.
     if (fault := json_schema.fault(copy, True)) is not None:
         raise UsageError(f"this cannot be sent as JSON: {fault}", hint="less of it")

@@ -40,17 +40,17 @@ _NOT_FOR_US = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELO
 
 def names() -> list[str]:
     """All that are known, the user's among them, also those whose file is wrong."""
-    return sorted({*ours(), *users()})
+    return sorted({*packaged(), *user_files()})
 
 
-def ours() -> list[str]:
+def packaged() -> list[str]:
     """The agents that come with the package."""
     return sorted(_texts())
 
 
-def users() -> dict[str, Path]:
+def user_files() -> dict[str, Path]:
     """The user's own files, by the name of the agent."""
-    folder = users_folder()
+    folder = user_folder()
     if folder is None:
         return {}
     try:
@@ -68,7 +68,7 @@ def users() -> dict[str, Path]:
     }
 
 
-def users_folder() -> Path | None:
+def user_folder() -> Path | None:
     """Where the user's own are, whether or not it is there; None: the user has no home."""
     try:
         return config_folder() / "agents"
@@ -87,7 +87,7 @@ def load_or_plain(agent: str) -> Profile:
 def load(name: str) -> Profile:
     """The profile of an agent that is known: the user's own, or ours."""
     # Membership, and not the file system, decides: a name is no path.
-    own = users().get(name)
+    own = user_files().get(name)
     if own is not None:
         return load_file(own)
     if name not in _texts():
@@ -167,7 +167,7 @@ def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
         return data
     base = data["extends"]
     if not isinstance(base, str) or base not in _texts():
-        hint = f"one of those that come with the package: {', '.join(ours())}"
+        hint = f"one of those that come with the package: {', '.join(packaged())}"
         raise UsageError(f"{said_as}: extends cannot be {base!r:.60}", hint=hint)
     under = _tables(_texts()[base], f"the profile {base!r}")
     assert "extends" not in under, f"the profile {base!r} of the package extends another"
@@ -214,7 +214,7 @@ class InstalledAgent:
 
 def find_agents(only: str | None = None) -> list[InstalledAgent]:
     """All of them, by name, or one. A file that is wrong is told in its place, and hides no other."""
-    files, shipped = users(), ours()
+    files, shipped = user_files(), packaged()
     if only is None:
         wanted = sorted({*files, *shipped})
     elif only in files:

@@ -24,8 +24,8 @@ def starts_at_once() -> int:
     return max(2, cores)
 
 
-class Seat(Protocol):
-    """A session's place in the pool: the driver."""
+class PoolMember(Protocol):
+    """A session in the pool: its driver."""
 
     @property
     def urgency(self) -> int:
@@ -52,39 +52,39 @@ class Pool:
     def __init__(self, *, processes_max: int | None = None, starts_max: int | None = None) -> None:
         self.processes_max = processes_max
         self.starts_max = starts_max
-        self._waiting: list[Seat] = []
-        self._there: set[Seat] = set()
+        self._waiting: list[PoolMember] = []
+        self._there: set[PoolMember] = set()
         # Those that are starting, each with the end of the time in which it counts as one.
-        self._starting: dict[Seat, asyncio.TimerHandle] = {}
+        self._starting: dict[PoolMember, asyncio.TimerHandle] = {}
         # Those that were told to make room, and have not heard it or not obeyed yet.
-        self._told: set[Seat] = set()
+        self._told: set[PoolMember] = set()
         self._is_looking = False
         self._must_look_again = False
 
     def __repr__(self) -> str:
         return f"<Pool {len(self._there)} there, {len(self._starting)} starting, {len(self._waiting)} waiting>"
 
-    def want(self, seat: Seat) -> None:
+    def want(self, member: PoolMember) -> None:
         """It needs a process, and is told when it may start one: at once, perhaps."""
-        assert seat not in self._there
-        self._waiting.append(seat)
+        assert member not in self._there
+        self._waiting.append(member)
         self.look()
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, member: PoolMember) -> None:
         """It no longer waits for its place."""
-        self._waiting.remove(seat)
+        self._waiting.remove(member)
         self.look()
 
-    def has_started(self, seat: Seat) -> None:
-        timer = self._starting.pop(seat, None)
+    def has_started(self, member: PoolMember) -> None:
+        timer = self._starting.pop(member, None)
         if timer is not None:
             timer.cancel()
             self.look()
 
-    def has_left(self, seat: Seat) -> None:
-        self._there.discard(seat)
-        self._told.discard(seat)
-        self.has_started(seat)
+    def has_left(self, member: PoolMember) -> None:
+        self._there.discard(member)
+        self._told.discard(member)
+        self.has_started(member)
         self.look()
 
     def look(self) -> None:
@@ -106,21 +106,21 @@ class Pool:
             if self._is_full(len(self._there), self.processes_max):
                 self._make_room()
                 return
-            seat = max(self._waiting, key=lambda waiting: waiting.urgency)  # The first of the most urgent.
-            self._waiting.remove(seat)
-            self._there.add(seat)
+            member = max(self._waiting, key=lambda waiting: waiting.urgency)  # The first of the most urgent.
+            self._waiting.remove(member)
+            self._there.add(member)
             loop = asyncio.get_running_loop()
-            self._starting[seat] = loop.call_later(START_SECONDS_MAX, self.has_started, seat)
-            seat.start_now()
+            self._starting[member] = loop.call_later(START_SECONDS_MAX, self.has_started, member)
+            member.start_now()
 
     @staticmethod
     def _is_full(count: int, limit: int | None) -> bool:
         return limit is not None and count >= limit
 
     def _make_room(self) -> None:
-        self._told = {seat for seat in self._told if seat.idle_since is not None or seat.is_leaving}
-        leaving = sum(seat.is_leaving or seat in self._told for seat in self._there)
-        idle = {seat: since for seat in self._there - self._told if (since := seat.idle_since) is not None}
-        for seat in sorted(idle, key=lambda seat: idle[seat])[: max(0, len(self._waiting) - leaving)]:
-            self._told.add(seat)
-            seat.evict()
+        self._told = {member for member in self._told if member.idle_since is not None or member.is_leaving}
+        leaving = sum(member.is_leaving or member in self._told for member in self._there)
+        idle = {member: since for member in self._there - self._told if (since := member.idle_since) is not None}
+        for member in sorted(idle, key=lambda member: idle[member])[: max(0, len(self._waiting) - leaving)]:
+            self._told.add(member)
+            member.evict()

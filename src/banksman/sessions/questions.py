@@ -33,7 +33,7 @@ from banksman.core.session.permissions import Decision
 from banksman.core.session.state import OVER, AgentRequest, KeptQuestion, Mode, Store, not_open
 from banksman.errors import BanksmanError, Closed, NotFound, UsageError
 from banksman.sessions.driver import Driver
-from banksman.sessions.hooks import RequestTasks, reason
+from banksman.sessions.hooks import RequestTasks, error_text
 
 log = logging.getLogger("banksman")
 # By itself, so that a host whose questions are answered from elsewhere can do without it.
@@ -138,7 +138,7 @@ class Questions:
         except BaseException as exc:
             # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
             log.exception("! on_question raised; the answer is no")
-            self._give(question.id, Answer("deny", f"the callback failed: {reason(exc)}"), by="failure")
+            self._give(question.id, Answer("deny", f"the callback failed: {error_text(exc)}"), by="failure")
             if not isinstance(exc, Exception):
                 raise
 

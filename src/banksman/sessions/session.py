@@ -345,9 +345,9 @@ class Session(SessionLifecycle):
         """What it is doing. Never blocks, and changes nothing. Of one that is not ours it is what the store says at a
         glance; `look` says more."""
         if self._owned is None:
-            return status.glance(self._store.find(self.id), self.id, name=self.name, agent=self.agent)
+            return status.from_listing(self._store.find(self.id), self.id, name=self.name, agent=self.agent)
         redact = None if self._redactor is None else self._redactor.redact_text
-        return status.take(
+        return status.from_driver(
             self._driver,
             name=self.name,
             agent=self.agent,

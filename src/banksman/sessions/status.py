@@ -196,7 +196,7 @@ def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
     )
 
 
-def take(
+def from_driver(
     driver: Driver,
     *,
     name: str | None,
@@ -253,7 +253,7 @@ def take(
     )
 
 
-def glance(known: Known | None, id: str, *, name: str | None, agent: str) -> Status:
+def from_listing(known: Known | None, id: str, *, name: str | None, agent: str) -> Status:
     """Of a session that is not ours: what a listing says. None: it is not there any more."""
     owner = None if known is None else known.owner
     if owner is not None and owner.is_here:

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard, cast
 from banksman.core import json_schema as schemas
 from banksman.core.wire.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from banksman.errors import UsageError
-from banksman.sessions.hooks import Calls, NoAnswer, check_wait, plain, reason
+from banksman.sessions.hooks import NoAnswer, UserCalls, check_wait, error_text, json_copy
 
 log = logging.getLogger("banksman")
 
@@ -61,11 +61,11 @@ class Tool:
         _check_name("tool", self.name)
         if not isinstance(cast(object, self.description), str):
             raise UsageError(f"the description of {self.name} cannot be {self.description!r:.60}", hint="text")
-        plain(self.description)
+        json_copy(self.description)
         if not callable(self.call):
             raise UsageError(f"the tool {self.name} cannot call {self.call!r:.60}", hint="a function of one argument")
         # A copy: what was checked is what the model is told, and what its input is held to.
-        copy = plain(self.schema)
+        copy = json_copy(self.schema)
         schemas.check(copy)
         if not isinstance(copy, dict) or cast(dict[str, Any], copy).get("type") != "object":
             hint = '{"type": "object", "properties": …}: the input of a tool has names'
@@ -86,7 +86,7 @@ class ToolServer:
         check_wait(seconds)
         self.name = name
         self._seconds = seconds
-        self._calls = Calls()
+        self._calls = UserCalls()
         self._tools: dict[str, Tool] = {}
         for each in tools:
             if not isinstance(cast(object, each), Tool):
@@ -167,7 +167,7 @@ class ToolServer:
             result = _failed(f"the tool {exc}")
         except Exception as exc:
             log.exception("! the tool %s failed", name)
-            result = _failed(f"the tool failed: {reason(exc)}")
+            result = _failed(f"the tool failed: {error_text(exc)}")
         return _response(id, result)
 
 
@@ -195,7 +195,7 @@ def _listed(each: Tool) -> dict[str, Any]:
 
 def _result(answer: object) -> dict[str, Any]:
     """What a function returned, as the result of a call. Raises UsageError if it cannot be sent."""
-    value = plain(answer)
+    value = json_copy(answer)
     result: dict[str, Any]
     if isinstance(value, str):
         result = {"content": [_text(value)]}

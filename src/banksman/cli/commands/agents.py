@@ -49,7 +49,7 @@ def parser() -> Parser:
         "[NAME] [--versions]",
         "Show which agents are known, what each can do, and which are on this machine.",
         "banksman agents --versions",
-        notes=_NOTES.format(folder=known_agents.users_folder() or "banksman/agents in the configuration folder"),
+        notes=_NOTES.format(folder=known_agents.user_folder() or "banksman/agents in the configuration folder"),
     )
     flags.add_argument("name", nargs="?", metavar="NAME", help="this one only, and all that is known about it")
     flags.add_argument("--versions", action="store_true", help="ask each that was found for its version")

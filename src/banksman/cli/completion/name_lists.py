@@ -52,7 +52,7 @@ def _sessions() -> Iterable[str]:
 def _agents() -> Iterable[str]:
     from banksman.sessions import known_agents  # noqa: PLC0415
 
-    return sorted({*known_agents.users(), *known_agents.ours()})
+    return sorted({*known_agents.user_files(), *known_agents.packaged()})
 
 
 def _keys() -> Iterable[str]:

@@ -20,7 +20,7 @@ from banksman.errors import Closed, UsageError
 from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent
 from banksman.sessions.workspace import files, safe_paths
 from banksman.sessions.workspace.safe_paths import Folder, Root
-from banksman.sessions.workspace.terminals import Start, Surroundings, TerminalOrder, Terminals, start_command
+from banksman.sessions.workspace.terminals import Start, TerminalEnvironment, TerminalOrder, Terminals, start_command
 
 log = logging.getLogger("banksman")
 
@@ -180,7 +180,7 @@ class Workspace:
         self._root: Root | None = None
         self._is_over = False
         self._blocking = BlockingCalls()
-        self._terminals = Terminals(start, Surroundings(env, inherit_env, tuple(scrub)))
+        self._terminals = Terminals(start, TerminalEnvironment(env, inherit_env, tuple(scrub)))
 
     def __repr__(self) -> str:
         return f"<Workspace {self._path} {'over' if self._is_over else 'open'} {self._terminals}>"

@@ -110,7 +110,7 @@ def start_command(launch: Launch, options: Options, lease: LeasePage | None = No
     return Command(launch, options, id=os.urandom(6).hex(), on_end=lambda _: None, lease=lease)
 
 
-class Surroundings(Struct, frozen=True):
+class TerminalEnvironment(Struct, frozen=True):
     """The environment of a terminal: as the agent's process has it."""
 
     env: Mapping[str, str] | None = None
@@ -150,7 +150,7 @@ class Terminal(Struct, frozen=True):
 class Terminals:
     """Of one process of an agent."""
 
-    def __init__(self, start: Start, surroundings: Surroundings) -> None:
+    def __init__(self, start: Start, surroundings: TerminalEnvironment) -> None:
         self._start = start
         self._surroundings = surroundings
         self._terminals: dict[str, Terminal] = {}
