@@ -103,7 +103,7 @@ class Host(BlockingHost):
         `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
         conversation of the agent's own, to go on with: `NotOwner` if another session of this store has it. `fork`: to
         begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see
-        `sessions/session_options.py`.
+        `sessions/arguments.py`.
 
         Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
         and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
