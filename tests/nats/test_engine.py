@@ -62,7 +62,7 @@ async def test_of_fifty_hosts_that_claim_at_once_one_gets_it_each_time(
     nodes: str, request: pytest.FixtureRequest, tmp_path: Path, prefix: str
 ) -> None:
     servers: Servers = request.getfixturevalue(nodes)
-    logs = [ClusterLog(parse(servers.store(prefix, lease=30)), tmp_path) for _ in range(CLAIMERS)]
+    logs = [ClusterLog(parse(servers.store(prefix, lease=300)), tmp_path) for _ in range(CLAIMERS)]
     try:
         await asyncio.gather(*(log.ready() for log in logs))
         for number in range(3):
