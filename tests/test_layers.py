@@ -36,8 +36,8 @@ IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", 
 # `banksman.__init__` is the package's public face.
 EVERYTHING = ("banksman",)
 _CORE = ("banksman.errors", "banksman.core")
-# What all above the core may use: tasks and whose they are, the user's folders.
-_TOOLS = ("banksman.tasks", "banksman.folders")
+# What all above the core may use: tasks and whose they are, the loop of a state machine, the user's folders.
+_TOOLS = ("banksman.tasks", "banksman.dispatcher", "banksman.folders")
 _PROCESS = (*_CORE, *_TOOLS, "banksman.process")
 _COMMANDS = (*_PROCESS, "banksman.commands")
 # The protocol of a log that is handed in from above, and no engine.
@@ -55,6 +55,7 @@ _SERVER = (
 )
 BANKSMAN = {
     "errors": (),
+    "dispatcher": (),
     "folders": ("banksman.errors",),
     "sockets": ("banksman.errors",),
     "tasks": (),

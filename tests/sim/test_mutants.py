@@ -16,6 +16,7 @@ from tests.sim.scenarios import CASES  # noqa: E402
 from tests.thorough import thorough  # noqa: E402
 
 from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
+from banksman.dispatcher import Dispatcher  # noqa: E402
 from banksman.sessions.agent_process import AgentEvent, WriteBroke  # noqa: E402
 from banksman.sessions.caller_futures import CallerFutures  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
@@ -46,12 +47,10 @@ def is_silent() -> Iterator[None]:
 
 @mutant("frames_are_taken_at_once")
 def a_fact_that_is_born_of_an_effect_is_dispatched_at_once(patch: Patch) -> None:
-    def tell(self: Any, fact: Fact) -> None:
-        was, self._is_dispatching = self._is_dispatching, False
-        self.dispatch(fact)
-        self._is_dispatching = was
+    def dispatch(self: Any, fact: Fact) -> None:
+        self._handle(fact)
 
-    patch(Driver, "tell", tell)
+    patch(Dispatcher, "dispatch", dispatch)
 
 
 @mutant(*(f"append_{number}_fails" for number in range(1, 12)))

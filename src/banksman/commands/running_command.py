@@ -13,7 +13,6 @@ import enum
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from banksman.core.process_facts import (
     Survivor,
     TreeEnded,
 )
+from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, CommandError
 from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
@@ -135,8 +135,7 @@ class RunningCommand:
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._account = Account(time.monotonic(), options)
-        self._facts: deque[Fact] = deque()
-        self._is_dispatching = False
+        self._dispatcher = Dispatcher(self._handle)
         self._flow = Flow(options, self._account)
         self._ladder = rungs.Ladder(options.timings, is_output_closed=not self._flow.open)
         self._ladder_timer: asyncio.TimerHandle | None = None
@@ -281,21 +280,14 @@ class RunningCommand:
 
     # -- the door ----------------------------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
-        """Take one fact to its end. A fact that is born meanwhile (a callback that stops us) waits its turn."""
-        self._facts.append(fact)
-        if self._is_dispatching:
-            return
-        self._is_dispatching = True
+        """Take one fact, and the facts that its effects bring (a callback that stops us), to the end."""
         try:
-            while self._facts:
-                self._take(self._facts.popleft())
+            self._dispatcher.dispatch(fact)
         except Exception as exc:
             self._crash(exc)
             raise
-        finally:
-            self._is_dispatching = False
 
-    def _take(self, fact: Fact) -> None:
+    def _handle(self, fact: Fact) -> None:
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
         if self._on_fact is not None and not isinstance(

@@ -51,7 +51,7 @@ class Callbacks:
         commands = self.workspace.stop_terminals(effect.since, ends=effect.ends)
         if commands:
             now = self._driver.now()
-            self._driver.tell(TerminalsEnded(now, effect.process, effect.turn, commands))
+            self._driver.dispatch(TerminalsEnded(now, effect.process, effect.turn, commands))
 
     def call(self, effect: CallBack) -> None:
         # A task, so that nothing of the caller's ever runs inside the door.
@@ -71,7 +71,7 @@ class Callbacks:
             raise
         finally:
             # Whatever became of it: an agent that is not answered waits for ever.
-            self._driver.tell(CallbackAnswered(self._driver.now(), process, request, response, error))
+            self._driver.dispatch(CallbackAnswered(self._driver.now(), process, request, response, error))
 
     def _answering(self, asked: Requested) -> Callable[[], Awaitable[Mapping[str, Any]]]:
         """Who answers it: of a workspace the one that there is now, and before its turn is interrupted. The task begins

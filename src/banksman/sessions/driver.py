@@ -1,8 +1,8 @@
 """The door of a session: `dispatch(fact)`, one fact at a time, to the end, without suspending.
 
 It owns the state, the process, the timers and the frames; nobody else reads the pipe or writes to it. It decides
-nothing: a fact goes into the pure core, the effects that come out are performed in order. A fact that is born while
-they are performed waits until they are done. Other threads come in by the loop's `call_soon_threadsafe` only.
+nothing: a fact goes into the pure core, the effects that come out are performed in order. Other threads come in by the
+loop's `call_soon_threadsafe` only.
 
 A bug of ours (an assert, an exception that nobody thought of) fails this one session, loudly, with the recorder's
 facts; its process is ended, its callers are answered, and no other session notices.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
@@ -62,6 +61,7 @@ from banksman.core.session.state import ProcessPhase, Session
 from banksman.core.session.turn import Turn
 from banksman.core.wire.framing import FRAME_BYTES_MAX, Framing, Mixed
 from banksman.core.wire.redaction import Redactor
+from banksman.dispatcher import Dispatcher
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
 from banksman.sessions.agent_process import (
     AgentEvent,
@@ -127,8 +127,7 @@ class Driver:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self.state: Session = replace(_since(past.session, self.now()), kept=kept(past))
-        self._facts: deque[Fact] = deque()
-        self._is_dispatching = False
+        self._dispatcher = Dispatcher(self._handle)
         self.spawn = spawn
         self._pool = Pool() if pool is None else pool
         self._process: AgentProcess | None = None
@@ -157,34 +156,23 @@ class Driver:
 
     # -- the door ----------------------------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
-        """Take one fact, and whatever is born of it, to the end."""
-        assert not self._is_dispatching, "re-entry: a fact that is born of an effect is told, not dispatched"
-        if self.error is not None:
-            return
-        self._facts.append(fact)
-        self._is_dispatching = True
+        """Take one fact, and the facts that its effects bring, to the end."""
         try:
-            while self._facts:
-                fact = self._facts.popleft()
-                self.recorder.note(self.state, fact)
-                self.state, effects = core.step(self.state, fact)
-                for effect in effects:
-                    self._perform(effect)
+            self._dispatcher.dispatch(fact)
         except Exception as exc:
             self._fail(exc)
         except BaseException as exc:
             # Ctrl-C in the middle of it: what was to be done may be half done, and nobody could say which half.
             self._fail(exc)
             raise
-        finally:
-            self._is_dispatching = False
 
-    def tell(self, fact: Fact) -> None:
-        """What the world says, now or while an effect is performed: then it waits until all are."""
-        if self._is_dispatching:
-            self._facts.append(fact)
-        else:
-            self.dispatch(fact)
+    def _handle(self, fact: Fact) -> None:
+        if self.error is not None:
+            return
+        self.recorder.note(self.state, fact)
+        self.state, effects = core.step(self.state, fact)
+        for effect in effects:
+            self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -229,18 +217,18 @@ class Driver:
             self._stop_reading()
 
     def on_committed(self, seq: int) -> None:
-        self.tell(Committed(self.now(), seq))
+        self.dispatch(Committed(self.now(), seq))
 
     def on_append_failed(self, error: StoreError | NotOwner) -> None:
         log.error("! session %s: the log cannot be written: %s", self.id, error)
-        self.tell(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
+        self.dispatch(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
         """The session is not ours any more, whatever its log would still say to us. It ends here, in the order that
         matters: everybody is answered first, and then its process is given no more time than there is."""
         log.error("! session %s is not ours any more: %s", self.id, error)
-        self.tell(AppendFailed(self.now(), error, is_final=True))
-        self.tell(CloseAsked(self.now()))
+        self.dispatch(AppendFailed(self.now(), error, is_final=True))
+        self.dispatch(CloseAsked(self.now()))
         if self._process is not None:
             self._let_read()
             self._process.stop(kill_by)
@@ -268,7 +256,7 @@ class Driver:
         number = self.state.process.number
 
         def on_taken(error: NotOwner) -> None:
-            self.tell(ConversationTaken(self.now(), number, error, self._tenure.conversation))
+            self.dispatch(ConversationTaken(self.now(), number, error, self._tenure.conversation))
 
         self._tenure.lease(conversation, on_taken)
 
@@ -296,7 +284,7 @@ class Driver:
         return self._place is PoolSlot.WANTED
 
     def evict(self) -> None:
-        self.tell(EvictAsked(self.now()))
+        self.dispatch(EvictAsked(self.now()))
 
     def start_now(self) -> None:
         """The pool has a place. Before a process is started we must know that the session is still ours, and so is the
@@ -322,7 +310,7 @@ class Driver:
         if self._postponed is not None:
             number = self._postponed.process
             self._forget_start()
-            self.tell(ProcessGone(self.now(), number))
+            self.dispatch(ProcessGone(self.now(), number))
             return
         assert self._process is not None
         self.stopping_since = self.stopping_since or self.now()
@@ -351,7 +339,7 @@ class Driver:
             self._process = self.spawn(effect, partial(self._on_event, number))
         except BanksmanError as exc:
             self._leave_pool()
-            self.tell(ProcessFailed(self.now(), number, exc))
+            self.dispatch(ProcessFailed(self.now(), number, exc))
 
     def _leave_pool(self) -> None:
         if self._place is PoolSlot.GIVEN:
@@ -390,10 +378,10 @@ class Driver:
             case StdoutRead():
                 raise AssertionError("it is taken in slices")
             case StdinWritten():
-                self.tell(FrameWritten(at, number))
+                self.dispatch(FrameWritten(at, number))
             case Started(pid=pid, born=born):
                 self.pid = pid
-                self.tell(ProcessStarted(at, number, pid, born, self.epoch))
+                self.dispatch(ProcessStarted(at, number, pid, born, self.epoch))
             case OutputEnded():
                 # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
                 last = self._framing.end()
@@ -404,21 +392,21 @@ class Driver:
                 if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
                     self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
             case WriteBroke(error=error) | LeaseRanOut(error=error):
-                self.tell(WriteFailed(at, number, error))
+                self.dispatch(WriteFailed(at, number, error))
             case Exited(code=code, signal=signal):
                 self._hear()
-                self.tell(ProcessExited(at, number, code, signal))
+                self.dispatch(ProcessExited(at, number, code, signal))
             case Failed(error=error):
                 self._forget_process()
-                self.tell(ProcessFailed(at, number, error))
+                self.dispatch(ProcessFailed(at, number, error))
             case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr, ladder=ladder):
                 self.counters.swept += len(swept)
                 self.counters.survivors += len(survivors)
                 self._forget_process()
-                self.tell(ProcessGone(at, number, swept, survivors, drained, stderr.text(self._redactor), ladder))
+                self.dispatch(ProcessGone(at, number, swept, survivors, drained, stderr.text(self._redactor), ladder))
             case ToolsSwept(swept=swept, survivors=survivors):
                 self.counters.swept += len(swept)
-                self.tell(ProcessSwept(at, number, swept, survivors))
+                self.dispatch(ProcessSwept(at, number, swept, survivors))
             case _:
                 assert_never(event)
 
@@ -428,7 +416,7 @@ class Driver:
         if self._mute is not None:
             self._mute = None
             error = AgentError("the agent closed its stdout and did not exit", hint="nothing more can be heard of it")
-            self.tell(WriteFailed(self.now(), number, error))
+            self.dispatch(WriteFailed(self.now(), number, error))
 
     def _hear(self) -> None:
         """It is not mute: it exits."""
@@ -466,7 +454,7 @@ class Driver:
         if plain:
             self.counters.frames_in += len(plain)
             self.counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
-            self.tell(FramesRead(self.now(), number, plain, meanings))
+            self.dispatch(FramesRead(self.now(), number, plain, meanings))
 
     # -- timers ------------------------------------------------------------------------------------------------------
     def _cancel_timer(self, subject: Subject) -> None:
@@ -501,7 +489,6 @@ class Driver:
         closed when that is gone, and not before: see `_forget_process`."""
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
-        self._facts.clear()
         self._backlog.clear()
         if self._postponed is not None:
             self._forget_start()

@@ -146,7 +146,7 @@ class Questions:
         """One that is over is let be."""
         question = self._driver.state.open_question(id)
         if question is not None:
-            self._driver.tell(self._decided(question, answer, by))
+            self._driver.dispatch(self._decided(question, answer, by))
 
     def _decided(self, question: AgentRequest | KeptQuestion, answer: Answer, by: str) -> QuestionAnswered:
         """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""

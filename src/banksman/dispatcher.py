@@ -1,0 +1,40 @@
+"""Feed facts to a state machine one at a time: the loop that sessions and commands share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+FactT = TypeVar("FactT")
+
+
+class Dispatcher(Generic[FactT]):
+    """Hand facts to `handle` in the order in which they arrive. For one thread; it never suspends.
+
+    `handle` decides about a fact and carries out the effects. An effect may bring the next fact with it: a pipe takes a
+    frame at once, a callback stops the command. Such a fact waits until `handle` has returned, so that no effect is
+    carried out in a state that did not decide it. `dispatch` has returned only when the queue is empty, unless it was
+    called from inside `handle`.
+
+    An exception of `handle` reaches the caller of the outermost `dispatch`. The facts that wait then are handled by the
+    next call, before its own.
+    """
+
+    __slots__ = ("_facts", "_handle", "_is_handling")
+
+    def __init__(self, handle: Callable[[FactT], None]) -> None:
+        self._handle = handle
+        self._facts: deque[FactT] = deque()
+        self._is_handling = False
+
+    def dispatch(self, fact: FactT) -> None:
+        self._facts.append(fact)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._facts:
+                self._handle(self._facts.popleft())
+        finally:
+            self._is_handling = False
