@@ -26,7 +26,16 @@ from tests.core import toy
 from tests.core.ledger import Ledger, Violation, check, fold
 
 from banksman.core.dialects.meaning import TurnOver
-from banksman.core.process_facts import Swept
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+    SweepEnded,
+    Swept,
+    WriteFailed,
+)
 from banksman.core.session import ask_queue, crash_recovery
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
@@ -70,23 +79,17 @@ from banksman.core.session.facts import (
     EvictAsked,
     Fact,
     FramesRead,
-    FrameWritten,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
     LeaveAsked,
-    ProcessExited,
-    ProcessFailed,
-    ProcessGone,
-    ProcessStarted,
-    ProcessSwept,
+    ProcessReported,
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
     Subject,
     Timer,
     TimerFired,
-    WriteFailed,
 )
 from banksman.core.session.history import Past
 from banksman.core.session.outcome import Kind, Outcome
@@ -254,7 +257,7 @@ def _urgent(scenario: Scenario, world: World) -> Iterator[Move]:
     if "log" in eager and world.unlogged:
         yield from _by_log(world, {})
     if "pipe" in eager and world.is_writing and not world.has_exited:
-        yield Move("world", FrameWritten(AT, world.process), world._replace(is_writing=False))
+        yield Move("world", ProcessReported(AT, world.process, FrameWritten()), world._replace(is_writing=False))
     if "start" in eager and world.session.process.phase is ProcessPhase.STARTING and not world.is_told_to_stop:
         yield from _by_process(world, {})
         for move in _by_agent(scenario, world, {}):
@@ -390,40 +393,42 @@ def _folded(past: Past, entries: Iterable[Entry]) -> Past:
 def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     number = world.process
     if world.is_asked_for:
-        started = ProcessStarted(AT, number, 77, epoch=world.epoch)
+        started = ProcessReported(AT, number, Started(77, AT), epoch=world.epoch)
         yield Move("world", started, world._replace(is_asked_for=False, is_alive=True))
         if world.is_told_to_stop or budget.get("unstartable"):
             gone = _gone(world if world.is_told_to_stop else world.spend("unstartable"))
-            yield Move("world" if world.is_told_to_stop else "other", ProcessFailed(AT, number, NO_START), gone)
+            yield Move(
+                "world" if world.is_told_to_stop else "other", ProcessReported(AT, number, StartFailed(NO_START)), gone
+            )
     if world.is_alive and world.is_told_to_stop:
         exited = world._replace(is_alive=False, has_exited=True)
-        yield Move("world", ProcessExited(AT, number, signal=15), exited)
+        yield Move("world", ProcessReported(AT, number, Exited(None, 15, AT)), exited)
     elif world.is_alive and budget.get("exit"):
         exited = world.spend("exit")._replace(is_alive=False, has_exited=True)
-        yield Move("other", ProcessExited(AT, number, code=1), exited)
+        yield Move("other", ProcessReported(AT, number, Exited(1, None, AT)), exited)
     if world.has_exited:
-        yield Move("world", ProcessGone(AT, number), _gone(world))
+        yield Move("world", ProcessReported(AT, number, ProcessGone()), _gone(world))
     elif world.is_sweeping:
-        yield Move("world", ProcessSwept(AT, number, LEFT), world._replace(is_sweeping=False))
+        yield Move("world", ProcessReported(AT, number, SweepEnded(LEFT)), world._replace(is_sweeping=False))
     if world.is_writing and world.is_alive:
-        yield Move("world", FrameWritten(AT, number), world._replace(is_writing=False))
+        yield Move("world", ProcessReported(AT, number, FrameWritten()), world._replace(is_writing=False))
         if budget.get("cut"):
             unread = world.agent.inbox[:-1]
             cut = world.spend("cut")._replace(is_writing=False, is_cut=True, agent=world.agent._replace(inbox=unread))
-            yield Move("other", WriteFailed(AT, number, BROKEN_PIPE), cut)
+            yield Move("other", ProcessReported(AT, number, WriteFailed(BROKEN_PIPE)), cut)
 
 
 def _gone(world: World) -> World:
     if dict(zip(BUDGETS, world.budget, strict=True))["late"]:
         number = world.process
         facts: set[Fact] = {
-            ProcessGone(AT, number),
-            ProcessExited(AT, number, code=1),
-            ProcessStarted(AT, number, 77),
-            FrameWritten(AT, number),
-            WriteFailed(AT, number, BROKEN_PIPE),
-            ProcessFailed(AT, number, NO_START),
-            ProcessSwept(AT, number, LEFT),
+            ProcessReported(AT, number, ProcessGone()),
+            ProcessReported(AT, number, Exited(1, None, AT)),
+            ProcessReported(AT, number, Started(77, AT)),
+            ProcessReported(AT, number, FrameWritten()),
+            ProcessReported(AT, number, WriteFailed(BROKEN_PIPE)),
+            ProcessReported(AT, number, StartFailed(NO_START)),
+            ProcessReported(AT, number, SweepEnded(LEFT)),
         }
         if world.agent.said:
             facts.add(_frames(world, (world.agent.said,)))
@@ -728,7 +733,7 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
     if ask is None:
         return
     # A process that goes before it could say whose boundary it was has said one for all that: it is believed.
-    is_going = world.has_exited or isinstance(fact, ProcessGone)
+    is_going = world.has_exited or (isinstance(fact, ProcessReported) and isinstance(fact.report, ProcessGone))
     if b'"outcome":"done"' in data and b'"text":"own' in data and not is_going:
         raise Violation("G4", f"{id} is done with what the agent did by itself")
     ledger = world.ledger
@@ -952,8 +957,8 @@ def _fact_key(session: Session, fact: Fact) -> object:
             return _timer_key(session, subject)
         case FramesRead(process=process, lines=lines):
             return lines[0], session.process.number - process
-        case ProcessGone() | ProcessExited() | ProcessStarted() | FrameWritten() | WriteFailed() | ProcessFailed():
-            return type(fact).__name__, session.process.number - fact.process
+        case ProcessReported(process=process, report=report):
+            return type(report).__name__, session.process.number - process
         case _:
             return fact
 

@@ -22,6 +22,7 @@ from tests.core.toy import Manners
 
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.meaning import Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.process_facts import Exited, Started, StartFailed, WriteFailed
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
@@ -41,12 +42,9 @@ from banksman.core.session.facts import (
     HoldAsked,
     InterruptAsked,
     LeaveAsked,
-    ProcessExited,
-    ProcessFailed,
-    ProcessStarted,
+    ProcessReported,
     SettingAsked,
     TimerFired,
-    WriteFailed,
 )
 from banksman.core.session.history import Past
 from banksman.core.session.permissions import Verdict
@@ -127,9 +125,13 @@ WALKS = {
 # What would end most walks before they have begun is rare, as it is in life.
 _CHANCES: dict[type, float] = {
     **dict.fromkeys((CloseAsked, DrainAsked, LeaveAsked, AppendFailed), 0.02),
-    **dict.fromkeys((ProcessExited, ProcessFailed, WriteFailed, TimerFired, EvictAsked), 0.1),
+    **dict.fromkeys((Exited, StartFailed, WriteFailed, TimerFired, EvictAsked), 0.1),
     **dict.fromkeys((Asked, HoldAsked, AskWithdrawn, InterruptAsked, AskMoved), 0.25),
 }
+
+
+def _kind(fact: Fact | None) -> type:
+    return type(fact.report if isinstance(fact, ProcessReported) else fact)
 
 
 def walk(name: str) -> History:
@@ -145,7 +147,7 @@ def walk(name: str) -> History:
         possible = list(exploration.moves(world_of, world))
         if not possible:
             break
-        [move] = lot.choices(possible, [_CHANCES.get(type(move.fact), 1.0) for move in possible])
+        [move] = lot.choices(possible, [_CHANCES.get(_kind(move.fact), 1.0) for move in possible])
         if isinstance(move.fact, Committed):
             while unlogged and sum(map(len, durable)) + len(unlogged[0]) <= move.fact.seq:
                 durable.append(unlogged.pop(0))
@@ -241,12 +243,12 @@ def _adopted(*, fork: bool, is_known: bool) -> Told:
     talk = open_talk("theirs", fork=fork)
     talk.ask(ask("a", NORMAL))
     if is_known:
-        talk.tell(ProcessStarted(0.0, 1, 77, ("boot", 77, 5, 78, 6, 79, 7)))
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0, ("boot", 77, 5, 78, 6, 79, 7))))
         talk.hear(b"ok handshake-1")
         talk.over("a0000", spent=3.0)
         talk.serve(ask("b", NORMAL), spent=4.0)
     else:
-        talk.tell(ProcessStarted(0.0, 1, 77))
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
         talk.die(code=1, stderr="forgotten")
         talk.ask(ask("b", NORMAL))
     return talk

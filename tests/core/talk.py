@@ -11,6 +11,13 @@ from tests.core import toy
 
 from banksman.core.dialects.dialect import PLAIN, Setup
 from banksman.core.dialects.meaning import Meaning, Requested, TurnOver
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    Stderr,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import Append, CancelTimer, Effect, Resolve, StartProcess, StartTimer, WriteFrame
 from banksman.core.session.facts import (
@@ -18,10 +25,7 @@ from banksman.core.session.facts import (
     Committed,
     Fact,
     FramesRead,
-    FrameWritten,
-    ProcessExited,
-    ProcessGone,
-    ProcessStarted,
+    ProcessReported,
     Subject,
     Timer,
     TimerFired,
@@ -87,7 +91,7 @@ class Talk:
             if not self.is_log_slow and any(isinstance(effect, Append) for effect in done):
                 told.append(Committed(self.at, self.state.head))
             if not self.is_pipe_full:
-                told += [FrameWritten(self.at, e.process) for e in done if isinstance(e, WriteFrame)]
+                told += [ProcessReported(self.at, e.process, FrameWritten()) for e in done if isinstance(e, WriteFrame)]
             for effect in done:
                 if isinstance(effect, StartTimer):
                     self.timers[effect.subject] = effect.at
@@ -120,7 +124,7 @@ class Talk:
         """The process that was asked for is there, and ready."""
         number = self.state.process.number
         self.epoch += 1
-        self.tell(ProcessStarted(self.at, number, 77, epoch=self.epoch))
+        self.tell(ProcessReported(self.at, number, Started(77, self.at), epoch=self.epoch))
         self.hear(f"ok handshake-{number}".encode())
 
     def opens(self, ref: str) -> list[Effect]:
@@ -140,8 +144,8 @@ class Talk:
     def die(self, *, code: int | None = None, signal: int | None = None, stderr: str = "") -> list[Effect]:
         """The process ends: by itself with a code, or by the signal of the ladder."""
         number = self.state.process.number
-        exited = self.tell(ProcessExited(self.at, number, code, signal))
-        return exited + self.tell(ProcessGone(self.at, number, stderr=stderr))
+        exited = self.tell(ProcessReported(self.at, number, Exited(code, signal, self.at)))
+        return exited + self.tell(ProcessReported(self.at, number, ProcessGone(stderr=Stderr(stderr))))
 
     def serve(self, ask: Ask, **how: Any) -> list[Effect]:
         """Ask, and let the agent answer, whatever that takes."""

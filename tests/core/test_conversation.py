@@ -11,11 +11,17 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.meaning import TurnOpened, TurnOver
+from banksman.core.process_facts import (
+    Started,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.agent_output import LARGE_PROMPT_CHARACTERS
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import Effect, HoldConversation, StartProcess, StopProcess
-from banksman.core.session.facts import ConversationTaken, ProcessStarted
+from banksman.core.session.facts import (
+    ConversationTaken,
+    ProcessReported,
+)
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Session
 from banksman.errors import AgentError, NotOwner
@@ -187,7 +193,7 @@ EXACT = replace(A, schema=SCHEMA)
 def test_a_process_is_told_the_schema_at_its_start_and_the_answer_is_held_to_it() -> None:
     talk = Talk(TELLING)
     talk.ask(EXACT)
-    started = talk.tell(ProcessStarted(0.0, 1, 77))
+    started = talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert sent(started) == [f"H handshake-1 [] [] {SCHEMA}\n".encode()]
     talk.hear(b"ok handshake-1")
     talk.over("a0000", structured={"n": 1})
@@ -232,7 +238,7 @@ def test_another_schema_is_another_process_and_the_same_one_is_not() -> None:
 def test_the_process_is_started_for_the_one_that_is_served_first() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     # A more urgent one with a schema comes before the process is ready.
     talk.ask(replace(ask("u", 20), schema=SCHEMA))
     effects = talk.hear(b"ok handshake-1")
@@ -267,7 +273,7 @@ def test_a_fork_begins_as_a_copy_and_is_its_own_from_then_on() -> None:
 def test_a_fork_of_what_is_not_there_any_more_begins_with_nothing() -> None:
     talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
     talk.ask(A)
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     effects = talk.die(code=1, stderr="forgotten")
     assert of(StartProcess, effects) == [StartProcess(2, None)]
     assert talk.logged(kinds.SESSION_CONTEXT_LOST)[0]["conversation"] == "theirs"
@@ -283,7 +289,7 @@ def test_one_that_was_begun_elsewhere_and_is_not_known_fails_who_wanted_to_go_on
         state=replace(first, conversation="theirs") if how == "conversation" else replace(first, fork_of="theirs")
     )
     talk.ask(A)
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     talk.die(code=1, stderr="forgotten")
     # They are not answered out of an empty one.
     assert talk.kinds == {"a": Kind.FAILED}
@@ -298,7 +304,7 @@ def test_once_the_agent_has_shown_that_it_knows_it_it_is_one_like_any_other() ->
     talk.serve(A)
     talk.die(code=1)
     talk.ask(B)
-    talk.tell(ProcessStarted(0.0, 2, 77))
+    talk.tell(ProcessReported(0.0, 2, Started(77, 0.0)))
     effects = talk.die(code=1, stderr="forgotten")
     assert of(StartProcess, effects) == [StartProcess(3, None)]
     assert talk.kinds == {"a": Kind.DONE}

@@ -7,6 +7,7 @@ from collections import deque
 
 import pytest
 
+from banksman.core.process_facts import Exited, TreeEnded
 from banksman.core.stop_ladder import (
     KILL_REPORT_SECONDS_MAX,
     TAKE_OVER_SECONDS_MAX,
@@ -20,7 +21,6 @@ from banksman.core.stop_ladder import (
     Ladder,
     LadderPhase,
     LadderTimerFired,
-    LeaderExited,
     OutputClosed,
     Settle,
     StartLadderTimer,
@@ -28,12 +28,15 @@ from banksman.core.stop_ladder import (
     TermGroup,
     TermRest,
     Timings,
-    TreeGone,
     step,
 )
 
 AGENT = Timings(grace=5.0, linger=0.3, drain=2.0, eof=1.5)
 COMMAND = Timings(grace=5.0, linger=0.3, drain=2.0)
+
+
+def exited(at: float) -> Exited:
+    return Exited(0, None, at)
 
 
 class World:
@@ -89,12 +92,12 @@ class World:
     def _react(self, rung: LadderPhase, waiting: deque[Fact]) -> None:
         if rung is self.exits_on and not self.has_exited:
             self.has_exited = True
-            waiting.append(LeaderExited(self.now))
+            waiting.append(exited(self.now))
         if self.has_exited and not self.is_rest_gone and rung is self.rest_ends_on:
             self.is_rest_gone = True
             if not self.held_outside:
                 waiting.append(OutputClosed(self.now))
-            waiting.append(TreeGone(self.now))
+            waiting.append(TreeEnded((), self.now))
 
     def rungs(self) -> list[tuple[float, str]]:
         shown = (CloseStdin, TermGroup, TermRest, KillTree, KillKeeper, CloseOutput, Settle)
@@ -118,7 +121,7 @@ def test_the_grace_is_counted_once_from_the_first_term() -> None:
     world.has_exited = True
     ladder, _ = step(world.ladder, StopAsked(0.0))
     world.ladder, world.now = ladder, 3.0
-    world.run(LeaderExited(3.0))
+    world.run(exited(3.0))
     assert world.rungs() == [(3.0, "TermRest"), (5.0, "KillTree"), (5.0, "Settle")]
 
 
@@ -131,19 +134,19 @@ def test_an_agent_gets_end_of_file_first() -> None:
 def test_what_a_command_leaves_behind_may_linger_before_it_is_told_to_go() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.REST)
     world.has_exited = True
-    world.run(LeaderExited(0.0))
+    world.run(exited(0.0))
     assert world.rungs() == [(0.3, "TermRest"), (0.3, "Settle")]
 
 
 def test_a_stop_while_lingering_does_not_wait_for_the_linger() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.REST)
     world.has_exited = True
-    world.run(LeaderExited(0.0), StopAsked(0.0))
+    world.run(exited(0.0), StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermRest"), (0.0, "Settle")]
 
 
 def test_at_once_skips_to_kill_from_every_rung() -> None:
-    for first in ([], [StopAsked(0.0)], [LeaderExited(0.0)], [StopAsked(0.0), LeaderExited(0.0)]):
+    for first in ([], [StopAsked(0.0)], [exited(0.0)], [StopAsked(0.0), exited(0.0)]):
         world = World(AGENT, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
         world.run(*first, StopAsked(0.0, at_once=True))
         assert [name for at, name in world.rungs() if at == 0.0][-2:] == ["KillTree", "Settle"], world.rungs()
@@ -189,7 +192,7 @@ def test_a_stop_that_is_under_way_is_only_ever_shortened(timings: Timings, at: f
         if timings.eof is not None and at > timings.eof:
             world.ladder, _ = step(world.ladder, LadderTimerFired(timings.eof, LadderPhase.EOF))
         if has_exited:
-            world.ladder, _ = step(world.ladder, LeaderExited(at))
+            world.ladder, _ = step(world.ladder, exited(at))
         world.now = at
         world.run(*(StopAsked(at, kill_by=bound) for bound in bounds))
         assert [round(when - at, 9) for when, name in world.rungs() if name == "KillTree"] == [0.5], bounds
@@ -251,9 +254,9 @@ def test_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[st
         StopAsked(1.0),
         StopAsked(1.0, at_once=True),
         *(StopAsked(1.0, kill_by=by) for by in (0.5, 2.0, 50.0)),
-        LeaderExited(1.0),
+        exited(1.0),
         OutputClosed(1.0),
-        TreeGone(1.0),
+        TreeEnded((), 1.0),
         *(LadderTimerFired(1.0, phase) for phase in LadderPhase),
     ]
     start = Ladder(timings)

@@ -11,6 +11,11 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.meaning import Requested, TurnOpened, Wants
+from banksman.core.process_facts import (
+    ProcessGone,
+    Started,
+    StartFailed,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.session.effects import (
@@ -37,9 +42,7 @@ from banksman.core.session.facts import (
     HoldAsked,
     InterruptAsked,
     LeaveAsked,
-    ProcessFailed,
-    ProcessGone,
-    ProcessStarted,
+    ProcessReported,
     SettingAsked,
     Timer,
 )
@@ -137,15 +140,15 @@ def test_a_process_that_is_being_started_is_stopped_and_its_ask_passed_on(is_the
     talk = Talk(TELLING)
     talk.ask(ask("a", NORMAL))
     if is_there:
-        talk.tell(ProcessStarted(0.0, 1, 77))
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert of(StopProcess, talk.tell(LeaveAsked(0.0)))
-    gone = talk.die(signal=15) if is_there else talk.tell(ProcessGone(0.0, 1))
+    gone = talk.die(signal=15) if is_there else talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert passed_on(gone) == ["a"]
     # Nor is it charged with a start that fails.
     fails = Talk(TELLING)
     fails.ask(ask("a", NORMAL))
     fails.tell(LeaveAsked(0.0))
-    assert passed_on(fails.tell(ProcessFailed(0.0, 1, AgentError("no such program")))) == ["a"]
+    assert passed_on(fails.tell(ProcessReported(0.0, 1, StartFailed(AgentError("no such program"))))) == ["a"]
 
 
 def test_one_that_had_to_give_way_and_comes_back_is_passed_on() -> None:
@@ -262,7 +265,7 @@ def leaving_now(*asks: str) -> Talk:
         talk.ask(ask(id, NORMAL))
     talk.tell(LeaveAsked(0.0))
     talk.is_log_slow = True
-    talk.tell(ProcessGone(0.0, 1))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert talk.state.mode is Mode.LEFT
     assert not of(Finish, talk.effects)
     return talk
@@ -297,7 +300,7 @@ def test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted() -> N
     talk.is_log_slow = True
     talk.ask(ask("a", NORMAL))
     talk.tell(LeaveAsked(0.0))
-    talk.tell(ProcessGone(0.0, 1))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert not talk.logged(kinds.SESSION_LEFT)
     talk.commit()
     assert talk.logged(kinds.SESSION_LEFT)
@@ -308,7 +311,7 @@ def test_who_comes_after_is_answered_and_changes_nothing() -> None:
     talk = Talk(TELLING)
     talk.ask(ask("a", NORMAL))
     talk.tell(LeaveAsked(0.0))
-    talk.tell(ProcessGone(0.0, 1))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     left = talk.state
     answered: list[Fact] = [
         *(Asked(0.0, ask("z", NORMAL)), HoldAsked(0.0, "h", NORMAL), SettingAsked(0.0, "c", "model", "large"))

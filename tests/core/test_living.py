@@ -5,10 +5,16 @@ from __future__ import annotations
 from tests.core.scenarios import ask
 from tests.core.talk import Talk
 
-from banksman.core.process_facts import Rung
+from banksman.core.process_facts import (
+    Exited,
+    ProcessGone,
+    Rung,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import NORMAL
-from banksman.core.session.facts import ProcessExited, ProcessGone
+from banksman.core.session.facts import (
+    ProcessReported,
+)
 
 TOOK = (Rung("eof", 100.5), Rung("term", 101.5), Rung("kill", 106.5))
 
@@ -17,13 +23,13 @@ def test_the_rungs_that_were_taken_are_logged_and_where_there_were_none_nothing_
     for ladder, told in ((TOOK, [{"rung": each.rung, "at": each.at} for each in TOOK]), ((), None)):
         talk = Talk()
         talk.serve(ask("a", NORMAL))
-        talk.tell(ProcessExited(talk.at, 1, None, 9))
-        talk.tell(ProcessGone(talk.at, 1, ladder=ladder))
+        talk.tell(ProcessReported(talk.at, 1, Exited(None, 9, talk.at)))
+        talk.tell(ProcessReported(talk.at, 1, ProcessGone(ladder=ladder)))
         assert talk.logged(kinds.PROCESS_STOPPED) == ([] if told is None else [{"process": 1, "ladder": told}])
 
 
 def test_the_rungs_of_another_process_are_nobodys() -> None:
     talk = Talk()
     talk.serve(ask("a", NORMAL))
-    talk.tell(ProcessGone(talk.at, 7, ladder=TOOK))
+    talk.tell(ProcessReported(talk.at, 7, ProcessGone(ladder=TOOK)))
     assert not talk.logged(kinds.PROCESS_STOPPED)

@@ -13,6 +13,9 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of
 
 from banksman.core.dialects.meaning import Replied
+from banksman.core.process_facts import (
+    Started,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import Append, Resolve
 from banksman.core.session.event import Entry, Event, entry
@@ -21,7 +24,7 @@ from banksman.core.session.facts import (
     Asked,
     Committed,
     FramesRead,
-    ProcessStarted,
+    ProcessReported,
     Reconfigured,
     SettingAsked,
     Timer,
@@ -163,7 +166,7 @@ def test_the_conversation_is_known_again_when_the_store_returns() -> None:
                     written.extend(effect.entries)
         return done
 
-    tell(Asked(0.0, ask("a", 10)), Committed(0.0, 1), ProcessStarted(0.0, 1, 77), Committed(0.0, 3))
+    tell(Asked(0.0, ask("a", 10)), Committed(0.0, 1), ProcessReported(0.0, 1, Started(77, 0.0)), Committed(0.0, 3))
     init = toy.ToyDialect().read(b"init")
     assert init is not None
     tell(FramesRead(0.0, 1, (b"init",), ((0, init),)))
@@ -269,7 +272,7 @@ def test_a_fork_is_one_until_it_has_a_name_of_its_own_or_is_lost() -> None:
     assert (again.fork_of, again.conversation) == (talk.state.fork_of, "talk")
     lost = Talk(state=forked)
     lost.ask(ask("a", 10))
-    lost.tell(ProcessStarted(0.0, 1, 77))
+    lost.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     lost.die(code=1, stderr="forgotten")
     assert _folded(lost, forked).fork_of is None
     assert lost.state.fork_of is None

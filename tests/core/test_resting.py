@@ -10,6 +10,12 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
+from banksman.core.process_facts import (
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import BACKGROUND, NORMAL
 from banksman.core.session.effects import AskToSave, BeIdle, BeReady, Effect, StartProcess, StopProcess
@@ -18,13 +24,10 @@ from banksman.core.session.facts import (
     CallbackAnswered,
     CloseAsked,
     EvictAsked,
-    FrameWritten,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
-    ProcessFailed,
-    ProcessGone,
-    ProcessStarted,
+    ProcessReported,
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
@@ -60,7 +63,7 @@ def retired(talk: Talk) -> list[str]:
 def test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert not of(BeReady, talk.effects)
     assert of(BeReady, talk.hear(b"ok handshake-1")) == [BeReady(1)]
     assert not of(BeIdle, talk.effects)
@@ -193,7 +196,7 @@ def test_one_that_has_still_something_to_hear_is_not_idle() -> None:
     talk.is_pipe_full = True
     talk.mean(replace(SAW, request="one", wants=Wants.UNKNOWN), replace(SAW, request="two", wants=Wants.UNKNOWN))
     assert talk.state.idle_since is None
-    assert len(of(BeIdle, talk.tell(FrameWritten(0.0, 1)))) == 1
+    assert len(of(BeIdle, talk.tell(ProcessReported(0.0, 1, FrameWritten())))) == 1
 
 
 def test_a_session_that_is_closed_is_not_idle() -> None:
@@ -398,7 +401,7 @@ def test_a_start_that_nobody_waits_for_any_more_is_given_up() -> None:
     assert of(StopProcess, effects) == [StopProcess(1)]
     # Who comes now is served by the next one, and nothing was wrong with the first.
     talk.ask(B)
-    effects = talk.tell(ProcessGone(0.0, 1))
+    effects = talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert of(StartProcess, effects) == [StartProcess(2, None)]
     assert talk.state.crashes == 0
     talk.begin()
@@ -409,7 +412,7 @@ def test_a_start_that_nobody_waits_for_any_more_is_given_up() -> None:
 def test_one_that_is_there_already_is_let_become_ready() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert not stopped(talk.tell(AskWithdrawn(0.0, "a")))
     assert len(of(BeIdle, talk.hear(b"ok handshake-1"))) == 1
 
@@ -421,7 +424,7 @@ CRASHING = replace(TELLING, backoff_seconds=1.0, backoff_seconds_max=5.0)
 def _crash(talk: Talk, number: int) -> list[Effect]:
     """A process that is asked for dies before it has served anybody; the ask that it was for is told."""
     talk.ask(ask(f"t{number}", NORMAL))
-    talk.tell(ProcessStarted(talk.at, talk.state.process.number, 77))
+    talk.tell(ProcessReported(talk.at, talk.state.process.number, Started(77, talk.at)))
     return talk.die(code=1)
 
 
@@ -440,7 +443,7 @@ def test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longe
             assert not of(StartProcess, talk.ask(ask(f"w{number}", NORMAL)))
             assert not of(StartProcess, talk.wait(seconds - 0.1))
             assert len(of(StartProcess, talk.wait(0.1))) == 1
-            talk.tell(ProcessStarted(talk.at, talk.state.process.number, 77))
+            talk.tell(ProcessReported(talk.at, talk.state.process.number, Started(77, talk.at)))
             talk.die(code=1)
             waits.append(talk.logged(kinds.PROCESS_BACKED_OFF)[-1]["seconds"])
             talk.wait(waits[-1])
@@ -480,11 +483,11 @@ def test_a_process_that_was_ready_and_never_served_came_to_nothing_too() -> None
 def test_a_start_that_fails_counts_and_one_that_we_stopped_does_not() -> None:
     talk = Talk(CRASHING)
     talk.ask(A)
-    talk.tell(ProcessFailed(0.0, 1, MachineError("no fds")))
+    talk.tell(ProcessReported(0.0, 1, StartFailed(MachineError("no fds"))))
     assert talk.state.crashes == 1
     calm = Talk(CRASHING)
     calm.ask(A)
-    calm.tell(ProcessStarted(0.0, 1, 77))
+    calm.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     calm.tell(Reconfigured(0.0, CRASHING, True))
     calm.hear(b"ok handshake-1")
     calm.die(signal=15)
@@ -497,7 +500,7 @@ def test_an_agent_that_is_not_ready_in_time_came_to_nothing() -> None:
     talk.ask(A)
     # While it waits for its place nothing is due.
     assert not stopped(talk.wait(100.0))
-    talk.tell(ProcessStarted(talk.at, 1, 77))
+    talk.tell(ProcessReported(talk.at, 1, Started(77, talk.at)))
     assert not stopped(talk.wait(6.9))
     assert stopped(talk.wait(0.1))
     talk.die(signal=15)

@@ -19,6 +19,15 @@ from tests.core.talk import CONFIG, Talk, sent
 from tests.thorough import sample, thorough
 
 from banksman.core.dialects.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+    Stderr,
+    WriteFailed,
+)
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.session.effects import (
     Append,
@@ -43,20 +52,15 @@ from banksman.core.session.facts import (
     EvictAsked,
     Fact,
     FramesRead,
-    FrameWritten,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
-    ProcessExited,
-    ProcessFailed,
-    ProcessGone,
-    ProcessStarted,
+    ProcessReported,
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
     Timer,
     TimerFired,
-    WriteFailed,
 )
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.permissions import DENIED
@@ -114,6 +118,7 @@ EVERYTHING = scenarios.scenario(
 )
 
 _names = st.sampled_from(["nobody", "low#7", "own-99", "99", "99.1", "other#99", ""])
+_REPORTS = (Started(1, 0.0), FrameWritten(), WriteFailed(AgentError("late")), Exited(None, None, 0.0), ProcessGone())
 _at = st.just(exploration.AT)
 ABSURD: st.SearchStrategy[Fact] = st.one_of(
     st.builds(AskWithdrawn, _at, _names),
@@ -125,11 +130,7 @@ ABSURD: st.SearchStrategy[Fact] = st.one_of(
     st.builds(ConversationTaken, _at, st.sampled_from([0, 99]), st.just(AgentError("late")), st.none()),
     st.builds(Committed, _at, st.just(0)),
     st.builds(TimerFired, _at, st.tuples(st.sampled_from(Timer), _names)),
-    st.builds(ProcessStarted, _at, st.sampled_from([0, 99]), st.just(1)),
-    st.builds(FrameWritten, _at, st.sampled_from([0, 99])),
-    st.builds(WriteFailed, _at, st.sampled_from([0, 99]), st.just(AgentError("late"))),
-    st.builds(ProcessExited, _at, st.sampled_from([0, 99])),
-    st.builds(ProcessGone, _at, st.sampled_from([0, 99])),
+    *(st.builds(ProcessReported, _at, st.sampled_from([0, 99]), st.just(report)) for report in _REPORTS),
     st.builds(
         FramesRead,
         _at,
@@ -298,8 +299,8 @@ def _resuming() -> Talk:
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.over("a0000")
-    talk.tell(ProcessExited(0.0, 1, code=1))
-    talk.tell(ProcessGone(0.0, 1))
+    talk.tell(ProcessReported(0.0, 1, Exited(1, None, 0.0)))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     talk.ask(ask("b", NORMAL))
     assert talk.state.process.number == 2
     assert talk.state.conversation == "talk"
@@ -308,20 +309,20 @@ def _resuming() -> Talk:
 
 def test_only_a_process_that_says_so_has_lost_the_conversation() -> None:
     forgets = _resuming()
-    forgets.tell(ProcessStarted(0.0, 2, 77))
-    forgets.tell(ProcessExited(0.0, 2, code=1))
-    forgets.tell(ProcessGone(0.0, 2, stderr="forgotten"))
+    forgets.tell(ProcessReported(0.0, 2, Started(77, 0.0)))
+    forgets.tell(ProcessReported(0.0, 2, Exited(1, None, 0.0)))
+    forgets.tell(ProcessReported(0.0, 2, ProcessGone(stderr=Stderr("forgotten"))))
     assert forgets.state.conversation is None
     assert ("b", Kind.FAILED) not in _outcomes(forgets.effects)
-    for how in (ProcessExited(0.0, 2, code=1), ProcessExited(0.0, 2, signal=9)):
+    for how in (ProcessReported(0.0, 2, Exited(1, None, 0.0)), ProcessReported(0.0, 2, Exited(None, 9, 0.0))):
         exits = _resuming()
-        exits.tell(ProcessStarted(0.0, 2, 77))
+        exits.tell(ProcessReported(0.0, 2, Started(77, 0.0)))
         exits.tell(how)
-        exits.tell(ProcessGone(0.0, 2, stderr="the disk is full"))
+        exits.tell(ProcessReported(0.0, 2, ProcessGone(stderr=Stderr("the disk is full"))))
         assert exits.state.conversation == "talk"
         assert ("b", Kind.FAILED) in _outcomes(exits.effects)
     fails = _resuming()
-    fails.tell(ProcessFailed(0.0, 2, MachineError("no fds")))
+    fails.tell(ProcessReported(0.0, 2, StartFailed(MachineError("no fds"))))
     assert fails.state.conversation == "talk"
     assert ("b", Kind.FAILED) in _outcomes(fails.effects)
 
@@ -329,7 +330,7 @@ def test_only_a_process_that_says_so_has_lost_the_conversation() -> None:
 def test_a_start_that_the_log_cut_short_does_not_cost_the_conversation() -> None:
     talk = _resuming()
     talk.tell(AppendFailed(0.0, StoreError("the disk is full")))
-    talk.tell(ProcessGone(0.0, 2))
+    talk.tell(ProcessReported(0.0, 2, ProcessGone()))
     assert talk.state.conversation == "talk"
 
 
@@ -382,8 +383,8 @@ def test_a_process_that_dies_before_the_first_byte_is_counted_apart_from_preempt
     talk.ask(ask("z", NORMAL))
     talk.begin()
     talk.state = replace(talk.state, turn=often)
-    talk.tell(ProcessExited(0.0, 1, code=1))
-    talk.tell(ProcessGone(0.0, 1))
+    talk.tell(ProcessReported(0.0, 1, Exited(1, None, 0.0)))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert ("a", Kind.FAILED) not in _outcomes(talk.effects)
     assert [waiting.restarts for waiting in talk.state.queue if isinstance(waiting, Turn)] == [1]
 

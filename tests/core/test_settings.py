@@ -7,6 +7,9 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.meaning import Replied
+from banksman.core.process_facts import (
+    Started,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import Effect, SettingTaken, StartProcess, StopProcess
@@ -14,7 +17,7 @@ from banksman.core.session.facts import (
     AppendFailed,
     CloseAsked,
     DrainAsked,
-    ProcessStarted,
+    ProcessReported,
     Reconfigured,
     SettingAsked,
     Timer,
@@ -169,7 +172,7 @@ def test_a_process_that_is_being_started_is_told_as_soon_as_it_listens_and_befor
     talk.ask(A)
     assert talk.starts == [StartProcess(1, None)]
     assert sent(change(talk)) == []
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert sent(change(talk, "plan", name="permission_mode", id="d")) == []
     # Nothing is due before it was told.
     assert not talk.waits_for(Timer.SETTING)
@@ -189,7 +192,7 @@ def test_a_process_that_is_being_started_is_told_as_soon_as_it_listens_and_befor
 def test_when_it_does_not_come_to_listen_the_next_one_has_it() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
-    talk.tell(ProcessStarted(0.0, 1, 77))
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     change(talk)
     assert taken(talk.die(code=1)) == [("c", None)]
     talk.wait(100.0)

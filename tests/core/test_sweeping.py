@@ -9,11 +9,20 @@ from tests.core.scenarios import ask
 from tests.core.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.meaning import Requested, Wants
-from banksman.core.process_facts import Survivor, Swept
+from banksman.core.process_facts import (
+    Survivor,
+    SweepEnded,
+    Swept,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
 from banksman.core.session.effects import CallBack, EndTerminals, StopProcess, SweepTools
-from banksman.core.session.facts import InterruptAsked, ProcessSwept, TerminalsEnded, Timer
+from banksman.core.session.facts import (
+    InterruptAsked,
+    ProcessReported,
+    TerminalsEnded,
+    Timer,
+)
 from banksman.core.session.outcome import Kind
 from banksman.core.session.tool_cleanup import SWEEP_SECONDS_MAX
 
@@ -55,12 +64,12 @@ def test_in_a_later_turn_it_is_since_that_turns_prompt() -> None:
 def test_the_next_prompt_waits_for_it() -> None:
     talk = _interrupted()
     assert not sent(talk.ask(B))
-    assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P b0000\n"]
+    assert sent(talk.tell(ProcessReported(talk.at, 1, SweepEnded()))) == [b"P b0000\n"]
 
 
 def test_what_was_ended_is_told_with_the_name_of_the_turn_that_left_it() -> None:
     talk = _interrupted()
-    talk.tell(ProcessSwept(talk.at, 1, (SLEEP,), (Survivor(98, "other", "not ours to signal"),)))
+    talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,), (Survivor(98, "other", "not ours to signal"),))))
     (body,) = talk.logged(kinds.PROCESS_SWEPT)
     assert body["swept"] == [{"pid": 99, "command": "sleep 60"}]
     assert body["survivors"] == [{"pid": 98, "command": "other", "why": "not ours to signal"}]
@@ -69,14 +78,14 @@ def test_what_was_ended_is_told_with_the_name_of_the_turn_that_left_it() -> None
 
 def test_if_nothing_was_left_nothing_is_told() -> None:
     talk = _interrupted()
-    talk.tell(ProcessSwept(talk.at, 1))
+    talk.tell(ProcessReported(talk.at, 1, SweepEnded()))
     assert not talk.logged(kinds.PROCESS_SWEPT)
 
 
 def test_by_policy_it_is_only_told() -> None:
     talk = _interrupted(replace(LEAVES, after_interrupt="keep"))
     assert [effect.ends for effect in of(SweepTools, talk.effects)] == [False]
-    talk.tell(ProcessSwept(talk.at, 1, (SLEEP,)))
+    talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,))))
     assert not talk.logged(kinds.PROCESS_SWEPT)
     assert talk.logged(kinds.PROCESS_LEFT) == [
         {"process": 1, "left": [{"pid": 99, "command": "sleep 60"}], "after": "a"}
@@ -100,7 +109,7 @@ def test_a_preempted_turn_is_swept_after_before_the_urgent_one_begins() -> None:
     talk.opens("a0000")
     talk.ask(ask("urgent", INTERACTIVE))
     assert not sent(talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"settled a0000"))
-    assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P urgent0000\n"]
+    assert sent(talk.tell(ProcessReported(talk.at, 1, SweepEnded()))) == [b"P urgent0000\n"]
 
 
 def test_one_that_is_never_answered_ends_the_process() -> None:
@@ -114,7 +123,7 @@ def test_an_answer_of_a_process_that_is_gone_says_nothing() -> None:
     talk.die(code=1)
     assert not talk.waits_for(Timer.SWEEP)
     talk.ask(B)
-    talk.tell(ProcessSwept(talk.at, 1, (SLEEP,)))
+    talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,))))
     assert not talk.logged(kinds.PROCESS_SWEPT)
 
 
@@ -129,9 +138,9 @@ def test_turns_that_the_agent_opens_meanwhile_and_are_stopped_are_swept_after_as
         talk.hear(b"ok " + request, b"ownover own!")
         assert talk.state.own is None, number
     assert len(of(SweepTools, talk.effects)) == 1
-    talk.tell(ProcessSwept(talk.at, 1))
+    talk.tell(ProcessReported(talk.at, 1, SweepEnded()))
     assert len(of(SweepTools, talk.effects)) == 2
-    assert sent(talk.tell(ProcessSwept(talk.at, 1))) == [b"P urgent0000\n"]
+    assert sent(talk.tell(ProcessReported(talk.at, 1, SweepEnded()))) == [b"P urgent0000\n"]
 
 
 def test_one_that_says_that_it_had_finished_may_have_left_its_tools_all_the_same() -> None:

@@ -14,9 +14,12 @@ import pytest
 from tests.real.helpers import alive, child, wait_none
 from tests.sessions.test_workspace_files import flipping
 
-from banksman.core.process_facts import Exited
+from banksman.core.process_facts import (
+    Exited,
+    ProcessGone,
+)
 from banksman.errors import BanksmanError, Closed, NotFound, ProgramNotFound, Refused, UsageError
-from banksman.sessions.agent_process import AgentEvent, Gone
+from banksman.sessions.agent_process import AgentReport
 from banksman.sessions.workspace import Workspace
 from banksman.sessions.workspace import terminals as run_terminals
 from banksman.sessions.workspace.terminals import TERMINALS_MAX, Tail
@@ -298,9 +301,9 @@ def test_what_is_no_text_does_not_grow_beyond_the_limit() -> None:
 
 
 # -- how it ends -----------------------------------------------------------------------------------------------------
-def _goes(event: AgentEvent) -> Callable[[Workspace, str], Awaitable[None]]:
+def _goes(event: AgentReport) -> Callable[[Workspace, str], Awaitable[None]]:
     async def hear(workspace: Workspace, _: str) -> None:
-        heard: list[AgentEvent] = []
+        heard: list[AgentReport] = []
         workspace.ending_with(heard.append)(event)
         assert heard == [event]
         await workspace.wait_ended()
@@ -328,7 +331,7 @@ async def _end(workspace: Workspace, _: str) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    [_kill, _release, _end_turn, _end, _goes(Exited(0, None, 0.0)), _goes(Gone())],
+    [_kill, _release, _end_turn, _end, _goes(Exited(0, None, 0.0)), _goes(ProcessGone())],
     ids=["kill", "release", "end_turn", "end", "the agent exits", "the agent is gone"],
 )
 async def test_nothing_of_its_tree_is_left(

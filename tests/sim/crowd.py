@@ -13,11 +13,12 @@ from typing import Any
 
 from tests.sim.scene import TERSE, Scene
 
+from banksman.core.process_facts import BytesRead, ProcessGone, StartFailed
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import StartProcess
 from banksman.core.session.outcome import Kind
 from banksman.errors import AgentError
-from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent, Spawn, StdoutRead
+from banksman.sessions.agent_process import AgentReport, OnReport, Spawn
 from banksman.sessions.pool import START_SECONDS_MAX, Pool
 from banksman.testing import sim
 from banksman.testing.world import Manner, Phase, Play, World, WorldLog, WorldProcess
@@ -68,18 +69,18 @@ class Crowd:
 
     # -- processes, watched ------------------------------------------------------------------------------------------
     def _spawn_for(self, name: str, world: World) -> Spawn:
-        def spawn(effect: StartProcess, on_event: OnEvent) -> WorldProcess:
+        def spawn(effect: StartProcess, on_event: OnReport) -> WorldProcess:
             number = next(self._numbers)
             manner = world.manners[world.spawned]
             world.spawned += 1
             self._enter(name, number)
 
-            def watch(event: AgentEvent) -> None:
+            def watch(event: AgentReport) -> None:
                 self._watch(number, event)
                 on_event(event)
 
             if manner.raises:
-                self._watch(number, Failed(AgentError("")))
+                self._watch(number, StartFailed(AgentError("")))
                 raise AgentError("the world does not even try to start it")
             assert all(other.phase is Phase.GONE for other in world.processes), f"{name} has a process already"
             # Numbered over all sessions: the lanes of two processes are not one lane.
@@ -102,11 +103,11 @@ class Crowd:
         limit = self.pool.starts_max
         assert limit is None or len(starting) <= limit, f"{name} is one start too many: {starting}"
 
-    def _watch(self, number: int, event: AgentEvent) -> None:
+    def _watch(self, number: int, event: AgentReport) -> None:
         """The first word is the answer to the handshake."""
-        if isinstance(event, StdoutRead | Gone | Failed):
+        if isinstance(event, BytesRead | ProcessGone | StartFailed):
             self.starting.pop(number, None)
-        if isinstance(event, Gone | Failed):
+        if isinstance(event, ProcessGone | StartFailed):
             self.there.discard(number)
 
     # -- callers -----------------------------------------------------------------------------------------------------

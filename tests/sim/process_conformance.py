@@ -12,19 +12,18 @@ from typing import ClassVar
 
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.meaning import Replied
-from banksman.core.process_facts import Exited, Started
-from banksman.sessions.agent_process import (
-    AgentEvent,
-    AgentProcess,
-    Failed,
-    Gone,
-    OnEvent,
-    OutputEnded,
-    StdinWritten,
-    StdoutRead,
-    ToolsSwept,
-    WriteBroke,
+from banksman.core.process_facts import (
+    BytesRead,
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+    StreamEnded,
+    SweepEnded,
+    WriteFailed,
 )
+from banksman.sessions.agent_process import AgentProcess, AgentReport, OnReport
 
 # Every kind of process that a subclass must be able to start.
 #   plain: answers handshakes, exits at the end of its stdin       exits: exits with code 3 when it is spoken to
@@ -37,15 +36,15 @@ class Heard:
     """What a process told, in order; and it checks the order as it comes."""
 
     def __init__(self) -> None:
-        self.events: list[AgentEvent] = []
+        self.events: list[AgentReport] = []
         self._more = asyncio.Event()
 
-    def on_event(self, event: AgentEvent) -> None:
+    def on_event(self, event: AgentReport) -> None:
         if self.events:
-            assert not isinstance(event, Started | Failed), f"{event} is not the first"
-            assert not isinstance(self.events[-1], Gone | Failed), f"{event} after the end"
-        if self.has(OutputEnded):
-            assert not isinstance(event, StdoutRead | OutputEnded)
+            assert not isinstance(event, Started | StartFailed), f"{event} is not the first"
+            assert not isinstance(self.events[-1], ProcessGone | StartFailed), f"{event} after the end"
+        if self.has(StreamEnded):
+            assert not isinstance(event, BytesRead | StreamEnded)
         self.events.append(event)
         self._more.set()
 
@@ -57,7 +56,7 @@ class Heard:
 
     @property
     def replies(self) -> list[str]:
-        said = b"".join(event.data for event in self.events if isinstance(event, StdoutRead))
+        said = b"".join(event.data for event in self.events if isinstance(event, BytesRead))
         meanings = [CLAUDE.read(line) for line in said.split(b"\n") if line]
         return [meaning.request for meaning in meanings if isinstance(meaning, Replied)]
 
@@ -71,25 +70,25 @@ class Heard:
 
     def check_end(self) -> None:
         """It came to its end as it should."""
-        assert self.count(Gone) == 1
-        assert isinstance(self.events[-1], Gone)
+        assert self.count(ProcessGone) == 1
+        assert isinstance(self.events[-1], ProcessGone)
         if self.has(Started):
             assert isinstance(self.events[0], Started)
             assert self.count(Exited) == 1
-            assert self.count(OutputEnded) == 1
+            assert self.count(StreamEnded) == 1
 
 
 class ProcessConformance:
     """Subclass it as `Test…`."""
 
-    # From `stop` to `Gone`, for one that takes no notice: all rungs of the ladder, as the subclass has set them.
+    # From `stop` to `ProcessGone`, for one that takes no notice: all rungs of the ladder, as the subclass has set them.
     stop_seconds_max: ClassVar[float]
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         """Run it in the loop that these processes live in."""
         raise NotImplementedError
 
-    def spawn(self, kind: str, on_event: OnEvent) -> AgentProcess:
+    def spawn(self, kind: str, on_event: OnReport) -> AgentProcess:
         raise NotImplementedError
 
     def start(self, kind: str) -> tuple[AgentProcess, Heard]:
@@ -102,10 +101,10 @@ class ProcessConformance:
             await heard.wait(Started)
             assert heard.events[0] == heard.events[-1]
             process.write(CLAUDE.handshake("one"))
-            await heard.wait(StdinWritten)
+            await heard.wait(FrameWritten)
             await heard.wait_until(lambda: heard.replies == ["one"])
             process.stop()
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             heard.check_end()
 
         self.run(scenario)
@@ -116,13 +115,13 @@ class ProcessConformance:
             await heard.wait(Started)
             for number in range(1, 6):
                 process.write(CLAUDE.handshake(f"r-{number}"))
-                await heard.wait(StdinWritten, number)
+                await heard.wait(FrameWritten, number)
             await heard.wait_until(lambda: len(heard.replies) == 5)
             assert heard.replies == [f"r-{number}" for number in range(1, 6)]
-            assert heard.count(StdinWritten) == 5
-            assert not heard.has(WriteBroke)
+            assert heard.count(FrameWritten) == 5
+            assert not heard.has(WriteFailed)
             process.stop()
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             heard.check_end()
 
         self.run(scenario)
@@ -133,7 +132,7 @@ class ProcessConformance:
                 process, heard = self.start(kind)
                 assert heard.events == []
                 process.stop()
-                await heard.wait_until(lambda heard=heard: heard.has(Gone) or heard.has(Failed))
+                await heard.wait_until(lambda heard=heard: heard.has(ProcessGone) or heard.has(StartFailed))
 
         self.run(scenario)
 
@@ -142,7 +141,7 @@ class ProcessConformance:
             process, heard = self.start("exits")
             await heard.wait(Started)
             process.write(CLAUDE.handshake("one"))
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             heard.check_end()
             exited = next(event for event in heard.events if isinstance(event, Exited))
             assert (exited.code, exited.signal) == (3, None)
@@ -161,7 +160,7 @@ class ProcessConformance:
             process.stop()
             await heard.wait(Exited)
             process.stop()
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             process.stop()
             await asyncio.sleep(0)
             heard.check_end()
@@ -172,7 +171,7 @@ class ProcessConformance:
         async def scenario() -> None:
             process, heard = self.start("plain")
             process.stop()
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             heard.check_end()
 
         self.run(scenario)
@@ -186,7 +185,7 @@ class ProcessConformance:
             loop = asyncio.get_running_loop()
             at = loop.time()
             process.stop()
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             assert loop.time() - at < self.stop_seconds_max
             heard.check_end()
 
@@ -195,7 +194,7 @@ class ProcessConformance:
     def test_a_start_that_fails_is_the_only_thing_that_is_told(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("missing")
-            await heard.wait(Failed)
+            await heard.wait(StartFailed)
             process.stop()
             process.look_now()
             await asyncio.sleep(0)
@@ -210,11 +209,11 @@ class ProcessConformance:
             process.write(CLAUDE.prompt("0" * 36, "x" * (4 << 20)))
             process.look_now()
             await asyncio.sleep(0)
-            assert not heard.has(StdinWritten)
-            assert not heard.has(WriteBroke)
+            assert not heard.has(FrameWritten)
+            assert not heard.has(WriteFailed)
             process.stop()
-            await heard.wait(Gone)
-            assert not heard.has(StdinWritten)
+            await heard.wait(ProcessGone)
+            assert not heard.has(FrameWritten)
             heard.check_end()
 
         self.run(scenario)
@@ -225,12 +224,12 @@ class ProcessConformance:
             await heard.wait(Started)
             await self.wait_closed(heard)
             process.write(CLAUDE.handshake("one"))
-            await heard.wait(WriteBroke)
-            assert not heard.has(Gone)
+            await heard.wait(WriteFailed)
+            assert not heard.has(ProcessGone)
             process.stop()
-            await heard.wait(Gone)
-            assert heard.count(WriteBroke) == 1
-            assert not heard.has(StdinWritten)
+            await heard.wait(ProcessGone)
+            assert heard.count(WriteFailed) == 1
+            assert not heard.has(FrameWritten)
             heard.check_end()
 
         self.run(scenario)
@@ -245,13 +244,13 @@ class ProcessConformance:
             process.pause()
             for number in range(1, 4):
                 process.write(CLAUDE.handshake(f"r-{number}"))
-                await heard.wait(StdinWritten, number)
+                await heard.wait(FrameWritten, number)
             assert heard.replies == []
             process.resume()
             await heard.wait_until(lambda: len(heard.replies) == 3)
             process.pause()
             process.stop()  # Which ends the pause: one that is blocked on its output could not react.
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             heard.check_end()
 
         self.run(scenario)
@@ -263,13 +262,13 @@ class ProcessConformance:
             loop = asyncio.get_running_loop()
             for number in range(1, 4):
                 process.sweep_tools(loop.time(), number != 2)
-                assert heard.count(ToolsSwept) == number - 1
-                await heard.wait(ToolsSwept, number)
+                assert heard.count(SweepEnded) == number - 1
+                await heard.wait(SweepEnded, number)
             process.write(CLAUDE.handshake("one"))
             await heard.wait_until(lambda: heard.replies == ["one"])
-            assert [event for event in heard.events if isinstance(event, ToolsSwept)] == [ToolsSwept()] * 3
+            assert [event for event in heard.events if isinstance(event, SweepEnded)] == [SweepEnded()] * 3
             process.stop()
-            await heard.wait(Gone)
+            await heard.wait(ProcessGone)
             heard.check_end()
 
         self.run(scenario)
@@ -284,14 +283,14 @@ class ProcessConformance:
                     process.stop()
                 else:
                     process.write(CLAUDE.handshake("one"))
-                await heard.wait(Gone)
+                await heard.wait(ProcessGone)
                 heard.check_end()
-                assert heard.count(ToolsSwept) <= 1
-                count = heard.count(ToolsSwept)
+                assert heard.count(SweepEnded) <= 1
+                count = heard.count(SweepEnded)
                 process.sweep_tools(asyncio.get_running_loop().time(), True)
                 process.look_now()
                 await asyncio.sleep(0)
-                assert heard.count(ToolsSwept) == count
+                assert heard.count(SweepEnded) == count
 
         self.run(scenario)
 
@@ -305,11 +304,11 @@ class ProcessConformance:
                 process.look_now()
                 await asyncio.sleep(0)
             process.stop()
-            while not heard.has(Gone):
+            while not heard.has(ProcessGone):
                 process.look_now()
                 await asyncio.sleep(0)
             heard.check_end()
-            assert heard.count(StdinWritten) == 1
+            assert heard.count(FrameWritten) == 1
             assert heard.replies == ["one"]
 
         self.run(scenario)
@@ -319,7 +318,7 @@ class ProcessConformance:
             process, heard = self.start("plain")
             await heard.wait(Started)
             process.write(CLAUDE.handshake("one"))
-            await heard.wait(StdinWritten)
+            await heard.wait(FrameWritten)
             process.abandon()
             count = len(heard.events)
             for _ in range(10):

@@ -15,9 +15,10 @@ pytest.register_assert_rewrite("tests.sim.scene", "tests.sim.scenarios")
 from tests.sim.scenarios import CASES  # noqa: E402
 from tests.thorough import thorough  # noqa: E402
 
+from banksman.core.process_facts import WriteFailed  # noqa: E402
 from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
 from banksman.dispatcher import Dispatcher  # noqa: E402
-from banksman.sessions.agent_process import AgentEvent, WriteBroke  # noqa: E402
+from banksman.sessions.agent_process import AgentReport  # noqa: E402
 from banksman.sessions.caller_futures import CallerFutures  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
 from banksman.sessions.log_reader import LogReaders  # noqa: E402
@@ -96,23 +97,23 @@ def a_timer_that_fired_is_kept(patch: Patch) -> None:
 
 @mutant("a_write_breaks")
 def a_broken_write_is_ignored(patch: Patch) -> None:
-    plain: Any = Driver._on_event  # pyright: ignore[reportPrivateUsage]
+    plain: Any = Driver._on_report  # pyright: ignore[reportPrivateUsage]
 
-    def on_event(self: Any, number: int, event: AgentEvent) -> None:
-        if not isinstance(event, WriteBroke):
-            plain(self, number, event)
+    def on_report(self: Any, number: int, report: AgentReport) -> None:
+        if not isinstance(report, WriteFailed):
+            plain(self, number, report)
 
-    patch(Driver, "_on_event", on_event)
+    patch(Driver, "_on_report", on_report)
 
 
 @mutant("an_exit_at_any_moment", "a_write_breaks")
 def the_next_process_is_told_apart_by_nothing(patch: Patch) -> None:
-    plain: Any = Driver._on_event  # pyright: ignore[reportPrivateUsage]
+    plain: Any = Driver._on_report  # pyright: ignore[reportPrivateUsage]
 
-    def on_event(self: Any, number: int, event: AgentEvent) -> None:
-        plain(self, 1, event)
+    def on_report(self: Any, number: int, report: AgentReport) -> None:
+        plain(self, 1, report)
 
-    patch(Driver, "_on_event", on_event)
+    patch(Driver, "_on_report", on_report)
 
 
 @mutant("the_log_is_slower_than_the_agent")

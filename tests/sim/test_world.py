@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from banksman.core.process_facts import BytesRead
 from banksman.core.session.effects import StartProcess
 from banksman.core.stop_ladder import Timings
 from banksman.errors import NotOwner, StoreError
 from banksman.process.launch import prepare
-from banksman.sessions.agent_process import AgentProcess, OnEvent, RealAgent, StdoutRead
+from banksman.sessions.agent_process import AgentProcess, OnReport, RealAgent
 from banksman.store.log import Head, Log
 from banksman.testing import fake_agent, sim
 from banksman.testing.world import Fault, Manner, World, WorldLog
@@ -41,7 +42,7 @@ class TestWorldProcess(ProcessConformance):
         # In every order of one departure: a promise holds in all of them.
         assert sim.explore(scenario, departures_max=1).is_complete
 
-    def spawn(self, kind: str, on_event: OnEvent) -> AgentProcess:
+    def spawn(self, kind: str, on_event: OnReport) -> AgentProcess:
         return World(manners=[MANNERS[kind]]).spawn(StartProcess(1, None), on_event)
 
 
@@ -60,7 +61,7 @@ class TestRealProcess(ProcessConformance):
 
         asyncio.run(main())
 
-    def spawn(self, kind: str, on_event: OnEvent) -> AgentProcess:
+    def spawn(self, kind: str, on_event: OnReport) -> AgentProcess:
         timings = Timings(eof=0.3 if kind != "plain" else 5.0, grace=0.3 if kind != "plain" else 5.0, linger=0.1)
         return RealAgent(prepare(self._argv(kind), cwd=str(self.folder)), timings, on_event)
 
@@ -84,7 +85,7 @@ class TestRealProcess(ProcessConformance):
                 return fake_agent.command()
 
     async def wait_closed(self, heard: Heard) -> None:
-        await heard.wait(StdoutRead)
+        await heard.wait(BytesRead)
 
 
 class TestWorldLog(LogConformance):

@@ -35,6 +35,7 @@ from banksman.core.process_facts import (
     Stream,
     StreamEnded,
     Survivor,
+    SweepEnded,
     TreeEnded,
 )
 from banksman.dispatcher import Dispatcher
@@ -43,7 +44,6 @@ from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWrite
 from banksman.process.process import Process
-from banksman.process.tree_cleanup import OnPruned, Pruned
 from banksman.tasks import Waiters
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class StopRequested:
     """A caller wants it ended, for this reason."""
 
     cause: Ended
-    at: float
-    at_once: bool = False
-    kill_by: float | None = None
+    stop: rungs.StopAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +87,7 @@ class ClockRanOut:
     cause: Ended
 
 
-@dataclass(frozen=True, slots=True)
-class PruningEnded:
-    """What a caller wanted pruned has been, and it is to be told."""
-
-    pruned: Pruned
-    on_pruned: OnPruned
-
-
-Fact = ProcessFact | rungs.LadderTimerFired | StopRequested | ClockRanOut | PruningEnded
+Fact = ProcessFact | rungs.LadderTimerFired | StopRequested | ClockRanOut
 
 
 class Reports(Protocol):
@@ -225,7 +215,7 @@ class RunningCommand:
         (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop that is
         under way.
         """
-        self.dispatch(StopRequested(cause, time.monotonic(), at_once, kill_by))
+        self.dispatch(StopRequested(cause, rungs.StopAsked(time.monotonic(), at_once, kill_by)))
 
     def put_nowait(self, data: bytes) -> PipeWrite:
         """Queue a whole write; its `done` tells when the pipe has taken it."""
@@ -233,16 +223,16 @@ class RunningCommand:
         return self._process.stdin.put(data)
 
     def note_time(self) -> None:
-        """Something begins now that `prune_nowait` may be asked about later."""
+        """Something begins now that `sweep_nowait` may be asked about later."""
         self._process.note_time()
 
-    def prune_nowait(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
+    def sweep_nowait(self, since: float, *, ends: bool) -> None:
         """End what its tree has grown since then (`loop.time()`), or with `ends` False only look for it; the command
         itself goes on, and so does what it had started before. Only once it has started.
 
-        `on_pruned` is told once and in a bounded time, but nothing after the end of the command.
+        `on_fact` is told `SweepEnded` once and in a bounded time, but nothing after the end of the command.
         """
-        self._process.prune(since, ends=ends, on_pruned=lambda pruned: self.dispatch(PruningEnded(pruned, on_pruned)))
+        self._process.sweep(since, ends=ends)
 
     def widen_stdout(self) -> None:
         """Its output will be large, and is worth a larger pipe."""
@@ -290,9 +280,7 @@ class RunningCommand:
     def _handle(self, fact: Fact) -> None:
         if self.is_over:
             return  # Late. Nothing is delivered after the end.
-        if self._on_fact is not None and not isinstance(
-            fact, rungs.LadderTimerFired | StopRequested | ClockRanOut | PruningEnded
-        ):
+        if self._on_fact is not None and not isinstance(fact, rungs.LadderTimerFired | StopRequested | ClockRanOut):
             self._on_fact(fact)
         match fact:
             case BytesRead():
@@ -305,7 +293,7 @@ class RunningCommand:
                 self._settle(error)
             case Exited():
                 self._account.exited(fact)
-                self._climb(rungs.LeaderExited(fact.at))
+                self._climb(fact)
             case NeverStarted(at=at):
                 # Stopped before it began: there was no exit to wait for, and no tree.
                 self._account.blame(self._account.passed_deadline(at) or Ended.HOST_CLOSED)
@@ -316,20 +304,20 @@ class RunningCommand:
                 self._account.blame(self._account.passed_deadline(at) or Ended.HOST_CLOSED)
             case ProcessesSwept(processes=processes):
                 self._account.swept.extend(processes)
-            case TreeEnded(survivors=survivors, at=at):
+            case SweepEnded():
+                pass  # For `on_fact` alone.
+            case TreeEnded(survivors=survivors):
                 self._account.survivors = survivors
                 # What is still in the pipes is all there will be; nobody is pushed back by not reading it.
                 self.resume_reading()
-                self._climb(rungs.TreeGone(at))
+                self._climb(fact)
             case rungs.LadderTimerFired():
                 self._climb(fact)
-            case StopRequested(cause=cause, at=at, at_once=at_once, kill_by=kill_by):
+            case StopRequested(cause=cause, stop=stop):
                 self._account.blame(cause)
-                self._climb(rungs.StopAsked(at, at_once, kill_by))
+                self._climb(stop)
             case ClockRanOut(cause=cause):
                 self._on_clock(cause)
-            case PruningEnded(pruned=pruned, on_pruned=on_pruned):
-                on_pruned(pruned)
             case _:
                 assert_never(fact)
 

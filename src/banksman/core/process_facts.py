@@ -1,7 +1,8 @@
-"""What the world tells the core about a process: frozen values, past tense.
+"""What happens to a process: frozen values, past tense. Each layer passes them up as they are.
 
-Times (`at`) are seconds of the machine's monotonic clock. A fact names its subject where there could be two. What it
-tells about a session is in `session_facts`.
+A `Process` tells its command, a command tells the `AgentProcess` of a session, and that tells the session's driver. A
+session wraps them in `ProcessReported`, which says which of its processes it was and when it was heard. Times (`at`)
+are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -107,20 +108,78 @@ class KeeperActed:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameWritten:
+    """The pipe has taken a whole frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """The process takes no more input. What it had of the frame is unknown."""
+
+    error: BanksmanError
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessesSwept:
-    """What was ended after an interrupt, and what could not be."""
+    """Processes that were ended besides the leader, with the tree or by a sweep that nobody waits for any more."""
 
     processes: tuple[Swept, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class SweepEnded:
+    """What was started since a moment is gone, but for the survivors; or it was only looked for, and they are all."""
+
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TreeEnded:
-    """No process of the tree is left but these."""
+    """No process of the tree is left but these. What it wrote may not have been read yet: see `ProcessGone`."""
 
     survivors: tuple[Survivor, ...]
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stderr:
+    """What a process has written to stderr: all of it in `head`, or its two ends."""
+
+    head: str = ""
+    tail: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.head if self.tail is None else f"{self.head}\n[…]\n{self.tail}"
+
+
+_NO_STDERR = Stderr()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGone:
+    """Its tree has ended and everything it wrote has been told. `ladder`: the rungs that were taken with it."""
+
+    swept: tuple[Swept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+    drained: bool = True
+    stderr: Stderr = _NO_STDERR
+    ladder: tuple[Rung, ...] = ()
+
+
+# What a `Process` tells its command.
 ProcessFact = (
-    Started | StartFailed | NeverStarted | BytesRead | StreamEnded | Exited | KeeperActed | ProcessesSwept | TreeEnded
+    Started
+    | StartFailed
+    | NeverStarted
+    | BytesRead
+    | StreamEnded
+    | Exited
+    | KeeperActed
+    | ProcessesSwept
+    | SweepEnded
+    | TreeEnded
 )
+# What a session takes of the facts of its process. Its output comes to it as frames.
+Report = Started | StartFailed | FrameWritten | WriteFailed | Exited | SweepEnded | ProcessGone

@@ -7,10 +7,10 @@ ladder; they differ only in where they enter it.
     RUNNING ──StopAsked──► EOF ──► TERM ──► KILL ──► KEEPER
        │                    │        │       ▲ │       │
        │                    └────┬───┘       │ └───┬───┘
-       │                   LeaderExited      │  TreeGone
+       │                      Exited         │ TreeEnded
        │                         ▼           │     ▼
-       └─LeaderExited─► LINGER ─► REST ──────┘   DRAIN ──► OVER
-                           └───────┴──TreeGone─────▲
+       └──Exited──► LINGER ───► REST ────────┘   DRAIN ──► OVER
+                       └─────────┴──TreeEnded──────▲
 
 - EOF (agents only): stdin is closed; reading goes on, so that a child blocked on a full pipe can move.
 - TERM: to the leader's group, so that it can clean up in its own order. `grace` is counted once, from here. With a
@@ -32,6 +32,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+
+from banksman.core.process_facts import Exited, TreeEnded
 
 # The keeper reports within this time of being told to kill, whatever happens (its own bound is 5 s); it is wedged else.
 KILL_REPORT_SECONDS_MAX = 7.0
@@ -78,22 +80,8 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderExited:
-    """The command itself is gone; its tree may not be."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class OutputClosed:
     """Every pipe we read was read to its end."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class TreeGone:
-    """The keeper proved the tree empty, or reported who could not be ended."""
 
     at: float
 
@@ -106,7 +94,7 @@ class LadderTimerFired:
     phase: LadderPhase
 
 
-Fact = StopAsked | LeaderExited | OutputClosed | TreeGone | LadderTimerFired
+Fact = StopAsked | Exited | OutputClosed | TreeEnded | LadderTimerFired
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -196,12 +184,12 @@ def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
     match fact:
         case StopAsked():
             return _on_stop(ladder, fact)
-        case LeaderExited():
+        case Exited():
             return _on_exit(ladder, fact.at)
         case OutputClosed():
             return _on_output_closed(replace(ladder, is_output_closed=True))
-        case TreeGone():
-            return _on_tree_gone(ladder, fact.at)
+        case TreeEnded():
+            return _on_tree_ended(ladder, fact.at)
         case LadderTimerFired():
             if fact.phase is not ladder.phase:
                 return ladder, []
@@ -268,7 +256,7 @@ def _on_output_closed(ladder: Ladder) -> tuple[Ladder, list[Effect]]:
     return ladder, []
 
 
-def _on_tree_gone(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
+def _on_tree_ended(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
     if ladder.phase is LadderPhase.DRAIN:
         return ladder, []
     if ladder.is_output_closed:

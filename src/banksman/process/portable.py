@@ -26,15 +26,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from banksman.core.process_facts import Exited, ProcessesSwept, ProcessFact, Started, Stream, Survivor, Swept, TreeEnded
+from banksman.core.process_facts import (
+    Exited,
+    ProcessesSwept,
+    ProcessFact,
+    Started,
+    Stream,
+    Survivor,
+    SweepEnded,
+    Swept,
+    TreeEnded,
+)
 from banksman.errors import no_room
 from banksman.process import syscalls
 from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
-from banksman.process.portable_cleanup import PortablePruning, Row
+from banksman.process.portable_cleanup import PortableSweep, Row
 from banksman.process.process import start_error
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
-from banksman.process.tree_cleanup import OnPruned, Pruned
 
 # How often `ps` is asked whether the tree is gone, and how long after KILL until those who are left are named.
 LOOK_SECONDS = 0.05
@@ -158,14 +167,14 @@ class PortableProcess:
     def note_time(self) -> None:
         """`ps` shows the time of day."""
 
-    def prune(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
-        """As `Process.prune`, as far as `ps` tells."""
+    def sweep(self, since: float, *, ends: bool) -> None:
+        """As `Process.sweep`, as far as `ps` tells."""
 
-        def tell(pruned: Pruned) -> None:
+        def tell(fact: SweepEnded) -> None:
             if not (self._is_over or self._is_gone):
-                on_pruned(pruned)
+                self._on_fact(fact)
 
-        PortablePruning(self._loop, self._members, tell).begin(since, ends=ends)
+        PortableSweep(self._loop, self._members, tell).begin(since, ends=ends)
 
     def _look_soon(self) -> None:
         if self._has_exited and self._look_timer is None:

@@ -1,4 +1,4 @@
-"""The same pruning without a keeper, as far as `ps` tells who was born when.
+"""The same sweep without a keeper, as far as `ps` tells who was born when.
 
 It counts births in seconds. Who was born in the very second that is asked about may have been there before, and is
 spared: to leave a tool running is bad, to end an agent's server is worse.
@@ -13,9 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from banksman.core.process_facts import Survivor, Swept
+from banksman.core.process_facts import Survivor, SweepEnded, Swept
 from banksman.process.keeper.kill_newer import GRACE_SECONDS, KILL_SECONDS_MAX
-from banksman.process.tree_cleanup import OnPruned, Pruned
 
 # pid, parent, group, start time as `ps` writes it, command
 Row = tuple[int, int, int, str, str]
@@ -24,10 +23,12 @@ LOOK_SECONDS = 0.05
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
-class PortablePruning:
-    """One order to prune. `members`: who of the tree is alive, but for its leader."""
+class PortableSweep:
+    """One order to sweep. `members`: who of the tree is alive, but for its leader."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, members: Callable[[], list[Row]], tell: OnPruned) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, members: Callable[[], list[Row]], tell: Callable[[SweepEnded], None]
+    ) -> None:
         self._loop = loop
         self._members = members
         self._tell = tell
@@ -41,7 +42,7 @@ class PortablePruning:
         self._left = _with_descendants((row for row in rows if born(row) > second), rows)
         if not ends:
             left = tuple(Survivor(row[0], row[4], "left as it is") for row in self._left.values())
-            self._loop.call_soon(self._tell, Pruned(survivors=left))
+            self._loop.call_soon(self._tell, SweepEnded(survivors=left))
             return
         self._met = dict(self._left)
         self._signal(signal.SIGTERM, signal.SIGCONT)
@@ -56,7 +57,7 @@ class PortablePruning:
         seconds = time.monotonic() - self._began
         if not self._left or seconds > GRACE_SECONDS + KILL_SECONDS_MAX:
             swept = tuple(Swept(row[0], row[4]) for row in self._met.values())
-            self._tell(Pruned(swept, tuple(Survivor(row[0], row[4], "still dying") for row in self._left.values())))
+            self._tell(SweepEnded(swept, tuple(Survivor(row[0], row[4], "still dying") for row in self._left.values())))
             return
         if seconds > GRACE_SECONDS:
             self._signal(signal.SIGKILL)

@@ -38,7 +38,7 @@ from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWriter
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
-from banksman.process.tree_cleanup import Births, OnPruned, Prunings
+from banksman.process.tree_cleanup import Births, OpenSweeps
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
@@ -86,7 +86,7 @@ class Process:
         self._busy_fd = -1
         self._start_timer: asyncio.TimerHandle | None = None
         self._births = Births()
-        self._prunings = Prunings(self._loop, self.hear_now)
+        self._sweeps = OpenSweeps(self._loop, self.hear_now, on_fact)
         self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
         try:
@@ -228,10 +228,10 @@ class Process:
             case (messages.SWEPT, names):
                 others = tuple(Swept(pid, command) for pid, command in names if pid != self.pid)
                 self._on_fact(ProcessesSwept(others))
-            case (messages.PRUNED, number, names, survivors, is_over):
+            case (messages.SWEEP_REPORT, number, names, survivors, is_over):
                 swept = tuple(Swept(pid, command) for pid, command in names)
                 left = tuple(Survivor(*survivor) for survivor in survivors)
-                late = self._prunings.hear(number, swept, left, is_over=is_over)
+                late = self._sweeps.hear(number, swept, left, is_over=is_over)
                 if late:
                     self._on_fact(ProcessesSwept(late))
             case (messages.GONE, survivors):
@@ -305,19 +305,19 @@ class Process:
         self._tell(messages.HURRY, term_at, kill_at)
 
     def note_time(self) -> None:
-        """Something begins now that `prune` may be asked about later."""
+        """Something begins now that `sweep` may be asked about later."""
         self._births.note()
 
-    def prune(self, since: float, *, ends: bool, on_pruned: OnPruned) -> None:
+    def sweep(self, since: float, *, ends: bool) -> None:
         """End what was born in its tree since then (`loop.time()`), or with `ends` False only look for it. The child
         itself is left alone, and so is what it had started before.
 
-        `on_pruned` is told once, from the loop, in a bounded time; not at all if the whole tree ends before.
+        One `SweepEnded` follows, from the loop, in a bounded time; none if the whole tree ends before.
         """
         assert self.pid is not None
         if self._control is not None:
             mark = self._births.since(since)
-            self._tell(messages.PRUNE, self._prunings.begin(on_pruned), mark.tick, mark.pid, ends)
+            self._tell(messages.SWEEP, self._sweeps.begin(), mark.tick, mark.pid, ends)
 
     def _tell(self, *message: Any) -> None:
         if self._control is not None:
@@ -396,7 +396,7 @@ class Process:
             spawner.drop(self._zygote)
 
     def _hang_up(self) -> None:
-        self._prunings.drop()
+        self._sweeps.drop()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from msgspec import Struct
-
 from banksman.commands import output
 from banksman.commands.command import Command
 from banksman.commands.options import Options
@@ -21,14 +19,19 @@ from banksman.commands.result import Ended
 from banksman.core.process_facts import (
     BytesRead,
     Exited,
+    FrameWritten,
     KeeperActed,
     ProcessFact,
+    ProcessGone,
+    Report,
     Rung,
     Started,
+    StartFailed,
+    Stderr,
     Stream,
     StreamEnded,
-    Survivor,
-    Swept,
+    SweepEnded,
+    WriteFailed,
 )
 from banksman.core.session.effects import StartProcess
 from banksman.core.stop_ladder import Timings
@@ -38,86 +41,18 @@ from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
 from banksman.process.orphans import trace
 from banksman.process.pipes import PipeWrite
-from banksman.process.tree_cleanup import Pruned
 
 # An agent's stderr is not its answer: its two ends are kept, to say why it failed.
 STDERR_BYTES_MAX = 64 << 10
 
 
-class Failed(Struct, frozen=True):
-    """Nothing runs, and nothing will."""
-
-    error: BanksmanError
-
-
-class StdoutRead(Struct, frozen=True):
-    """Bytes of its stdout."""
-
-    data: bytes
-
-
-class OutputEnded(Struct, frozen=True):
-    """Nothing more will come from its stdout."""
-
-
-class StdinWritten(Struct, frozen=True):
-    """The pipe has taken the frame whole."""
-
-
-class WriteBroke(Struct, frozen=True):
-    """The frame was not taken, or only a part of it."""
-
-    error: BanksmanError
-
-
-class Stderr(Struct, frozen=True):
-    """What an agent has written to stderr: all of it in `head`, or its two ends."""
-
-    head: str = ""
-    tail: str | None = None
-
-    def text(self, redactor: Redactor | None) -> str:
-        """As one text, without the secrets. Whoever cuts it must not do so before: a part of one is not recognised."""
-        if self.tail is None:
-            return self.head if redactor is None else redactor.redact_text(self.head)
-        head, tail = (self.head, self.tail) if redactor is None else redactor.redact_ends(self.head, self.tail)
-        return f"{head}\n[…]\n{tail}"
-
-
-_NO_STDERR = Stderr()
-
-
-class Gone(Struct, frozen=True):
-    """Nothing of its tree is left but the survivors, and everything it wrote was told. `ladder`: what it took."""
-
-    swept: tuple[Swept, ...] = ()
-    survivors: tuple[Survivor, ...] = ()
-    drained: bool = True
-    stderr: Stderr = _NO_STDERR
-    ladder: tuple[Rung, ...] = ()
-
-
-class ToolsSwept(Struct, frozen=True):
-    """What was started since a moment is gone, but for the survivors; or it was only looked for, and they are all."""
-
-    swept: tuple[Swept, ...] = ()
-    survivors: tuple[Survivor, ...] = ()
-
-
-class LeaseRanOut(Struct, frozen=True):
-    """Its keeper ends it: nobody has said in time that the session is still ours."""
-
-    error: BanksmanError
-
-
-AgentEvent = (
-    Started | Failed | StdoutRead | OutputEnded | StdinWritten | WriteBroke | Exited | ToolsSwept | LeaseRanOut | Gone
-)
-OnEvent = Callable[[AgentEvent], None]
+# What an `AgentProcess` tells: its stdout as it comes, and what becomes of it.
+AgentReport = BytesRead | StreamEnded | Report
+OnReport = Callable[[AgentReport], None]
 
 
 class AgentProcess(Protocol):
-    """Told by `OnEvent`: `Started` or `Failed` first; then the others as they come; `Gone` last, and once.
+    """Told by `OnReport`: `Started` or `StartFailed` first; then the others as they come; `ProcessGone` last, and once.
 
     One frame at a time: a write is answered before the next is given. After `stop` nothing is written.
     """
@@ -132,8 +67,8 @@ class AgentProcess(Protocol):
         """End what it has started since then (`loop.time()`), and all below that; the agent itself goes on, and so does
         what it had started before. `ends` False: nobody is ended, who is there is told as survivors.
 
-        Only after `Started`. Answered by one `ToolsSwept` within a few seconds, unless `Gone` comes before. An exit or
-        a stop in the middle of it takes over, and `Gone` says the rest.
+        Only after `Started`. Answered by one `SweepEnded` within a few seconds, unless `ProcessGone` comes before. An
+        exit or a stop in the middle of it takes over, and `ProcessGone` says the rest.
         """
         ...
 
@@ -151,14 +86,14 @@ class AgentProcess(Protocol):
         ...
 
 
-Spawn = Callable[[StartProcess, OnEvent], AgentProcess]
+Spawn = Callable[[StartProcess, OnReport], AgentProcess]
 
 
 class RealAgent:
     """An `AgentProcess` that is one."""
 
-    def __init__(self, launch: Launch, timings: Timings, on_event: OnEvent, lease: LeasePage | None = None) -> None:
-        self._on_event = on_event
+    def __init__(self, launch: Launch, timings: Timings, on_report: OnReport, lease: LeasePage | None = None) -> None:
+        self._on_report = on_report
         options = Options(
             stdin="pipe",
             grace=timings.grace,
@@ -188,19 +123,16 @@ class RealAgent:
     def _on_done(self, writing: PipeWrite) -> None:
         error = writing.done.exception()
         if error is None:
-            self._on_event(StdinWritten())
+            self._on_report(FrameWritten())
         elif not self._command.is_over:
             assert isinstance(error, BanksmanError)
-            self._on_event(WriteBroke(AgentError("the agent does not take its stdin any more", hint=str(error))))
+            self._on_report(WriteFailed(AgentError("the agent does not take its stdin any more", hint=str(error))))
 
     def stop(self, kill_by: float | None = None) -> None:
         self._command.stop_nowait(Ended.STOPPED, kill_by=kill_by)
 
     def sweep_tools(self, since: float, ends: bool) -> None:
-        self._command.prune_nowait(since, ends=ends, on_pruned=self._on_pruned)
-
-    def _on_pruned(self, pruned: Pruned) -> None:
-        self._on_event(ToolsSwept(pruned.swept, pruned.survivors))
+        self._command.sweep_nowait(since, ends=ends)
 
     def pause(self) -> None:
         self._command.pause_reading()
@@ -216,17 +148,13 @@ class RealAgent:
 
     def _on_fact(self, fact: ProcessFact) -> None:
         match fact:
-            case BytesRead(stream=Stream.STDOUT, data=data):
-                self._on_event(StdoutRead(data))
-            case StreamEnded(stream=Stream.STDOUT):
-                self._on_event(OutputEnded())
+            case BytesRead(stream=Stream.STDOUT) | StreamEnded(stream=Stream.STDOUT) | Exited() | SweepEnded():
+                self._on_report(fact)
             case Started():
-                self._on_event(replace(fact, born=trace(fact.pid)))
-            case Exited():
-                self._on_event(fact)
+                self._on_report(replace(fact, born=trace(fact.pid)))
             case KeeperActed(by_lease=True):
                 hint = "the host was stopped, or too busy to renew it"
-                self._on_event(LeaseRanOut(AgentError("the host's lease ran out, and the agent was ended", hint=hint)))
+                self._on_report(WriteFailed(AgentError("the host's lease ran out, and the agent was ended", hint=hint)))
             case _:
                 pass
 
@@ -234,14 +162,23 @@ class RealAgent:
         try:
             done = command.result()
         except BanksmanError as exc:
-            self._on_event(Failed(exc))
+            self._on_report(StartFailed(exc))
             return
         began = time.time() - done.seconds
         ladder = tuple(Rung(step.rung, began + step.at) for step in done.ladder)
-        self._on_event(Gone(done.swept, done.survivors, done.drained, _stderr_of(done.stderr), ladder))
+        self._on_report(ProcessGone(done.swept, done.survivors, done.drained, _stderr_of(done.stderr), ladder))
 
 
 def _stderr_of(written: output.Output) -> Stderr:
     if not written.dropped:
         return Stderr(written.text)
     return Stderr(written.head.decode(errors="replace"), written.tail.decode(errors="replace"))
+
+
+def redacted(stderr: Stderr, redactor: Redactor | None) -> Stderr:
+    """The same without the secrets. Whoever cuts it must not do so before: a part of one is not recognised."""
+    if redactor is None:
+        return stderr
+    if stderr.tail is None:
+        return Stderr(redactor.redact_text(stderr.head))
+    return Stderr(*redactor.redact_ends(stderr.head, stderr.tail))

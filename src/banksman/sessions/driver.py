@@ -11,6 +11,7 @@ facts; its process is ended, its callers are answered, and no other session noti
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import logging
 from collections.abc import Sequence
@@ -20,7 +21,18 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import Noise
-from banksman.core.process_facts import Exited, Started
+from banksman.core.process_facts import (
+    BytesRead,
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Report,
+    Started,
+    StartFailed,
+    StreamEnded,
+    SweepEnded,
+    WriteFailed,
+)
 from banksman.core.session import ask_queue
 from banksman.core.session import step as core
 from banksman.core.session.effects import (
@@ -45,15 +57,9 @@ from banksman.core.session.facts import (
     EvictAsked,
     Fact,
     FramesRead,
-    FrameWritten,
-    ProcessExited,
-    ProcessFailed,
-    ProcessGone,
-    ProcessStarted,
-    ProcessSwept,
+    ProcessReported,
     Subject,
     TimerFired,
-    WriteFailed,
 )
 from banksman.core.session.history import Past
 from banksman.core.session.questions import kept
@@ -63,19 +69,7 @@ from banksman.core.wire.framing import FRAME_BYTES_MAX, Framing, Mixed
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
-from banksman.sessions.agent_process import (
-    AgentEvent,
-    AgentProcess,
-    Failed,
-    Gone,
-    LeaseRanOut,
-    OutputEnded,
-    Spawn,
-    StdinWritten,
-    StdoutRead,
-    ToolsSwept,
-    WriteBroke,
-)
+from banksman.sessions.agent_process import AgentProcess, AgentReport, Spawn, redacted
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
 from banksman.sessions.log_writer import Tenure
 from banksman.sessions.outcome_listener import OutcomeListener, tell
@@ -310,7 +304,7 @@ class Driver:
         if self._postponed is not None:
             number = self._postponed.process
             self._forget_start()
-            self.dispatch(ProcessGone(self.now(), number))
+            self._report(number, ProcessGone())
             return
         assert self._process is not None
         self.stopping_since = self.stopping_since or self.now()
@@ -336,32 +330,32 @@ class Driver:
         try:
             # It may have waited, and a setting may have been changed since.
             effect = replace(effect, settings=self.state.settings)
-            self._process = self.spawn(effect, partial(self._on_event, number))
+            self._process = self.spawn(effect, partial(self._on_report, number))
         except BanksmanError as exc:
             self._leave_pool()
-            self.dispatch(ProcessFailed(self.now(), number, exc))
+            self._report(number, StartFailed(exc))
 
     def _leave_pool(self) -> None:
         if self._place is PoolSlot.GIVEN:
             self._place = PoolSlot.NONE
             self._pool.has_left(self)
 
-    def _on_event(self, number: int, event: AgentEvent) -> None:
-        if isinstance(event, StdoutRead):
+    def _on_report(self, number: int, report: AgentReport) -> None:
+        if isinstance(report, BytesRead):
             self.last_in = self.now()
-            self.counters.bytes_in += len(event.data)
-            lines = self._framing.feed(event.data)
-            if self._ending_output.admits(len(event.data), self.state.process) or isinstance(lines, Mixed):
+            self.counters.bytes_in += len(report.data)
+            lines = self._framing.feed(report.data)
+            if self._ending_output.admits(len(report.data), self.state.process) or isinstance(lines, Mixed):
                 self._take(number, lines)
             else:
                 self._drop(lines)
             return
-        if isinstance(event, Exited):
+        if isinstance(report, Exited):
             self._ending_output.note_exit()
-        if self._backlog and not isinstance(event, StdinWritten):
-            self._backlog.take(partial(self._hear_event, number, event))
+        if self._backlog and not isinstance(report, FrameWritten):
+            self._backlog.take(partial(self._hear, number, report))
         else:
-            self._hear_event(number, event)
+            self._hear(number, report)
 
     def _take(self, number: int, lines: list[bytes] | Mixed) -> None:
         if not self._backlog and (isinstance(lines, Mixed) or len(lines) <= SLICE_LINES_MAX):
@@ -372,43 +366,42 @@ class Driver:
         if self._backlog:
             self._stop_reading()
 
-    def _hear_event(self, number: int, event: AgentEvent) -> None:
-        at = self.now()
-        match event:
-            case StdoutRead():
-                raise AssertionError("it is taken in slices")
-            case StdinWritten():
-                self.dispatch(FrameWritten(at, number))
-            case Started(pid=pid, born=born):
+    def _hear(self, number: int, report: StreamEnded | Report) -> None:
+        match report:
+            case StreamEnded():
+                self._on_output_end(number)
+                return
+            case Started(pid=pid):
                 self.pid = pid
-                self.dispatch(ProcessStarted(at, number, pid, born, self.epoch))
-            case OutputEnded():
-                # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
-                last = self._framing.end()
-                if self._ending_output.admits(0, self.state.process) or isinstance(last, Mixed):
-                    self._on_lines(number, last)
-                else:
-                    self._drop(last)
-                if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
-                    self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
-            case WriteBroke(error=error) | LeaseRanOut(error=error):
-                self.dispatch(WriteFailed(at, number, error))
-            case Exited(code=code, signal=signal):
-                self._hear()
-                self.dispatch(ProcessExited(at, number, code, signal))
-            case Failed(error=error):
+            case Exited():
+                self._cancel_mute()
+            case StartFailed():
                 self._forget_process()
-                self.dispatch(ProcessFailed(at, number, error))
-            case Gone(swept=swept, survivors=survivors, drained=drained, stderr=stderr, ladder=ladder):
+            case ProcessGone(swept=swept, survivors=survivors, stderr=stderr):
                 self.counters.swept += len(swept)
                 self.counters.survivors += len(survivors)
                 self._forget_process()
-                self.dispatch(ProcessGone(at, number, swept, survivors, drained, stderr.text(self._redactor), ladder))
-            case ToolsSwept(swept=swept, survivors=survivors):
+                report = dataclasses.replace(report, stderr=redacted(stderr, self._redactor))
+            case SweepEnded(swept=swept):
                 self.counters.swept += len(swept)
-                self.dispatch(ProcessSwept(at, number, swept, survivors))
+            case FrameWritten() | WriteFailed():
+                pass
             case _:
-                assert_never(event)
+                assert_never(report)
+        self._report(number, report)
+
+    def _report(self, number: int, report: Report) -> None:
+        self.dispatch(ProcessReported(self.now(), number, report, self.epoch))
+
+    def _on_output_end(self, number: int) -> None:
+        # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
+        last = self._framing.end()
+        if self._ending_output.admits(0, self.state.process) or isinstance(last, Mixed):
+            self._on_lines(number, last)
+        else:
+            self._drop(last)
+        if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
+            self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
 
     def _on_mute(self, number: int) -> None:
         if self._process is not None:
@@ -416,16 +409,16 @@ class Driver:
         if self._mute is not None:
             self._mute = None
             error = AgentError("the agent closed its stdout and did not exit", hint="nothing more can be heard of it")
-            self.dispatch(WriteFailed(self.now(), number, error))
+            self._report(number, WriteFailed(error))
 
-    def _hear(self) -> None:
+    def _cancel_mute(self) -> None:
         """It is not mute: it exits."""
         if self._mute is not None:
             self._mute.cancel()
             self._mute = None
 
     def _forget_process(self) -> None:
-        self._hear()
+        self._cancel_mute()
         self._process = None
         self.pid = self.stopping_since = None
         self._leave_pool()

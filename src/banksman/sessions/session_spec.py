@@ -26,7 +26,7 @@ from banksman.process import environment
 from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
 from banksman.sessions import host_requirements, known_agents
-from banksman.sessions.agent_process import AgentProcess, OnEvent, RealAgent
+from banksman.sessions.agent_process import AgentProcess, OnReport, RealAgent
 from banksman.sessions.arguments import (
     TOOLS_SERVER,
     check_text,
@@ -221,7 +221,7 @@ class SessionSpec:
         if self._mcp_config is not None:
             self._mcp_config.close()
 
-    def spawn(self, effect: StartProcess, on_event: OnEvent, lease: LeasePage | None = None) -> RealAgent:
+    def spawn(self, effect: StartProcess, on_event: OnReport, lease: LeasePage | None = None) -> RealAgent:
         return RealAgent(self._prepare(effect), self._timings, on_event, lease)
 
     def transcript(self, conversation: str) -> Path | None:
@@ -337,7 +337,7 @@ class Startup:
         # What a process may call; set before the first one is started.
         self.callbacks: Callbacks | None = None
 
-    def spawn(self, effect: StartProcess, on_event: OnEvent) -> AgentProcess:
+    def spawn(self, effect: StartProcess, on_event: OnReport) -> AgentProcess:
         self._check()
         self.running = self.next
         self._call_its_own()

@@ -13,7 +13,7 @@ through the loop's lanes, in any order that causality allows. What is never righ
 
 Four lanes carry what a process says, so that the explorer may reorder them, and each of them in order: `stdin` (a frame
 was taken), `stdout` (output, and its end), `tree` (started, exited, gone), `tools` (they were swept). What rests on
-another is only scheduled after it: nothing is said by a process that has not started, and `Gone` comes after both the
+another is only scheduled after it: nothing is said by a process that has not started, and `ProcessGone` comes after both the
 exit and the end of the output.
 """
 
@@ -23,21 +23,24 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from banksman.core.process_facts import Exited, Started, Survivor, Swept
+from banksman.core.process_facts import (
+    BytesRead,
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+    Stderr,
+    Stream,
+    StreamEnded,
+    Survivor,
+    SweepEnded,
+    Swept,
+    WriteFailed,
+)
 from banksman.core.session.effects import StartProcess
 from banksman.errors import AgentError, BanksmanError, CommandError
-from banksman.sessions.agent_process import (
-    AgentEvent,
-    Failed,
-    Gone,
-    OnEvent,
-    OutputEnded,
-    Stderr,
-    StdinWritten,
-    StdoutRead,
-    ToolsSwept,
-    WriteBroke,
-)
+from banksman.sessions.agent_process import AgentReport, OnReport
 from banksman.testing.sim_loop import SimLoop, current
 from banksman.testing.world_agent import Ack, Exit, Pause, Play, WorldAgent, answer_to
 from banksman.testing.world_agent import WorldStage as Stage
@@ -96,13 +99,13 @@ class WorldProcess:
     """One simulated process. It notes every way in which it was misused in `violations`, and raises for none."""
 
     def __init__(
-        self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_event: OnEvent
+        self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_event: OnReport
     ) -> None:
         self.number = number
         self.manner = manner
         self.phase = Phase.STARTING
         self.resumed = conversation
-        self.told: list[AgentEvent] = []
+        self.told: list[AgentReport] = []
         self.written: list[bytes] = []
         # Every order to sweep its tools: since when, and whether to end them. And those that are still there.
         self.sweeps: list[tuple[float, bool]] = []
@@ -228,8 +231,8 @@ class WorldProcess:
         else:
             self._loop.outside(come, lane=f"{lane}-{self.number}")
 
-    def _tell(self, event: AgentEvent) -> None:
-        if self.phase is Phase.GONE and not isinstance(event, Gone | Failed):
+    def _tell(self, event: AgentReport) -> None:
+        if self.phase is Phase.GONE and not isinstance(event, ProcessGone | StartFailed):
             return
         self.told.append(event)
         self._on_event(event)
@@ -243,7 +246,7 @@ class WorldProcess:
     def _fail(self) -> None:
         if self.phase is Phase.STARTING:
             self.phase = Phase.GONE
-            self._tell(Failed(AgentError("the world does not start it", process=self.number)))
+            self._tell(StartFailed(AgentError("the world does not start it", process=self.number)))
 
     def _take(self, data: bytes) -> None:
         """The pipe has taken the frame, and the agent reads it."""
@@ -263,22 +266,22 @@ class WorldProcess:
     def _tell_taken(self) -> None:
         if self._is_writing:
             self._is_writing = False
-            self._tell(StdinWritten())
+            self._tell(FrameWritten())
 
     def _break(self) -> None:
         if self._is_writing:
             self._is_writing = False
             error: BanksmanError = CommandError("the world took only a part of it", process=self.number)
-            self._tell(WriteBroke(error))
+            self._tell(WriteFailed(error))
 
     def _sweep(self, ends: bool) -> None:
         tools = self.tools
         if ends:
             self.tools = ()
-            self._tell(ToolsSwept(tools))
+            self._tell(SweepEnded(tools))
         else:
             left = tuple(Survivor(tool.pid, tool.command, "left as it is") for tool in tools)
-            self._tell(ToolsSwept(survivors=left))
+            self._tell(SweepEnded(survivors=left))
 
     def _go_on(self) -> None:
         """Let the agent act, once, if nothing keeps it from it and it is not about to anyway."""
@@ -298,7 +301,7 @@ class WorldProcess:
             act = Exit(self.manner.code)
         match act:
             case bytes():
-                self._tell(StdoutRead(act))
+                self._tell(BytesRead(Stream.STDOUT, act, self._loop.time()))
                 self._go_on()
             case Pause(seconds=seconds):
                 self._is_acting = True
@@ -324,10 +327,10 @@ class WorldProcess:
         act = self.agent.act() if self._last_words else None
         if isinstance(act, bytes):
             self._last_words -= 1
-            self._tell(StdoutRead(act))
+            self._tell(BytesRead(Stream.STDOUT, act, self._loop.time()))
             self._soon("stdout", self._speak_last)
             return
-        self._tell(OutputEnded())
+        self._tell(StreamEnded(Stream.STDOUT, self._loop.time()))
         self._is_output_over = True
         self._end()
 
@@ -346,7 +349,7 @@ class WorldProcess:
         self.phase = Phase.GONE
         self._due.clear()
         manner = self.manner
-        self._tell(Gone(manner.swept, manner.survivors, True, Stderr(manner.stderr)))
+        self._tell(ProcessGone(manner.swept, manner.survivors, True, Stderr(manner.stderr)))
 
 
 class World:
@@ -370,7 +373,7 @@ class World:
     def __repr__(self) -> str:
         return f"<World {self.processes}>"
 
-    def spawn(self, effect: StartProcess, on_event: OnEvent) -> WorldProcess:
+    def spawn(self, effect: StartProcess, on_event: OnReport) -> WorldProcess:
         """A `Spawn`, to be handed to a session."""
         self.spawned += 1
         manner = self.manners[self.spawned - 1] if self.spawned <= len(self.manners) else Manner()

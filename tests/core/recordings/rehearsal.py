@@ -21,6 +21,13 @@ from tests.core.recordings import reading
 from tests.core.recordings.reading import Cut, Entry
 
 from banksman.core.dialects.claude import CLAUDE
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    Stderr,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import (
@@ -41,11 +48,8 @@ from banksman.core.session.facts import (
     Committed,
     Fact,
     FramesRead,
-    FrameWritten,
     InterruptAsked,
-    ProcessExited,
-    ProcessGone,
-    ProcessStarted,
+    ProcessReported,
     QuestionAnswered,
     Subject,
     TimerFired,
@@ -132,9 +136,9 @@ class Rehearsal:
             case Entry(kind="ev", value=str(text)) if text.startswith("exit "):
                 code = int(text.removeprefix("exit "))
                 self._tell(
-                    ProcessExited(self._at, RECORDED, None, -code)
+                    ProcessReported(self._at, RECORDED, Exited(None, -code, self._at))
                     if code < 0
-                    else ProcessExited(self._at, RECORDED, code)
+                    else ProcessReported(self._at, RECORDED, Exited(code, None, self._at))
                 )
             case _:
                 pass  # Nothing that a session does, or hears of.
@@ -185,10 +189,10 @@ class Rehearsal:
     def _end(self) -> None:
         """The process is gone, whether anybody saw it exit or not; then the session is closed."""
         assert self._framing.held_bytes == 0
-        self._tell(ProcessGone(self._at, RECORDED, stderr=self._stderr))
+        self._tell(ProcessReported(self._at, RECORDED, ProcessGone(stderr=Stderr(self._stderr))))
         self._tell(CloseAsked(self._at))
         if self.state.process.phase is not ProcessPhase.NONE:
-            self._tell(ProcessGone(self._at, self.state.process.number))
+            self._tell(ProcessReported(self._at, self.state.process.number, ProcessGone()))
 
     # -- time --------------------------------------------------------------------------------------------------------
     def _pass(self, at: float) -> None:
@@ -217,11 +221,11 @@ class Rehearsal:
             case WriteFrame(process=process, data=data):
                 assert process == RECORDED
                 self.written.append(data)
-                self._facts.append(FrameWritten(self._at, process))
+                self._facts.append(ProcessReported(self._at, process, FrameWritten()))
             case StartProcess(process=process, conversation=conversation):
                 self.starts.append(conversation)
                 if process == RECORDED:
-                    self._facts.append(ProcessStarted(self._at, process, pid=1))
+                    self._facts.append(ProcessReported(self._at, process, Started(1, self._at)))
             case StartTimer(at=at, subject=subject):
                 self._timers[subject] = at
             case CancelTimer(subject=subject):

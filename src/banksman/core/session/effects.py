@@ -40,7 +40,7 @@ class StopProcess(Struct, frozen=True):
 
 class SweepTools(Struct, frozen=True):
     """End what the agent has started since then, and what that has started, but not the agent. `ends` False: only find
-    out what there is. `ProcessSwept` answers."""
+    out what there is. `SweepEnded` answers."""
 
     process: int
     since: float

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from banksman.core.dialects.meaning import Meaning
-from banksman.core.process_facts import Rung, Survivor, Swept
+from banksman.core.process_facts import Report, Swept
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.turn import Ask
@@ -172,23 +172,15 @@ class AppendFailed(Struct, frozen=True):
 
 
 # -- from the process ------------------------------------------------------------------------------------------------
-class ProcessStarted(Struct, frozen=True):
-    """`born`: by what it can be known later, by another host. `epoch`: under which it was started. The store gives none
-    twice, so it names this one process in the session's whole history; its number does not, if the log loses it."""
+class ProcessReported(Struct, frozen=True):
+    """The session's process of this number has told this. `epoch`: under which the session was owned then. The store
+    gives none twice, so that of `Started` names this one process in the session's whole history; its number does not,
+    if the log loses it. The stderr of `ProcessGone` has no secrets any more: it is cut here."""
 
     at: float
     process: int
-    pid: int
-    born: tuple[str, int, int, int, int, int, int] | None = None
+    report: Report
     epoch: int = 0
-
-
-class ProcessFailed(Struct, frozen=True):
-    """It could not be started: nothing runs."""
-
-    at: float
-    process: int
-    error: BanksmanError
 
 
 class FramesRead(Struct, frozen=True):
@@ -208,52 +200,6 @@ class ConversationTaken(Struct, frozen=True):
     process: int
     error: BanksmanError
     held: str | None
-
-
-class FrameWritten(Struct, frozen=True):
-    """The pipe has taken the whole frame."""
-
-    at: float
-    process: int
-
-
-class WriteFailed(Struct, frozen=True):
-    """The agent takes no more. What it had of the frame is unknown."""
-
-    at: float
-    process: int
-    error: BanksmanError
-
-
-class ProcessExited(Struct, frozen=True):
-    """The leader has ended; its tree and its output may not have."""
-
-    at: float
-    process: int
-    code: int | None = None
-    signal: int | None = None
-
-
-class ProcessGone(Struct, frozen=True):
-    """Its tree is gone or named, and everything it wrote has been told. `ladder`: the rungs that were taken with it.
-    `stderr` has no secrets any more: it is cut here."""
-
-    at: float
-    process: int
-    swept: tuple[Swept, ...] = ()
-    survivors: tuple[Survivor, ...] = ()
-    drained: bool = True
-    stderr: str = ""
-    ladder: tuple[Rung, ...] = ()
-
-
-class ProcessSwept(Struct, frozen=True):
-    """What the last turn had left running is gone or named; or, where it was only looked for, it is all here."""
-
-    at: float
-    process: int
-    swept: tuple[Swept, ...] = ()
-    survivors: tuple[Survivor, ...] = ()
 
 
 class TerminalsEnded(Struct, frozen=True):
@@ -287,16 +233,6 @@ CallerFact = (
     | CloseAsked
     | LeaveAsked
 )
-ProcessFact = (
-    ProcessStarted
-    | ProcessFailed
-    | FramesRead
-    | ConversationTaken
-    | FrameWritten
-    | WriteFailed
-    | ProcessExited
-    | ProcessGone
-    | ProcessSwept
-    | TerminalsEnded
-)
-Fact = CallerFact | ProcessFact | Committed | AppendFailed | TimerFired
+# These name a process: of one that was given up they are late.
+AgentFact = ProcessReported | FramesRead | ConversationTaken | TerminalsEnded
+Fact = CallerFact | AgentFact | Committed | AppendFailed | TimerFired

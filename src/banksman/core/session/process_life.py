@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import Plain
+from banksman.core.process_facts import Exited, ProcessGone, Started
 from banksman.core.session import agent_output, asks, grants, idle_process, questions, settings, timers, turn_end
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import HoldConversation
-from banksman.core.session.facts import ProcessExited, ProcessGone, ProcessStarted, Timer
+from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.state import Mode, ProcessPhase, ProcessState
 from banksman.core.session.transition import Transition
@@ -23,9 +24,10 @@ RESUME_FAILURES_MAX = 3
 START_ATTEMPTS_MAX = 3
 
 
-def started(work: Transition, fact: ProcessStarted) -> None:
-    work.log(None, kinds.PROCESS_STARTED, process=fact.process, pid=fact.pid, born=fact.born)
-    work.set_process(is_there=True, epoch=fact.epoch)
+def started(work: Transition, fact: Started, epoch: int) -> None:
+    number = work.state.process.number
+    work.log(None, kinds.PROCESS_STARTED, process=number, pid=fact.pid, born=fact.born)
+    work.set_process(is_there=True, epoch=epoch)
     state = work.state
     process = state.process
     if process.phase is ProcessPhase.STARTING:
@@ -37,16 +39,16 @@ def started(work: Transition, fact: ProcessStarted) -> None:
             **dict(state.settings),
         )
         work.set_process(speech=state.config.dialect.begin(setup))
-        work.speak(None, lambda speech: speech.handshake(f"{agent_output.HANDSHAKE}-{fact.process}"))
+        work.speak(None, lambda speech: speech.handshake(f"{agent_output.HANDSHAKE}-{number}"))
         seconds = state.config.start_seconds
         work.set_process(start_due=work.at + seconds)
         is_plain = isinstance(work.state.process.speech, Plain)
-        work.start_timer(seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(fact.process))
+        work.start_timer(seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(number))
 
 
-def exited(work: Transition, fact: ProcessExited) -> None:
+def exited(work: Transition, fact: Exited) -> None:
     how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
-    work.log(None, kinds.PROCESS_EXITED, process=fact.process, code=fact.code, signal=fact.signal)
+    work.log(None, kinds.PROCESS_EXITED, process=work.state.process.number, code=fact.code, signal=fact.signal)
     work.set_process(
         phase=ProcessPhase.STOPPING,
         exit=how,
@@ -68,20 +70,20 @@ def gone(work: Transition, fact: ProcessGone) -> None:
     process = work.state.process
     if fact.ladder:
         rungs = [{"rung": each.rung, "at": each.at} for each in fact.ladder]
-        work.log(None, kinds.PROCESS_STOPPED, process=fact.process, ladder=rungs)
+        work.log(None, kinds.PROCESS_STOPPED, process=process.number, ladder=rungs)
     if fact.swept or fact.survivors or not fact.drained:
         work.log(
             None,
             kinds.PROCESS_SWEPT,
-            process=fact.process,
+            process=process.number,
             swept=[{"pid": swept.pid, "command": swept.command} for swept in fact.swept],
             survivors=[{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors],
             drained=fact.drained,
         )
     exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
     message = exited_how if process.error is None else f"{process.error.args[0]}; {exited_how}"
-    has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(fact.stderr)
-    stderr = fact.stderr[-STDERR_CHARACTERS_MAX:].strip()
+    has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(fact.stderr.text)
+    stderr = fact.stderr.text[-STDERR_CHARACTERS_MAX:].strip()
     lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
 
 

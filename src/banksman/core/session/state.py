@@ -88,7 +88,7 @@ class Change(Struct, frozen=True):
 
 class ProcessState(Struct, frozen=True, kw_only=True):
     """The agent's process, as far as the session cares. `number` counts them; a fact of another one is late. `epoch`:
-    see `ProcessStarted`."""
+    see `ProcessReported`."""
 
     number: int = 0
     epoch: int = 0

@@ -15,6 +15,16 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Report,
+    Started,
+    StartFailed,
+    SweepEnded,
+    WriteFailed,
+)
 from banksman.core.session import (
     agent_output,
     asks,
@@ -31,6 +41,7 @@ from banksman.core.session import (
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Effect, EndHold, GiveReceipt, Reject, SettingTaken
 from banksman.core.session.facts import (
+    AgentFact,
     AppendFailed,
     Asked,
     AskMoved,
@@ -45,23 +56,16 @@ from banksman.core.session.facts import (
     EvictAsked,
     Fact,
     FramesRead,
-    FrameWritten,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
     LeaveAsked,
-    ProcessExited,
-    ProcessFact,
-    ProcessFailed,
-    ProcessGone,
-    ProcessStarted,
-    ProcessSwept,
+    ProcessReported,
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
     TerminalsEnded,
     TimerFired,
-    WriteFailed,
 )
 from banksman.core.session.history import replay
 from banksman.core.session.outcome import By, Receipt
@@ -86,17 +90,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
             durability.fail(work, fact)
         case TimerFired(subject=(timer, subject)):
             timers.fire(work, timer, subject)
-        case (
-            ProcessStarted()
-            | ProcessFailed()
-            | ConversationTaken()
-            | FrameWritten()
-            | WriteFailed()
-            | ProcessExited()
-            | ProcessGone()
-            | ProcessSwept()
-            | TerminalsEnded()
-        ):
+        case ProcessReported() | ConversationTaken() | TerminalsEnded():
             if _is_current(state, fact):
                 _from_process(work, fact)
         case _ if state.mode in OVER and not shutdown.takes_back(work, fact):
@@ -111,35 +105,43 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
     return work.done()
 
 
-def _is_current(state: Session, fact: ProcessFact) -> bool:
+def _is_current(state: Session, fact: AgentFact) -> bool:
     """A process that was given up and replaced is dead to us, whatever is still heard of it."""
     return fact.process == state.process.number and state.process.phase is not ProcessPhase.NONE
 
 
-def _from_process(work: Transition, fact: ProcessFact) -> None:
+def _from_process(work: Transition, fact: AgentFact) -> None:
     match fact:
-        case ProcessStarted():
-            process_life.started(work, fact)
-        case ProcessFailed(error=error):
-            process_life.lost(work, error)
+        case ProcessReported(report=report, epoch=epoch):
+            _on_report(work, report, epoch)
         case ConversationTaken(error=error, held=held):
             process_life.lose_conversation(work, error, held)
-        case FrameWritten():
-            work.send_next()
-        case WriteFailed(error=error):
-            work.break_stdin(error)
-        case ProcessExited():
-            process_life.exited(work, fact)
-        case ProcessGone():
-            process_life.gone(work, fact)
-        case ProcessSwept():
-            tool_cleanup.swept(work, fact)
         case TerminalsEnded():
             tool_cleanup.terminals_ended(work, fact)
         case FramesRead():
             agent_output.read_frames(work, fact)
         case _:
             assert_never(fact)
+
+
+def _on_report(work: Transition, report: Report, epoch: int) -> None:
+    match report:
+        case Started():
+            process_life.started(work, report, epoch)
+        case StartFailed(error=error):
+            process_life.lost(work, error)
+        case FrameWritten():
+            work.send_next()
+        case WriteFailed(error=error):
+            work.break_stdin(error)
+        case Exited():
+            process_life.exited(work, report)
+        case ProcessGone():
+            process_life.gone(work, report)
+        case SweepEnded():
+            tool_cleanup.swept(work, report)
+        case _:
+            assert_never(report)
 
 
 def _from_caller(work: Transition, fact: CallerFact) -> None:

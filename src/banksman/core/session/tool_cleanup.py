@@ -10,9 +10,10 @@ A turn that came to its end by itself is not swept after: what it left running, 
 
 from __future__ import annotations
 
+from banksman.core.process_facts import SweepEnded
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import EndTerminals, SweepTools
-from banksman.core.session.facts import ProcessSwept, TerminalsEnded, Timer
+from banksman.core.session.facts import TerminalsEnded, Timer
 from banksman.core.session.state import ProcessPhase
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
@@ -42,7 +43,7 @@ def _begin(work: Transition) -> None:
     work.start_timer(SWEEP_SECONDS_MAX, Timer.SWEEP, str(process.number))
 
 
-def swept(work: Transition, fact: ProcessSwept) -> None:
+def swept(work: Transition, fact: SweepEnded) -> None:
     process = work.state.process
     if not process.sweeps:
         return
@@ -54,7 +55,7 @@ def swept(work: Transition, fact: ProcessSwept) -> None:
         _begin(work)
 
 
-def _tell(work: Transition, turn: str, fact: ProcessSwept | TerminalsEnded) -> None:
+def _tell(work: Transition, turn: str, fact: SweepEnded | TerminalsEnded) -> None:
     """Not as a part of the turn, which may have had its last event; but it says after which."""
     commands, left = (fact.commands, ()) if isinstance(fact, TerminalsEnded) else (fact.swept, fact.survivors)
     found = [{"pid": swept.pid, "command": swept.command} for swept in commands]
@@ -63,9 +64,9 @@ def _tell(work: Transition, turn: str, fact: ProcessSwept | TerminalsEnded) -> N
         return
     if work.state.config.after_interrupt == "sweep":
         told = {"swept": found, "survivors": survivors, "drained": True, "by": "interrupt", "after": turn}
-        work.log(None, kinds.PROCESS_SWEPT, process=fact.process, **told)
+        work.log(None, kinds.PROCESS_SWEPT, process=work.state.process.number, **told)
     else:
-        work.log(None, kinds.PROCESS_LEFT, process=fact.process, left=[*found, *survivors], after=turn)
+        work.log(None, kinds.PROCESS_LEFT, process=work.state.process.number, left=[*found, *survivors], after=turn)
 
 
 def end_terminals(work: Transition, turn: Turn) -> None:

@@ -35,7 +35,7 @@ from banksman.process.keeper.bare_process import (
     wake_on_child,
     wake_parent,
 )
-from banksman.process.keeper.kill_newer import Pruning
+from banksman.process.keeper.kill_newer import NewerSweep
 from banksman.process.keeper.kill_tree import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Sweep
 from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.keeper.proc_tree import is_ignoring, survey
@@ -190,7 +190,7 @@ class Keeper:
         self._ender: tuple[bytes, ...] | None = order["ender"] or None
         self._helper = None if self._ender is None else Helper(self._ender)
         self._sweep = Sweep(os.getpid(), self._reap, self._helper)
-        self._pruning: Pruning | None = None
+        self._newer: NewerSweep | None = None
         self._named = 0
         self._sweep_began = 0.0
         self._next_round = 0.0
@@ -225,7 +225,7 @@ class Keeper:
                 self._go_on_alone(by_lease=True)
             if self._phase is KILLING:
                 self._sweep_round()
-            self._prune_on()
+            self._sweep_newer()
         self._report([])
         self._flush_to_the_end()
 
@@ -233,8 +233,8 @@ class Keeper:
         dues = [self._next_round if self._phase is KILLING else self._deadline, self._lease.due(self._phase)]
         if self._is_held:
             dues.append(time.monotonic() + RETRY_SECONDS)
-        if self._pruning is not None:
-            dues.append(self._pruning.next_round)
+        if self._newer is not None:
+            dues.append(self._newer.next_round)
         return min((milliseconds_until(due) for due in dues if due is not None), default=None)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
@@ -292,8 +292,8 @@ class Keeper:
             case (messages.RENEW, seconds):
                 if self._phase is RUNNING and not self._has_exited:
                     self._renew(seconds)
-            case (messages.PRUNE, number, tick, pid, ends):
-                self._begin_pruning(number, (tick, pid), ends)
+            case (messages.SWEEP, number, tick, pid, ends):
+                self._begin_newer(number, (tick, pid), ends)
             case _:
                 raise AssertionError(message)
 
@@ -391,27 +391,27 @@ class Keeper:
                 self._helper.kill(number, [-self._leader if to_group else self._leader])
 
     # -- a part of the tree ------------------------------------------------------------------------------------------
-    def _begin_pruning(self, number: int, since: tuple[int, int], ends: bool) -> None:
-        self._end_pruning()
-        self._pruning = Pruning(number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender)
+    def _begin_newer(self, number: int, since: tuple[int, int], ends: bool) -> None:
+        self._end_newer()
+        self._newer = NewerSweep(number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender)
 
-    def _prune_on(self) -> None:
-        if self._pruning is None:
+    def _sweep_newer(self) -> None:
+        if self._newer is None:
             return
         # Once the whole tree is to go, or its leader has gone, there is nothing to be spared any more.
         is_moot = self._phase is not RUNNING or self._has_exited
-        if is_moot or (time.monotonic() >= self._pruning.next_round and self._pruning.go_on()):
-            self._end_pruning()
+        if is_moot or (time.monotonic() >= self._newer.next_round and self._newer.go_on()):
+            self._end_newer()
 
-    def _end_pruning(self) -> None:
+    def _end_newer(self) -> None:
         """Tell how far it came. Those that it has signalled are named even if they are still about to go."""
-        pruning, self._pruning = self._pruning, None
-        if pruning is None:
+        sweep, self._newer = self._newer, None
+        if sweep is None:
             return
-        ended = pruning.ended
+        ended = sweep.ended
         for first in range(0, len(ended), messages.NAMES_PER_MESSAGE):
-            self._say(messages.PRUNED, pruning.number, ended[first : first + messages.NAMES_PER_MESSAGE], [], False)
-        self._say(messages.PRUNED, pruning.number, [], pruning.survivors, True)
+            self._say(messages.SWEEP_REPORT, sweep.number, ended[first : first + messages.NAMES_PER_MESSAGE], [], False)
+        self._say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def _reap(self) -> None:

@@ -44,8 +44,8 @@ KILL_SECONDS_MAX = 1.0
 ROUND_SECONDS = 0.02
 
 
-class Pruning(Sweep):
-    """One order to prune. The keeper calls `go_on` whenever `next_round` has come, until it says that it is over."""
+class NewerSweep(Sweep):
+    """One order of the host. The keeper calls `go_on` whenever `next_round` has come, until it says that it is over."""
 
     def __init__(
         self,

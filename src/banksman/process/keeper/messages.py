@@ -12,15 +12,15 @@ and only here: both ends are one program, run by one interpreter, joined by a so
                      (SIGNAL, number, to_group)
                      (RENEW, seconds | None)             the deadline after which the keeper acts alone
                      (HURRY, term_at, kill_at)           the host ends it by these times, in the place of the lease's
-                     (PRUNE, number, tick, pid, ends)    end what was born since, or only look; PRUNED answers it
+                     (SWEEP, number, tick, pid, ends)    end what was born since, or only look; SWEEP_REPORT answers
     keeper → host    (STARTED, leader, keeper, at)
                      (FAILED, step, errno)               nothing runs
                      (EXITED, code, signal, at, by_itself)   sent while the leader is a zombie
                      (ACTED, rung, at, by_lease)         a rung taken without being told
                      (SWEPT, [(pid, command), …])        what had to be ended besides the leader; may be repeated
                      (GONE, [(pid, command, why), …])    the tree is gone, but for these
-                     (PRUNED, number, [(pid, command), …], [(pid, command, why), …], is_over)
-                                                         what a pruning ended, and who is left; repeated until over
+                     (SWEEP_REPORT, number, [(pid, command), …], [(pid, command, why), …], is_over)
+                                                         what a sweep ended, and who is left; repeated until over
     zygote → host    (LOST, {pid: status})               in the dead keeper's place; SWEPT and GONE follow
 
 Times are CLOCK_MONOTONIC, which is one clock for all processes of a machine; ticks are the kernel's, since the boot.
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
-TERM, REST, KILL, SIGNAL, RENEW, PRUNE = "term", "rest", "kill", "signal", "renew", "prune"
+TERM, REST, KILL, SIGNAL, RENEW, SWEEP = "term", "rest", "kill", "signal", "renew", "sweep"
 HURRY = "hurry"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
-PRUNED = "pruned"
+SWEEP_REPORT = "sweep-report"
 
 # The names of keepers, as `ps` shows them: 15 bytes at most. Servers of this user know an agent's tree by its keeper.
 KEEPER, AGENTS_KEEPER = b"banksman-keeper", b"bm-agent-keeper"

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from banksman.core.process_facts import Exited, Swept
+from banksman.core.process_facts import Exited, ProcessGone, StartFailed, Swept
 from banksman.errors import Closed, UsageError
-from banksman.sessions.agent_process import AgentEvent, Failed, Gone, OnEvent
+from banksman.sessions.agent_process import AgentReport, OnReport
 from banksman.sessions.workspace import files, safe_paths
 from banksman.sessions.workspace.safe_paths import Folder, Root
 from banksman.sessions.workspace.terminals import Start, TerminalEnvironment, TerminalOrder, Terminals, start_command
@@ -280,11 +280,11 @@ class Workspace:
         return self._root
 
     # -- the end -----------------------------------------------------------------------------------------------------
-    def ending_with(self, on_event: OnEvent) -> OnEvent:
+    def ending_with(self, on_event: OnReport) -> OnReport:
         """Who hears what the agent's process does, and ends this with it."""
 
-        def hear(event: AgentEvent) -> None:
-            if isinstance(event, Exited | Failed | Gone):
+        def hear(event: AgentReport) -> None:
+            if isinstance(event, Exited | StartFailed | ProcessGone):
                 self.end()
             on_event(event)
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 from tests.real.helpers import alive, child
-from tests.real.test_prune import TOOLS, started, swept
+from tests.real.test_sweep_tools import TOOLS, started, swept
 from tests.thorough import thorough
 
 from banksman.commands import running_command
+from banksman.core.process_facts import SweepEnded
 from banksman.process import portable, portable_cleanup
 from banksman.process.portable import PortableProcess
-from banksman.sessions.agent_process import ToolsSwept
 
 pytestmark = thorough
 
@@ -39,7 +39,7 @@ async def test_in_doubt_nobody_is_ended(marker: str) -> None:
     """All were born in the second of the question, or before."""
     async with started(marker) as agent:
         tools = await agent.tools(TOOLS["plain"])
-        assert await agent.sweep(time.monotonic() + 1) == ToolsSwept()
+        assert await agent.sweep(time.monotonic() + 1) == SweepEnded()
         assert set(alive(marker)) == {agent.pid, *tools}
 
 

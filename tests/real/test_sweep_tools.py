@@ -32,13 +32,20 @@ from tests.real.helpers import (
     wait_until,
 )
 
-from banksman.core.process_facts import Exited, Started, Survivor
+from banksman.core.process_facts import (
+    BytesRead,
+    Exited,
+    ProcessGone,
+    Started,
+    Survivor,
+    SweepEnded,
+)
 from banksman.core.stop_ladder import Timings
 from banksman.process import syscalls, tree_cleanup
 from banksman.process.keeper import kill_newer
 from banksman.process.launch import prepare
 from banksman.process.tree_cleanup import NOTES_MAX, Births
-from banksman.sessions.agent_process import AgentEvent, Gone, RealAgent, StdoutRead, ToolsSwept
+from banksman.sessions.agent_process import AgentReport, RealAgent
 
 pytestmark = pytest.mark.thorough
 
@@ -143,15 +150,15 @@ class Agent:
     def __init__(
         self, marker: str, *, eof: float = 5.0, helper: Sequence[str] = (), python: str = sys.executable
     ) -> None:
-        self.events: list[AgentEvent] = []
+        self.events: list[AgentReport] = []
         self._more = asyncio.Event()
         self._read = 0
         timings = Timings(eof=eof, grace=0.3, linger=0.1)
         argv = [python, *child(AGENT, marker)[1:]]
         self.process = RealAgent(prepare(argv, helper=helper), timings, self._on_event)
 
-    def _on_event(self, event: AgentEvent) -> None:
-        assert not self.count(Gone), f"{event} after the end"
+    def _on_event(self, event: AgentReport) -> None:
+        assert not self.count(ProcessGone), f"{event} after the end"
         self.events.append(event)
         self._more.set()
 
@@ -163,12 +170,12 @@ class Agent:
         return next(event.pid for event in self.events if isinstance(event, Started))
 
     @property
-    def sweeps(self) -> list[ToolsSwept]:
-        return [event for event in self.events if isinstance(event, ToolsSwept)]
+    def sweeps(self) -> list[SweepEnded]:
+        return [event for event in self.events if isinstance(event, SweepEnded)]
 
     @property
-    def gone(self) -> Gone:
-        return next(event for event in self.events if isinstance(event, Gone))
+    def gone(self) -> ProcessGone:
+        return next(event for event in self.events if isinstance(event, ProcessGone))
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
@@ -192,18 +199,18 @@ class Agent:
 
     async def hear(self) -> list[str]:
         def said() -> bytes:
-            return b"".join(event.data for event in self.events if isinstance(event, StdoutRead))[self._read :]
+            return b"".join(event.data for event in self.events if isinstance(event, BytesRead))[self._read :]
 
         await self.wait_until(lambda: b"\n" in said())
         line = said().partition(b"\n")[0]
         self._read += len(line) + 1
         return line.decode().split()
 
-    async def sweep(self, since: float, *, ends: bool = True) -> ToolsSwept:
-        count = self.count(ToolsSwept)
+    async def sweep(self, since: float, *, ends: bool = True) -> SweepEnded:
+        count = self.count(SweepEnded)
         self.process.sweep_tools(since, ends)
-        await self.wait(ToolsSwept, count + 1)
-        assert self.count(ToolsSwept) == count + 1
+        await self.wait(SweepEnded, count + 1)
+        assert self.count(SweepEnded) == count + 1
         return self.sweeps[-1]
 
     async def wait_well(self) -> None:
@@ -219,7 +226,7 @@ async def started(marker: str, *, eof: float = 5.0) -> AsyncGenerator[Agent]:
         yield agent
     finally:
         agent.process.stop()
-        await agent.wait(Gone)
+        await agent.wait(ProcessGone)
     assert agent.gone.survivors == ()
     assert alive(marker) == []
 
@@ -234,7 +241,7 @@ def after(*pids: int) -> float:
     return time.monotonic()
 
 
-def swept(told: ToolsSwept) -> set[int]:
+def swept(told: SweepEnded) -> set[int]:
     assert len({process.pid for process in told.swept}) == len(told.swept)
     return {process.pid for process in told.swept}
 
@@ -330,7 +337,7 @@ async def test_what_a_tool_forks_when_it_is_told_to_end_is_ended_too(marker: str
         tools = await agent.tools(FORKS_ON_TERM.replace("GOES", str(goes)))
         agent.process.sweep_tools(since, True)
         [_, word] = await agent.hear()
-        await agent.wait(ToolsSwept)
+        await agent.wait(SweepEnded)
         assert alive(marker) == [agent.pid]
         assert swept(agent.sweeps[0]) == {*tools, int(word)}
 
@@ -344,7 +351,7 @@ async def test_what_a_tool_forks_then_is_found_below_it_and_not_only_when_it_is_
         tools = await agent.tools(f"os.write(give, {code!r})")
         agent.process.sweep_tools(since, True)
         [_, word] = await agent.hear()
-        await agent.wait(ToolsSwept)
+        await agent.wait(SweepEnded)
         assert set(alive(marker)) == {agent.pid, *helpers}
         assert swept(agent.sweeps[0]) == {*tools, int(word)}
 
@@ -354,20 +361,20 @@ def test_a_look_that_sees_nobody_but_the_newly_dead_is_no_proof(marker: str) -> 
     children are the test's."""
     code = """
 import subprocess
-from banksman.process.keeper.kill_newer import Pruning
-from tests.real.test_prune import now_tick
+from banksman.process.keeper.kill_newer import NewerSweep
+from tests.real.test_sweep_tools import now_tick
 
 leader = subprocess.Popen(child("stay()", MARKER))
 after = start_of(leader.pid) + 1
 wait_until(lambda: now_tick() >= after, "the next tick of the kernel's clock")
-pruning = Pruning(1, (after, 0), ends=True, leader=leader.pid, reap=lambda: None, ender=None)
+sweep = NewerSweep(1, (after, 0), ends=True, leader=leader.pid, reap=lambda: None, ender=None)
 try:
-    assert not pruning.go_on(), "one look is none"
+    assert not sweep.go_on(), "one look is none"
     dead = subprocess.Popen(child("", MARKER))
     wait_until(lambda: state_of(dead.pid) == "Z", "its end")
-    assert not pruning.go_on(), "one was there that was not dead before"
-    assert pruning.go_on()
-    assert (pruning.ended, pruning.survivors) == ([], [])
+    assert not sweep.go_on(), "one was there that was not dead before"
+    assert sweep.go_on()
+    assert (sweep.ended, sweep.survivors) == ([], [])
     assert leader.poll() is None
 finally:
     leader.kill()
@@ -388,7 +395,7 @@ async def test_what_the_agent_starts_after_the_order_is_left_alone(marker: str) 
         tick = now_tick()
         wait_until(lambda: now_tick() > tick, "the next tick of the kernel's clock")
         later = await agent.tools(TOOLS["plain"])
-        await agent.wait(ToolsSwept)
+        await agent.wait(SweepEnded)
         assert swept(agent.sweeps[0]) == tools
         assert set(alive(marker)) == {agent.pid, *later}
 
@@ -415,7 +422,7 @@ async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
         seconds: list[float] = []
         for _ in range(20):
             began = time.monotonic()
-            assert await agent.sweep(since) == ToolsSwept()
+            assert await agent.sweep(since) == SweepEnded()
             seconds.append(time.monotonic() - began)
         # A sweep that waits for the grace never takes less; one that does not may take more on a busy machine.
         assert min(seconds) < kill_newer.GRACE_SECONDS
@@ -439,16 +446,16 @@ async def test_one_after_another_and_one_over_another_are_each_answered_once(mar
         since = after(agent.pid)
         first = await agent.tools(TOOLS["plain"])
         assert swept(await agent.sweep(since)) == first
-        assert await agent.sweep(since) == ToolsSwept()
+        assert await agent.sweep(since) == SweepEnded()
         # One that comes while another is under way takes its place, and that one tells how far it came.
         second = await agent.tools(TELLS_TERM)
         agent.process.sweep_tools(since, True)
         assert await agent.hear() == ["termed"]
         agent.process.sweep_tools(since, True)
-        await agent.wait(ToolsSwept, 4)
+        await agent.wait(SweepEnded, 4)
         assert [swept(told) for told in agent.sweeps[2:]] == [second, second]
         assert alive(marker) == [agent.pid]
-    assert agent.count(ToolsSwept) == 4
+    assert agent.count(SweepEnded) == 4
 
 
 async def test_many_are_named_whole(marker: str) -> None:
@@ -478,17 +485,17 @@ async def test_the_end_of_the_whole_comes_before_that_of_a_part(marker: str, end
             os.kill(agent.pid, signal.SIGKILL)
         else:
             agent.tell("os._exit(3)")
-        await agent.wait(Gone)
+        await agent.wait(ProcessGone)
         assert alive(marker) == []
         assert agent.gone.survivors == ()
-        assert agent.count(ToolsSwept) == 1
+        assert agent.count(SweepEnded) == 1
         assert swept(agent.sweeps[0]) == tools
         if ending == "exit":
             assert next(event for event in agent.events if isinstance(event, Exited)).code == 3
         # Nothing is asked any more, and nothing told.
         agent.process.sweep_tools(since, True)
         await asyncio.sleep(0)
-        assert agent.count(ToolsSwept) == 1
+        assert agent.count(SweepEnded) == 1
 
 
 async def test_an_order_that_comes_after_the_exit_is_answered_with_nothing(marker: str) -> None:
@@ -498,8 +505,8 @@ async def test_an_order_that_comes_after_the_exit_is_answered_with_nothing(marke
         tools = await agent.tools(TELLS_TERM)
         agent.tell("os._exit(0)")
         await agent.wait(Exited)
-        assert await agent.sweep(since) == ToolsSwept()
-        await agent.wait(Gone)
+        assert await agent.sweep(since) == SweepEnded()
+        await agent.wait(ProcessGone)
         assert swept_by_end(agent) == tools
 
 
@@ -508,7 +515,7 @@ def swept_by_end(agent: Agent) -> set[int]:
 
 
 HOST = f"""
-from tests.real.test_prune import Agent, TELLS_TERM, TOOLS, after
+from tests.real.test_sweep_tools import Agent, TELLS_TERM, TOOLS, after
 from banksman.core.process_facts import Started
 
 async def main():
@@ -543,10 +550,10 @@ async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monk
         tools = await agent.tools(TOOLS["plain"])
         with frozen_guards(agent.pid):
             told = await agent.sweep(since)
-        assert told == ToolsSwept((), (Survivor(0, "", "unknown: its keeper does not answer"),))
+        assert told == SweepEnded((), (Survivor(0, "", "unknown: its keeper does not answer"),))
         wait_until(lambda: alive(marker) == [agent.pid], "the keeper, thawed, to end the tool")
         monkeypatch.undo()
-        assert await agent.sweep(since) == ToolsSwept()
+        assert await agent.sweep(since) == SweepEnded()
     assert tools <= swept_by_end(agent)
 
 
@@ -557,9 +564,9 @@ async def test_a_lost_keeper_is_the_end_of_the_whole(marker: str) -> None:
         agent.process.sweep_tools(since, True)
         assert await agent.hear() == ["termed"]
         os.kill(parent_of(agent.pid), signal.SIGKILL)
-        await agent.wait(Gone)
+        await agent.wait(ProcessGone)
         assert alive(marker) == []
-        assert agent.count(ToolsSwept) == 0
+        assert agent.count(SweepEnded) == 0
 
 
 def test_who_may_not_be_signalled_is_named_and_the_agent_goes_on(marker: str) -> None:
@@ -568,7 +575,7 @@ def test_who_may_not_be_signalled_is_named_and_the_agent_goes_on(marker: str) ->
         pytest.skip("needs root, to become somebody else")
     code = f"""
 import ctypes
-from tests.real.test_prune import Agent, TOOLS, after
+from tests.real.test_sweep_tools import Agent, TOOLS, after
 from banksman.core.process_facts import Started
 PR_CAPBSET_DROP, CAP_KILL = 24, 5
 assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
@@ -587,7 +594,7 @@ async def main():
     print(other, flush=True)
     sys.stdin.readline()
     agent.process.stop()
-    await agent.wait_until(lambda: agent.events[-1].__class__.__name__ == "Gone")
+    await agent.wait_until(lambda: agent.events[-1].__class__.__name__ == "ProcessGone")
 
 asyncio.run(main())
 """

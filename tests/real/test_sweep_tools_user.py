@@ -21,9 +21,9 @@ pytestmark = thorough
 # Fixtures, which pytest finds by their names.
 __all__ = ["folder", "helper", "python", "root"]
 
-PRUNES = """
+SWEEPS = """
 import json
-from tests.real.test_prune import Agent, TOOLS, after
+from tests.real.test_sweep_tools import Agent, TOOLS, after
 from banksman.core.process_facts import Started
 PYTHON, ENV, HELPER, *TOOL = WORDS
 
@@ -43,16 +43,16 @@ async def main():
     }), flush=True)
     sys.stdin.readline()
     agent.process.stop()
-    await agent.wait_until(lambda: type(agent.events[-1]).__name__ == "Gone")
+    await agent.wait_until(lambda: type(agent.events[-1]).__name__ == "ProcessGone")
 
 asyncio.run(main())
 """
 
 
-def prune_as_nobody(marker: str, python: Path, env: Path, user_helper: Path) -> tuple[dict[str, Any], list[int]]:
+def sweep_as_nobody(marker: str, python: Path, env: Path, user_helper: Path) -> tuple[dict[str, Any], list[int]]:
     """What was told, and who was there then."""
     tool = child("os.setresuid(0, 0, 0); be_deaf(); say('tool', os.getpid()); stay()", marker)
-    argv = as_nobody(program(PRUNES, "no-marker", python, env, user_helper, *tool))
+    argv = as_nobody(program(SWEEPS, "no-marker", python, env, user_helper, *tool))
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
@@ -69,7 +69,7 @@ def prune_as_nobody(marker: str, python: Path, env: Path, user_helper: Path) -> 
 
 
 def test_a_helper_ends_a_tool_that_is_not_ours_to_signal(helper: Path, python: Path, marker: str) -> None:
-    seen, left = prune_as_nobody(marker, python, helper, helper)
+    seen, left = sweep_as_nobody(marker, python, helper, helper)
     assert seen["uid"] != 0
     assert seen["survivors"] == []
     assert seen["swept"] == seen["tools"]
@@ -81,7 +81,7 @@ def test_a_helper_that_hangs_holds_nobody_up(helper: Path, python: Path, folder:
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    seen, left = prune_as_nobody(marker, python, helper, slow)
+    seen, left = sweep_as_nobody(marker, python, helper, slow)
     assert seen["swept"] == []
     # On a busy machine the helper, which was killed, may not have gone yet.
     survivors = [survivor for survivor in seen["survivors"] if survivor[1] != "still dying"]
