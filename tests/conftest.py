@@ -21,7 +21,7 @@ from tests import kept
 from tests.nats import shared
 from tests.thorough import IS_THOROUGH, ONE_IN, sample
 
-from banksman.process import inherited
+from banksman.process import attributes
 from banksman.process.zygote_client import spawner
 
 # What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
@@ -139,7 +139,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def leaves_nothing() -> Iterator[None]:
     """No process, fd or thread more than before, but for the zygote, which is known by name, and what tests share:
     nodes of NATS, which are known by their keeper, and servers with all that they have started."""
-    spawner.current(inherited.take().fingerprint)  # Warm, so that its start is not taken for a leak.
+    spawner.current(attributes.take_inherited().fingerprint)  # Warm, so that its start is not taken for a leak.
     fds, threads = _fds(), set(threading.enumerate())
     yield
     deadline = time.monotonic() + GONE_SECONDS_MAX

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from banksman.commands.command import Command
     from banksman.commands.output import Output, Piece
-    from banksman.commands.output_reader import OutputReader
+    from banksman.commands.output_streams import OutputReader
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
     from banksman.core.process_facts import Survivor, Swept
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from banksman.host import Host
-    from banksman.process.limits import raise_fd_limit
+    from banksman.process.attributes import raise_fd_limit
     from banksman.runtime.execute import execute, start
     from banksman.sessions.hooks import Hook
     from banksman.sessions.questions import Answer, Answered, Question
@@ -87,9 +87,9 @@ _HOMES = {
     "runtime.execute": ("execute", "start"),
     "commands.result": ("Ended", "Finished", "Step"),
     "sessions.hooks": ("Hook",),
-    "process.limits": ("raise_fd_limit",),
+    "process.attributes": ("raise_fd_limit",),
     "commands.output": ("Output", "Piece"),
-    "commands.output_reader": ("OutputReader",),
+    "commands.output_streams": ("OutputReader",),
     "sessions.questions": ("Answer", "Answered", "Question"),
     "sessions.session": ("Session",),
     "sessions.status": ("Status",),

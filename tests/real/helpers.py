@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tests.real.count import marked
 
 from banksman import Command, Finished, Host
-from banksman.process import inherited
+from banksman.process import attributes
 from banksman.process.process import Process
 from banksman.process.zygote_client import spawner
 
@@ -233,7 +233,7 @@ def _stat(pid: int) -> list[str]:
 
 def zygote_pid() -> int:
     """The zygote that would serve a start by this thread right now; started, if there is none."""
-    return spawner.current(inherited.take().fingerprint).pid
+    return spawner.current(attributes.take_inherited().fingerprint).pid
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ FILES = (
     "zygote_client.py",
     "pipes.py",
     "launch.py",
-    "inherited.py",
+    "attributes.py",
     "stdio.py",
     *(f"keeper/{path.name}" for path in (RUN / "keeper").glob("*.py")),
 )

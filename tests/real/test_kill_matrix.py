@@ -33,7 +33,7 @@ from tests.thorough import one_in
 import banksman
 from banksman import Command, Ended, Finished
 from banksman.commands.running_command import State
-from banksman.process import inherited
+from banksman.process import attributes
 from banksman.process.zygote_client import spawner
 from banksman.runtime.base_host import Host
 from banksman.runtime.execute import default_host
@@ -300,14 +300,14 @@ async def end_after_zygote_sigkill(run: Run) -> None:
     """The keeper goes on without its zygote, and the next command gets a new one."""
     zygote = look(run.keeper.parent)
     assert zygote is not None
-    assert zygote.pid == spawner.current(inherited.take().fingerprint).pid
+    assert zygote.pid == spawner.current(attributes.take_inherited().fingerprint).pid
     os.kill(zygote.pid, signal.SIGKILL)
     await wait_until(lambda: not zygote.is_there, "the zygote is not dead")
     await run.command.stop()
     following = await banksman.execute([sys.executable, "-I", "-S", "-c", "print('still here')"])
     assert following.ended is Ended.EXITED
     assert following.code == 0
-    assert spawner.current(inherited.take().fingerprint).pid != zygote.pid
+    assert spawner.current(attributes.take_inherited().fingerprint).pid != zygote.pid
 
 
 END: dict[str, Callable[[Run], Awaitable[None]]] = {

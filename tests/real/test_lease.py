@@ -37,7 +37,7 @@ from banksman.commands.options import Options
 from banksman.commands.result import Finished
 from banksman.core.process_facts import KeeperActed, ProcessFact
 from banksman.errors import NotOwner
-from banksman.process.keeper import lease_timer as keeper_lease
+from banksman.process.keeper import keeper as keeper_lease
 from banksman.process.launch import prepare
 from banksman.process.lease_page import HOST_FIRST_SHARE, KILL_SHARE, LeasePage, kill_by
 

@@ -18,9 +18,9 @@ from tests.real.helpers import alive, child, start, wait_pass
 
 import banksman
 from banksman import Command, Ended, Host, UsageError
-from banksman.commands import output_reader as reading
+from banksman.commands import output_streams as reading
 from banksman.commands.output import Capture
-from banksman.commands.output_reader import HELD_BYTES, OVERRUN_BYTES_MAX, OutputReader
+from banksman.commands.output_streams import HELD_BYTES, OVERRUN_BYTES_MAX, OutputReader
 from banksman.core.process_facts import Stream
 from banksman.testing import fake_agent
 

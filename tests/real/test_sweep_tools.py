@@ -41,10 +41,10 @@ from banksman.core.process_facts import (
     SweepEnded,
 )
 from banksman.core.stop_ladder import Timings
-from banksman.process import syscalls, tree_cleanup
-from banksman.process.keeper import kill_newer
+from banksman.process import sweep_requests, syscalls
+from banksman.process.keeper import sweep
 from banksman.process.launch import prepare
-from banksman.process.tree_cleanup import NOTES_MAX, Births
+from banksman.process.sweep_requests import NOTES_MAX, Births
 from banksman.sessions.agent_process import AgentReport, RealAgent
 
 pytestmark = pytest.mark.thorough
@@ -361,7 +361,7 @@ def test_a_look_that_sees_nobody_but_the_newly_dead_is_no_proof(marker: str) -> 
     children are the test's."""
     code = """
 import subprocess
-from banksman.process.keeper.kill_newer import NewerSweep
+from banksman.process.keeper.sweep import NewerSweep
 from tests.real.test_sweep_tools import now_tick
 
 leader = subprocess.Popen(child("stay()", MARKER))
@@ -425,7 +425,7 @@ async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
             assert await agent.sweep(since) == SweepEnded()
             seconds.append(time.monotonic() - began)
         # A sweep that waits for the grace never takes less; one that does not may take more on a busy machine.
-        assert min(seconds) < kill_newer.GRACE_SECONDS
+        assert min(seconds) < sweep.NEWER_GRACE_SECONDS
         assert set(alive(marker)) == {agent.pid, *helpers}
 
 
@@ -544,7 +544,7 @@ def test_a_host_that_is_killed_in_the_middle_of_it_takes_the_whole_tree_with_it(
 
 async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told that nothing is known. What the keeper does later is in no answer, but it is not lost either."""
-    monkeypatch.setattr(tree_cleanup, "ANSWER_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(sweep_requests, "ANSWER_SECONDS_MAX", 0.2)
     async with started(marker) as agent:
         since = after(agent.pid)
         tools = await agent.tools(TOOLS["plain"])

@@ -13,7 +13,7 @@ from tests.thorough import thorough
 
 from banksman.commands import running_command
 from banksman.core.process_facts import SweepEnded
-from banksman.process import portable, portable_cleanup
+from banksman.process import portable
 from banksman.process.portable import PortableProcess
 
 pytestmark = thorough
@@ -58,7 +58,7 @@ def test_the_second_of_a_birth_is_read_as_ps_writes_it(marker: str) -> None:
     try:
         row = next(row for row in portable._ps() if row[0] == process.pid)  # pyright: ignore[reportPrivateUsage]
         # `ps` counts from a second of the boot that it rounds itself.
-        assert before - 1 <= portable_cleanup.born(row) <= time.time() + 1
+        assert before - 1 <= portable.born(row) <= time.time() + 1
     finally:
         process.kill()
         process.wait()

@@ -14,7 +14,7 @@ from tests.real.helpers import REPOSITORY, child, program, wait_none
 from tests.real.test_user import as_nobody, folder, helper, left_alive, python, root
 from tests.thorough import thorough
 
-from banksman.process.tree_cleanup import ANSWER_SECONDS_MAX
+from banksman.process.sweep_requests import ANSWER_SECONDS_MAX
 
 pytestmark = thorough
 

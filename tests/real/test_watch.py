@@ -395,4 +395,4 @@ async def test_a_search_ends_with_its_host(marker: str) -> None:
             assert not closing.done()
         await closing
         assert search.finished is not None
-    wait_until(lambda: search.pid not in alive("matcher.py"), "the end of the search")
+    wait_until(lambda: search.pid not in alive("pattern_search.py"), "the end of the search")

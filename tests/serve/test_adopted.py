@@ -14,7 +14,7 @@ from banksman.server.ops import child_reaper
 # The program is process 1. Each of its children says so by a pipe, and it looks for them in /proc, which is its own.
 PROGRAM = """
 import asyncio, os, subprocess, sys, time
-from banksman.process import inherited
+from banksman.process import attributes
 from banksman.process.zygote_client import spawner
 from banksman.server.ops import child_reaper as adopted
 
@@ -67,7 +67,7 @@ async def orphans(reaper, early):
 
 async def zygote(reaper, early):
     await is_now(early, None)
-    zygote = spawner.current(inherited.take().fingerprint)
+    zygote = spawner.current(attributes.take_inherited().fingerprint)
     zygote.kill()
     await is_now(zygote.pid, "Z")
     # It is at the head of those who can be waited for, and must not hide those behind it.

@@ -7,7 +7,7 @@ from typing import Any
 
 from banksman.commands.options import check_seconds, check_size, endless_beyond
 from banksman.commands.output import Piece
-from banksman.commands.output_reader import OutputReader
+from banksman.commands.output_streams import OutputReader
 from banksman.commands.output_watch import Match, check_pattern, watch
 from banksman.commands.result import Finished
 from banksman.commands.running_command import RunningCommand

@@ -1,9 +1,9 @@
 """`Command.watch`: told when the output matches a pattern, without asking again and again.
 
 A plain pattern (no repeats, no alternatives, no groups) is looked for right here, in linear time. Any other is looked
-for by a process of its own (`matcher.py`), because the time that it takes cannot be told. It belongs to the host. Its
-start takes some 40 ms, so a command keeps one for its next watch, until the command ends. Two watches at the same time
-have one each: a slow pattern keeps no other search waiting, and is ended by killing its process.
+for by a process of its own (`pattern_search.py`), because the time that it takes cannot be told. It belongs to the
+host. Its start takes some 40 ms, so a command keeps one for its next watch, until the command ends. Two watches at the
+same time have one each: a slow pattern keeps no other search waiting, and is ended by killing its process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from banksman.commands import matcher
+from banksman.commands import pattern_search
 from banksman.commands.options import Options
 from banksman.commands.output import Piece
-from banksman.commands.output_reader import OutputReader
+from banksman.commands.output_streams import OutputReader
 from banksman.commands.pattern_search import Found, Search, is_plain
 from banksman.commands.result import Ended, Finished
 from banksman.core.process_facts import Stream
@@ -203,7 +203,7 @@ class Matcher:
 
     def __init__(self, start: StartAside) -> None:
         env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-        argv = [sys.executable, "-I", "-S", matcher.__file__]
+        argv = [sys.executable, "-I", "-S", pattern_search.__file__]
         launch = prepare(argv, cwd="/", env=env, inherit_env=False)
         self._command = start(launch, Options(stdin="pipe", grace=0.0, linger=0.0, keep_output=False))
         self._command.hold_output()
@@ -215,12 +215,12 @@ class Matcher:
         return not self._is_asked and not self._command.is_over
 
     def begin(self, pattern: str | bytes) -> None:
-        self._command.put_nowait(matcher.pack(pattern))
+        self._command.put_nowait(pattern_search.pack(pattern))
 
     async def search(self, piece: tuple[bytes, int, bool]) -> Found | None:
         self._is_asked = True
-        self._command.put_nowait(matcher.pack(piece))
-        length = int.from_bytes(await self._take(matcher.LENGTH_BYTES), "big")
+        self._command.put_nowait(pattern_search.pack(piece))
+        length = int.from_bytes(await self._take(pattern_search.LENGTH_BYTES), "big")
         answer = marshal.loads(await self._take(length))
         self._is_asked = False
         return answer

@@ -1,4 +1,4 @@
-"""The search for a pattern in output that comes piece by piece. Pure: bytes in, a match or nothing out.
+"""The search for a pattern in output that comes piece by piece: here, or in a process of its own.
 
 Whether a match begins in what has come cannot always be told before more comes, so the last `span_max` bytes are
 searched again with the next piece. A match that spans more than that may be missed. In all each byte is searched about
@@ -9,11 +9,20 @@ twice when pieces are as long as that, so that a flood costs linear time.
 
 A text pattern is matched against text, UTF-8, and bytes that are none stand for themselves (`surrogateescape`). What is
 told is in bytes all the same.
+
+**As a program** (`python -I -S pattern_search.py`) it is told what to do on stdin and answers on stdout. Python's `re`
+can take a lifetime for a bad pattern on a short text, and cannot be interrupted meanwhile: in the host it would stop
+everything. Here it costs one process, which is killed when its time is up. Each message is a marshalled value behind
+its length. A pattern begins a new search. A piece `(data, begin, is_end)` is answered by what was found in it, or None.
+So one process serves one search after the other, until its stdin ends. It imports nothing of this package.
 """
 
 from __future__ import annotations
 
+import marshal
 import re
+import sys
+from typing import Any, BinaryIO
 
 # So long may a match be, and so much is searched again with each piece.
 MATCH_BYTES_MAX = 65536
@@ -23,6 +32,8 @@ CONTEXT_BYTES = 1024
 _BRANCHING = frozenset("*+?{|(")
 # Without that the time is at most that of the pattern's length for each byte; and no match is longer than this.
 PLAIN_CHARS_MAX = 200
+# Of a message's length, before the message.
+LENGTH_BYTES = 4
 
 Found = tuple[int, bytes, tuple[str | None, ...]]  # where it begins, what it is, its groups
 
@@ -112,3 +123,33 @@ def _at_character(data: bytes, at: int) -> int:
         if data[place] & 0xC0 != 0x80:
             return place
     return at
+
+
+def pack(value: Any) -> bytes:
+    data = marshal.dumps(value)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def read_message(source: BinaryIO) -> Any:
+    """The next one; EOFError if there is none, or not a whole one."""
+    length = int.from_bytes(source.read(LENGTH_BYTES), "big")
+    return marshal.loads(source.read(length))
+
+
+def main() -> None:
+    search: Search | None = None
+    while True:
+        try:
+            message = read_message(sys.stdin.buffer)
+        except EOFError:
+            return
+        if isinstance(message, str | bytes):
+            search = Search(message)
+            continue
+        assert search is not None
+        sys.stdout.buffer.write(pack(search.feed(*message)))
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

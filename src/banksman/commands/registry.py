@@ -19,8 +19,8 @@ from banksman.commands.output import Output
 from banksman.commands.output_watch import Matchers
 from banksman.commands.result import Ended, Finished
 from banksman.errors import Closed, NotFound, Refused
+from banksman.process.attributes import check_helper
 from banksman.process.launch import Argv, Launch, prepare
-from banksman.process.users import check_helper
 from banksman.tasks import Waiters
 
 log = logging.getLogger("banksman")

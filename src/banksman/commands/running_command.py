@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, assert_never
 
-from banksman.commands.flow_control import Flow
 from banksman.commands.options import Options
+from banksman.commands.output_streams import Flow
 from banksman.commands.output_watch import Matchers
 from banksman.commands.result import Account, Ended, Finished
 from banksman.core import stop_ladder as rungs

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.process import environment, inherited, limits, syscalls, users
-from banksman.process.inherited import Inherited
-from banksman.process.users import Become
+from banksman.process import attributes, environment, syscalls
+from banksman.process.attributes import Become, Inherited
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
 # Where an output stream goes: to us, to nobody, where stdout goes; to a copy of this fd, or the file of this path.
@@ -53,28 +52,28 @@ def prepare(
     helper: Sequence[str] = (),
     is_agents: bool = False,
 ) -> Launch:
-    """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `users.py`."""
+    """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `attributes.py`."""
     words = _words(argv)
     folder = _folder(cwd)
     ours: dict[bytes, bytes | None] = dict(TERMINAL) if has_terminal else {}
     become: Become | None = None
     if user is not None:
-        other = users.find(user)
-        if users.is_us(other):
-            ours |= users.variables(other)
-        elif users.may_become_others():
-            ours |= users.variables(other)
-            become = users.become(other, folder)
+        other = attributes.find_user(user)
+        if attributes.is_our_user(other):
+            ours |= attributes.user_variables(other)
+        elif attributes.may_become_others():
+            ours |= attributes.user_variables(other)
+            become = attributes.become(other, folder)
         else:
-            words = users.by_helper(other, words, helper)
+            words = attributes.words_by_helper(other, words, helper)
     built = environment.build(env, inherit=inherit_env, scrub=scrub, ours=ours)
     return Launch(
         path=_resolve(words[0], folder, built),
         argv=words,
         env=built,
         cwd=folder,
-        inherited=inherited.take(),
-        limits=limits.parse(limits_wanted),
+        inherited=attributes.take_inherited(),
+        limits=attributes.parse_limits(limits_wanted),
         pass_fds=_passable(pass_fds),
         user=become,
         ender=_ender(helper) if helper else None,
@@ -176,8 +175,10 @@ def _passable(pass_fds: Any) -> tuple[int, ...]:
             os.fstat(fd)
         except (OSError, OverflowError) as exc:
             raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="pass it on before closing it") from exc
-        if fd >= limits.child_nofile():
-            hint = f"the child starts with room for {limits.child_nofile()} open files; give it a lower number by dup2"
+        if fd >= attributes.child_nofile():
+            hint = (
+                f"the child starts with room for {attributes.child_nofile()} open files; give it a lower number by dup2"
+            )
             raise UsageError(f"cannot pass on fd {fd}: the child could not have it", hint=hint)
     if len(set(fds)) != len(fds):
         raise UsageError("pass_fds names an fd twice", hint="each number once")

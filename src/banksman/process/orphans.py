@@ -18,8 +18,8 @@ import time
 
 from banksman.errors import Refused
 from banksman.process import syscalls
-from banksman.process.keeper.kill_tree import SIGKILL, Sweep
 from banksman.process.keeper.proc_tree import name_of, open_member, read_stat
+from banksman.process.keeper.sweep import SIGKILL, Sweep
 
 # A keeper that lost its host goes through TERM and the grace of its command, and then kills. Longer graces than this
 # are cut short by whoever wants to go on.

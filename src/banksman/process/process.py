@@ -38,7 +38,7 @@ from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWriter
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
-from banksman.process.tree_cleanup import Births, OpenSweeps
+from banksman.process.sweep_requests import Births, OpenSweeps
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.

@@ -1,8 +1,8 @@
 """The host's end of the zygote: started at the first spawn, replaced when dead or outdated, ended at exit.
 
 One zygote serves the whole process: every loop, every thread, every host object. It is a frozen copy of what this
-process was when it started; when what a child would inherit has changed since (`inherited.py`), a new zygote is started
-and the old one stays only as long as it has commands to guard.
+process was when it started; when what a child would inherit has changed since (`attributes.py`), a new zygote is
+started and the old one stays only as long as it has commands to guard.
 
 The zygote is our own child, unreaped, and held by a pidfd: the only process the host ever signals itself.
 """
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from banksman.errors import MachineError, Refused, UsageError, no_room
-from banksman.process import inherited, syscalls
+from banksman.process import attributes, syscalls
 from banksman.process.keeper import messages
 
 # What `shutdown` waits for beyond the longest grace of a running command: the keepers' sweep has its own bound of 5 s.
@@ -314,7 +314,7 @@ def socketpair() -> tuple[_socket.socket, _socket.socket]:
 def warm_up() -> None:
     """Start the zygote before it is needed: it gets ready on another core meanwhile."""
     if sys.platform == "linux":
-        spawner.current(inherited.take().fingerprint)
+        spawner.current(attributes.take_inherited().fingerprint)
 
 
 spawner = Spawner()

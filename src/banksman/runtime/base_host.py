@@ -80,7 +80,7 @@ class Host(Starter):
 
         `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
         resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
-        `user_helper`: see `process/users.py`.
+        `user_helper`: see `process/attributes.py`.
 
         `permit` raises if a session that is found in the store may not be opened again as it was. It is asked before
         each start of a process, too.

@@ -14,8 +14,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
-from banksman.commands.output_reader import OutputReader as AsyncOutputReader
-from banksman.commands.output_reader import check_size
+from banksman.commands.output_streams import OutputReader as AsyncOutputReader
+from banksman.commands.output_streams import check_size
 from banksman.errors import Closed
 from banksman.threads.loop_thread import CallPolicy, LoopThread, ThreadPhase
 

@@ -7,8 +7,8 @@ Theory of operation. The keeper sits in poll() on four things: the leader's pidf
 host, and a pipe that SIGCHLD writes to. The host drives the stop ladder, rung by rung. But each rung it sends says how
 long the keeper is to wait for the next one; after that the keeper goes on alone (TERM, then KILL). So a stop once begun
 ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or frozen (the deadline). Where the tree
-works for something that the host has for a time only, that time is a deadline too, from the start (`lease_timer.py`).
-While nothing is being stopped, the host may have a part of the tree ended and the rest left alone (`kill_newer.py`); a
+works for something that the host has for a time only, that time is a deadline too, from the start (`LeaseTimer`).
+While nothing is being stopped, the host may have a part of the tree ended and the rest left alone (`NewerSweep`); a
 stop comes first.
 
 That the tree is empty is never read from /proc. The keeper is a subreaper, so every orphan of the tree becomes its
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import _socket
 import errno
-import marshal
+import mmap
 import os
 import select
 import time
@@ -29,18 +29,11 @@ import time
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.keeper.bare_process import (
-    close_all_but,
     milliseconds_until,
-    read_file,
-    wake_on_child,
     wake_parent,
 )
-from banksman.process.keeper.kill_newer import NewerSweep
-from banksman.process.keeper.kill_tree import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Sweep
-from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.keeper.proc_tree import is_ignoring, survey
-from banksman.process.keeper.spawn import SpawnFailed, spawn
-from banksman.process.keeper.sudo_kill import Helper
+from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, NewerSweep, Sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,113 +51,52 @@ DENIED_SECONDS_MAX = 1.0
 # How long a report may wait for a host that has closed its end and may yet read.
 FLUSH_MS_MAX = 1000
 
+NEVER = float("inf")
+# How much later than the lease says: the host's own timers are as punctual as ours, and it comes first.
+LEASE_MARGIN_SECONDS = 0.02
+
 # The phases, in the only order they can come.
 RUNNING, TERMED, KILLING = "running", "termed", "killing"
 
 
-def be_spare(orders: _socket.socket, host: int) -> None:
-    """Run in a freshly forked process: get ready, wait for a command to keep, keep it. `host` is a pidfd.
+class LeaseTimer:
+    """When to act because nobody has said that the host still has what the tree works for.
 
-    Most of what a start costs is this process: its fork, and the first touch of every page it shares with the zygote.
-    One that waits has all of that behind it.
+    The host writes the times to a page that is shared by all keepers (`process/lease_page.py`), or, once it ends the
+    tree itself, tells them for this one tree. A time that has come is looked up again before it is believed.
+
+    `page`: an fd of it, which may be closed afterwards; None: the tree may live for as long as its host does.
     """
-    woken = get_ready(orders.fileno(), host)
-    syscalls.prctl(syscalls.PR_SET_NAME, b"banksman-spare")
-    poller = select.poll()
-    for fd in (orders.fileno(), host):
-        poller.register(fd, select.POLLIN)
-    while orders.fileno() not in dict(syscalls.poll(poller, None)):
-        # The host is dead, and the zygote has to end what it left. If a command has stopped the zygote, nothing else
-        # continues it.
-        wake_parent()
-        poller.unregister(host)
-    data, fds = syscalls.recv_fds(orders)
-    if data:
-        keep(data, fds, host, woken)
-    # At once: taking everything apart first would touch every page once more.
-    os._exit(messages.DUTY_DONE)
 
+    def __init__(self, page: int | None) -> None:
+        # Never let go of, not even when it is not looked at any more: the mapping has a copy of the fd, and the keeper
+        # closes that with all others it does not need. To close the mapping would close whatever has that number then.
+        shared = None if page is None else mmap.mmap(page, 16, prot=mmap.PROT_READ)
+        self._page = None if shared is None else memoryview(shared).cast("d")
+        self._is_taken_over = False
+        self.term_at = self.kill_at = NEVER
+        self._look()
 
-def be_keeper(data: bytes, fds: list[int], host: int) -> None:
-    """The same for a process that was forked with the command's fds already open."""
-    keep(data, fds, host, get_ready(*fds, host))
-    os._exit(messages.DUTY_DONE)
+    def take_over(self, term_at: float, kill_at: float) -> None:
+        """The host ends the tree itself, by these times. TERM may come later than the page has it, for the host is
+        there and does what comes before it; KILL may not."""
+        self._look()
+        self._is_taken_over = True
+        self.term_at = term_at + LEASE_MARGIN_SECONDS
+        self.kill_at = min(self.kill_at, kill_at + LEASE_MARGIN_SECONDS)
 
+    def due(self, phase: str) -> float:
+        return {"running": self.term_at, "termed": self.kill_at}.get(phase, NEVER)
 
-def get_ready(*kept: int) -> tuple[int, int]:
-    syscalls.setsid()
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    close_all_but(0, 1, 2, *kept)
-    return wake_on_child()
+    def is_due(self, phase: str, now: float) -> bool:
+        if now < self.due(phase):
+            return False
+        self._look()
+        return now >= self.due(phase)
 
-
-def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None:
-    """Start the command and stay until its tree is gone."""
-    syscalls.prctl(syscalls.PR_SET_NAME, messages.KEEPER)
-    _word, _count, _grace, order_bytes = messages.decode(data)
-    if order_bytes is None:
-        order_bytes = read_file(fds.pop())
-    order: dict[str, Any] = marshal.loads(order_bytes)
-    if order["is_agents"]:
-        syscalls.prctl(syscalls.PR_SET_NAME, messages.AGENTS_KEEPER)
-    control_fd, cwd, *fds = fds
-    page = fds.pop(0) if order["has_lease"] else None
-    control = _socket.socket(fileno=control_fd)
-    if is_spoken_to(control):
-        # The host has hung up or wants it stopped, before it was even begun. Whoever was told that it is over must not
-        # see it start after all.
-        syscalls.send(control, messages.encode(messages.FAILED, "stopped", 0))
-        return
-    try:
-        lease = LeaseTimer(page)
-        if lease.is_due(RUNNING, time.monotonic()):
-            raise SpawnFailed("lease", 0)  # The order has waited for us, or for a host that was stopped, too long.
-        leader = spawn(order, cwd, fds)
-    except SpawnFailed as exc:
-        syscalls.send(control, messages.encode(messages.FAILED, exc.step, exc.errno))
-        return
-    except OSError as exc:
-        syscalls.send(control, messages.encode(messages.FAILED, "memory", exc.errno or 0))
-        return
-    # The folder must not be held by us (it may be on a mount that somebody wants to unmount), nor must any of the
-    # child's files (a pipe's reader waits for the last writer, and that must be the child).
-    os.chdir("/")
-    close_all_but(0, 1, 2, control_fd, host, *woken)
-    Keeper(control, host, woken[0], leader, order, lease).stay()
-
-
-def rehearse(host: int) -> None:
-    """Keep a command that does nothing, in the zygote itself, before there are keepers.
-
-    Python adapts its code while it runs and fills caches as it goes, and all of that is written into memory that a fork
-    shares. What the zygote has done once its keepers find done: a tenth less memory for each. Nothing depends on it.
-    """
-    null = syscalls.open_fd("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    woken = wake_on_child()
-    ours, theirs = syscalls.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    order: dict[str, Any] = {
-        **{"path": b"/bin/true", "argv": (b"true",), "env": {}, "umask": 0o077, "limits": None, "nofile": 1024},
-        **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
-        **{"terminal": None, "user": None, "ender": None, "is_agents": False},
-    }
-    order = marshal.loads(messages.decode(messages.encode(messages.SPAWN, 0, 5.0, marshal.dumps(order)))[3])
-    folder = syscalls.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        is_spoken_to(theirs)
-        Keeper(theirs, host, woken[0], spawn(order, folder, [null, null]), order, LeaseTimer(None)).stay()
-    finally:
-        for fd in (null, folder, *woken):
-            syscalls.close(fd)
-        ours.close()
-        theirs.close()
-
-
-def is_spoken_to(control: _socket.socket) -> bool:
-    try:
-        syscalls.recv(control)
-    except BlockingIOError:
-        return False
-    return True
+    def _look(self) -> None:
+        if self._page is not None and not self._is_taken_over:
+            self.term_at, self.kill_at = self._page
 
 
 class Keeper:

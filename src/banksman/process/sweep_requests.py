@@ -1,13 +1,16 @@
-"""What was born since a moment, in the two numbers by which that can be told of a process.
+"""Sweeps of a part of a tree, from the host's side: since when, and who waits for the answer.
 
-The kernel notes the birth of each process in ticks of 10 ms since the boot. A tool that is started in the same breath
-as the prompt comes shares its tick with what was there before. But within a tick pids tell: they are given in ascending
-order, and /proc/loadavg says which was the last. So at each write to the child both are noted, and whoever later asks
-about a moment gets the note of the first write since. (Numbers are used again: of those that begin anew within that one
-tick the first ones are taken for older.)
+**Since when.** The kernel notes the birth of each process in ticks of 10 ms since the boot. A tool that is started in
+the same breath as the prompt comes shares its tick with what was there before. But within a tick pids tell: they are
+given in ascending order, and /proc/loadavg says which was the last. So at each write to the child both are noted, and
+whoever later asks about a moment gets the note of the first write since. (Numbers are used again: of those that begin
+anew within that one tick the first ones are taken for older.)
 
 The clock of the births goes on while the machine sleeps, ours (CLOCK_MONOTONIC) does not. A note has the tick itself,
 so that nothing has to be converted.
+
+**The answer.** Each request is answered once, in a bounded time, whatever becomes of the keeper, unless the whole tree
+ends before: then nothing is told here, and the end of the tree says the rest.
 """
 
 from __future__ import annotations
@@ -20,10 +23,14 @@ from dataclasses import dataclass, field
 
 from banksman.core.process_facts import Survivor, SweepEnded, Swept
 from banksman.process import syscalls
-from banksman.process.keeper.kill_newer import GRACE_SECONDS, KILL_SECONDS_MAX
+from banksman.process.keeper.sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
 
 # Writes within one turn are few: answers to questions, mostly. Of more the first is forgotten; the tick alone tells.
 NOTES_MAX = 1024
+# The keeper's own bounds, and a second and a half for one last look at a tree that forks without end. Past that it does
+# not run, and nothing is known.
+ANSWER_SECONDS_MAX = NEWER_GRACE_SECONDS + NEWER_KILL_SECONDS_MAX + 1.5
+UNKNOWN = Survivor(0, "", "unknown: its keeper does not answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +70,6 @@ def _last_pid() -> int:
         return int(syscalls.read_proc("loadavg", 128).split()[-1])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-# What was asked of a keeper about a part of its tree, until it is answered.
-#
-# It promises that each question is answered once, in a bounded time, whatever becomes of the keeper, unless the whole
-# tree ends before: then nothing is told here, and the end of the tree says the rest.
-
-# The keeper's own bounds, and a second and a half for one last look at a tree that forks without end. Past that it does
-# not run, and nothing is known.
-ANSWER_SECONDS_MAX = GRACE_SECONDS + KILL_SECONDS_MAX + 1.5
-UNKNOWN = Survivor(0, "", "unknown: its keeper does not answer")
 
 
 @dataclass(slots=True)

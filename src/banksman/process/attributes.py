@@ -1,0 +1,199 @@
+"""Attributes of a child besides its program: its user, its limits, and what it inherits from this process.
+
+**Another user.** A process that may change user and groups (root, or the capabilities for it) does so in the child,
+just before the program. One that may not needs a *helper*, a program with more rights such as `sudo -n`: it is given
+the command to run, and later `kill` and the processes that are not ours to signal. A helper is configured by whoever
+made the host, never by a call.
+
+**Inheritance.** The zygote was made before the call. The folder, the umask and the soft limit of open files travel with
+each order. The rest cannot be set from outside, or not safely: user and groups, capabilities, no_new_privs, seccomp,
+limits, priority, CPUs. It is a *fingerprint*: when it has changed since the zygote was started, a new zygote is. A
+program that locks itself down after its first command must not run the next one outside of that.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from banksman.errors import UsageError, no_room
+from banksman.process import syscalls
+
+# uid, gid, groups, and the folder by its whole path: the user must be able to enter it by themselves.
+Become = tuple[int, int, tuple[int, ...], bytes]
+# Bits of the kernel's sets of capabilities.
+_SETGID, _SETUID = 1 << 6, 1 << 7
+
+_RLIMIT_NAMES = {
+    name.removeprefix("RLIMIT_").lower(): number for name, number in vars(resource).items() if "RLIMIT_" in name
+}
+_RLIMIT_NUMBERS = tuple(sorted(set(_RLIMIT_NAMES.values())))
+_RANGES = {"nice": (-20, 19), "oom_score_adj": (-1000, 1000)}
+# The soft limit this process had before we raised it; children get this one.
+_soft_before: int | None = None
+
+# The lines of /proc/self/status that are a part of the fingerprint.
+_FINGERPRINT_LINES = (
+    *(b"Uid:", b"Gid:", b"Groups:", b"CapInh:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:", b"NoNewPrivs:"),
+    *(b"Seccomp:", b"Seccomp_filters:", b"Cpus_allowed:"),
+)
+
+
+def find_user(user: object) -> pwd.struct_passwd:
+    hint = "a user of this machine, by name or by number"
+    try:
+        if isinstance(user, str) and user:
+            return pwd.getpwnam(user)
+        if isinstance(user, int) and not isinstance(user, bool):
+            return pwd.getpwuid(user)
+    except (KeyError, ValueError, OverflowError):
+        raise UsageError(f"there is no user {user!r:.100}", hint=hint) from None
+    raise UsageError(f"user cannot be {user!r:.60}", hint=hint)
+
+
+def is_our_user(user: pwd.struct_passwd) -> bool:
+    """Nothing is left to become."""
+    return os.getuid() == os.geteuid() == user.pw_uid
+
+
+def may_become_others() -> bool:
+    if sys.platform != "linux":
+        return os.geteuid() == 0
+    try:
+        # Of the thread: capabilities are each thread's own.
+        status = syscalls.read_proc("thread-self/status", 8192)
+    except OSError as exc:
+        raise no_room("/proc", exc) from exc
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(b"CapEff:"))
+    return effective & (_SETGID | _SETUID) == _SETGID | _SETUID
+
+
+def become(user: pwd.struct_passwd, folder: bytes) -> Become:
+    """What a child needs to know. The groups are looked up here: it must not ask a directory service."""
+    groups = tuple(os.getgrouplist(user.pw_name, user.pw_gid))
+    return user.pw_uid, user.pw_gid, groups, os.path.abspath(folder)
+
+
+def user_variables(user: pwd.struct_passwd) -> dict[bytes, bytes | None]:
+    name = os.fsencode(user.pw_name)
+    return {b"HOME": os.fsencode(user.pw_dir), b"USER": name, b"LOGNAME": name}
+
+
+def words_by_helper(user: pwd.struct_passwd, words: tuple[bytes, ...], helper: Sequence[str]) -> tuple[bytes, ...]:
+    if not helper:
+        raise UsageError(
+            f"cannot run a command as {user.pw_name!r}: only root may, and this host has no helper for it",
+            hint='Host(user_helper=("sudo", "-n")), and a rule for it in sudoers',
+        )
+    return *(os.fsencode(word) for word in helper), b"-u", os.fsencode(user.pw_name), b"--", *words
+
+
+def check_helper(helper: object) -> tuple[str, ...]:
+    hint = 'the words that a command of another user is put after, such as ("sudo", "-n")'
+    if helper is None:
+        return ()
+    if isinstance(helper, str | bytes) or not isinstance(helper, Sequence) or not helper:
+        raise UsageError(f"user_helper cannot be {helper!r:.60}", hint=hint)
+    words: list[str] = []
+    for word in helper:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(word, str) or not word or "\0" in word:
+            raise UsageError(f"user_helper cannot hold {word!r:.60}", hint=hint)
+        words.append(word)
+    return tuple(words)
+
+
+def parse_limits(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
+    """`{"nofile": 64, "as": (soft, hard), "nice": 5, "oom_score_adj": 500}` as the keeper takes it.
+
+    A key is the name of an rlimit (`nofile` or `RLIMIT_NOFILE`), a number of the `resource` module, `nice` (absolute)
+    or `oom_score_adj`. One number sets soft and hard.
+    """
+    if limits is None:
+        return None
+    if not isinstance(limits, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"limits cannot be {limits!r:.60}", hint='a mapping such as {"nofile": 64, "nice": 5}')
+    rlimits: list[tuple[int, tuple[int, int]]] = []
+    others: dict[str, int | None] = {"nice": None, "oom_score_adj": None}
+    for key, value in limits.items():
+        if key in _RANGES:
+            others[key] = _number(key, value, *_RANGES[key])
+        else:
+            rlimits.append((_rlimit(key), _pair(key, value)))
+    return {"rlimits": rlimits, **others} if limits else None
+
+
+def _rlimit(key: Any) -> int:
+    number = _RLIMIT_NAMES.get(key.lower().removeprefix("rlimit_")) if isinstance(key, str) else key
+    if number is None or number not in _RLIMIT_NAMES.values():
+        known = ", ".join(sorted(_RLIMIT_NAMES))
+        raise UsageError(f"there is no limit {key!r}", hint=f"known are nice, oom_score_adj, {known}")
+    return number
+
+
+def _pair(key: Any, value: Any) -> tuple[int, int]:
+    pair = cast(tuple[Any, ...], value if isinstance(value, tuple) else (value, value))
+    if len(pair) != 2:
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint="one whole number, or a pair (soft, hard)")
+    soft, hard = (_number(key, number, resource.RLIM_INFINITY, (1 << 63) - 1) for number in pair)
+    if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint="the soft limit must not be above the hard one")
+    return soft, hard
+
+
+def _number(key: object, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=f"a whole number from {least} to {most}")
+    return value
+
+
+def raise_fd_limit() -> int:
+    """Raise this process's soft limit of open files to its hard limit, and return it. Children keep the old one.
+
+    A running command takes three or four fds here. For programs of ours, and for those that start hundreds at once; a
+    library does not do it unasked, because a program that uses select() breaks on fds over 1023.
+    """
+    global _soft_before  # noqa: PLW0603
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _soft_before = soft
+    return hard
+
+
+def child_nofile() -> int:
+    """The soft limit of open files a child starts with: ours, unless we raised it."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _soft_before is None else _soft_before
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    umask: int
+    nofile: int
+    fingerprint: object
+
+
+def take_inherited() -> Inherited:
+    """As this thread is now."""
+    if sys.platform != "linux":
+        # There is no way to ask for the umask but to set it. And no zygote that could be outdated.
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return Inherited(umask, child_nofile(), None)
+    try:
+        # Of the thread, not the process: capabilities and seccomp are each thread's own.
+        status = syscalls.read_proc("thread-self/status", 8192)
+        oom = syscalls.read_proc("self/oom_score_adj", 32)
+    except OSError as exc:
+        raise no_room("/proc", exc) from exc
+    lines = status.splitlines()
+    umask = next(int(line[6:], 8) for line in lines if line.startswith(b"Umask:"))
+    ours = tuple(line for line in lines if line.startswith(_FINGERPRINT_LINES))
+    # The soft limit of open files travels with the order, so only the hard one counts here.
+    rlimits = tuple(resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMIT_NUMBERS)
+    priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), oom
+    return Inherited(umask, child_nofile(), (ours, rlimits, priority))
