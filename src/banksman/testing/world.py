@@ -13,8 +13,8 @@ through the loop's lanes, in any order that causality allows. What is never righ
 
 Four lanes carry what a process says, so that the explorer may reorder them, and each of them in order: `stdin` (a frame
 was taken), `stdout` (output, and its end), `tree` (started, exited, gone), `tools` (they were swept). What rests on
-another is only scheduled after it: nothing is said by a process that has not started, and `ProcessGone` comes after both the
-exit and the end of the output.
+another is only scheduled after it: nothing is said by a process that has not started, and `ProcessGone` comes after
+both the exit and the end of the output.
 """
 
 from __future__ import annotations
