@@ -1,8 +1,8 @@
 """The door of a session: `dispatch(fact)`, one fact at a time, to the end, without suspending.
 
-It owns the state, the process, the timers and the frames; nobody else reads the pipe or writes to it. It decides
-nothing: a fact goes into the pure core, the effects that come out are performed in order. Other threads come in by the
-loop's `call_soon_threadsafe` only.
+It owns the state, the process and the timers. Nobody else reads the pipe (`frame_reader.py`) or writes to it. It
+decides nothing: a fact goes into the pure core, the effects that come out are performed in order. Other threads come in
+by the loop's `call_soon_threadsafe` only.
 
 A bug of ours (an assert, an exception that nobody thought of) fails this one session, loudly, with the recorder's
 facts; its process is ended, its callers are answered, and no other session notices.
@@ -14,13 +14,11 @@ import asyncio
 import dataclasses
 import enum
 import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.meaning import Noise
 from banksman.core.process_facts import (
     BytesRead,
     Exited,
@@ -56,7 +54,6 @@ from banksman.core.session.facts import (
     ConversationTaken,
     EvictAsked,
     Fact,
-    FramesRead,
     ProcessReported,
     Subject,
     TimerFired,
@@ -65,15 +62,15 @@ from banksman.core.session.history import Past
 from banksman.core.session.questions import kept
 from banksman.core.session.state import ProcessPhase, Session
 from banksman.core.session.turn import Turn
-from banksman.core.wire.framing import FRAME_BYTES_MAX, Framing, Mixed
+from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
 from banksman.sessions.agent_process import AgentProcess, AgentReport, Spawn, redacted
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
+from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.log_writer import Tenure
 from banksman.sessions.outcome_listener import OutcomeListener, tell
-from banksman.sessions.output_limits import SLICE_LINES_MAX, Backlog, EndingOutput, OversizeFrames, drops_floods, slices
 from banksman.sessions.pool import Pool
 from banksman.store.log import Log
 
@@ -126,13 +123,10 @@ class Driver:
         self._pool = Pool() if pool is None else pool
         self._process: AgentProcess | None = None
         self.frame_bytes_max = frame_bytes_max
-        self._framing = Framing(frame_bytes_max=frame_bytes_max)
-        self._ending_output = EndingOutput()
-        self._oversize = OversizeFrames()
+        self._frames = FrameReader(self)
         self._redactor = redactor
         self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
-        self._backlog = Backlog(self._loop, self._on_caught_up)
         # The start of a process that waits for its place in the pool, or for the log.
         self._postponed: StartProcess | None = None
         self._place = PoolSlot.NONE
@@ -154,10 +148,10 @@ class Driver:
         try:
             self._dispatcher.dispatch(fact)
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
         except BaseException as exc:
             # Ctrl-C in the middle of it: what was to be done may be half done, and nobody could say which half.
-            self._fail(exc)
+            self.fail(exc)
             raise
 
     def _handle(self, fact: Fact) -> None:
@@ -232,7 +226,7 @@ class Driver:
             self._let_read()
 
     def _let_read(self) -> None:
-        if self._is_paused and self._process is not None and not self._backlog:
+        if self._is_paused and self._process is not None and not self._frames.is_behind:
             self._is_paused = False
             self._process.resume()
 
@@ -241,8 +235,10 @@ class Driver:
             self._is_paused = True
             self._process.pause()
 
-    def _on_caught_up(self) -> None:
-        """All that was read is told."""
+    def on_backlog(self) -> None:
+        self._stop_reading()
+
+    def on_caught_up(self) -> None:
         if self._tenure.has_caught_up or self.is_leaving:
             self._let_read()
 
@@ -298,7 +294,7 @@ class Driver:
         try:
             self._start_process(effect)
         except Exception as exc:
-            self._fail(exc)  # We are outside the door here, and a bug is a bug.
+            self.fail(exc)  # We are outside the door here, and a bug is a bug.
 
     def _stop_process(self) -> None:
         if self._postponed is not None:
@@ -323,9 +319,8 @@ class Driver:
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
         number = effect.process
-        self._framing = Framing(frame_bytes_max=self.frame_bytes_max)
-        self._ending_output = EndingOutput()
-        self._is_paused = self._backlog.was_flood = False
+        self._frames.begin(self.frame_bytes_max)
+        self._is_paused = False
         self.counters.processes += 1
         try:
             # It may have waited, and a setting may have been changed since.
@@ -344,27 +339,14 @@ class Driver:
         if isinstance(report, BytesRead):
             self.last_in = self.now()
             self.counters.bytes_in += len(report.data)
-            lines = self._framing.feed(report.data)
-            if self._ending_output.admits(len(report.data), self.state.process) or isinstance(lines, Mixed):
-                self._take(number, lines)
-            else:
-                self._drop(lines)
+            self._frames.feed(number, report.data)
             return
         if isinstance(report, Exited):
-            self._ending_output.note_exit()
-        if self._backlog and not isinstance(report, FrameWritten):
-            self._backlog.take(partial(self._hear, number, report))
+            self._frames.note_exit()
+        if self._frames.is_behind and not isinstance(report, FrameWritten):
+            self._frames.after(partial(self._hear, number, report))
         else:
             self._hear(number, report)
-
-    def _take(self, number: int, lines: list[bytes] | Mixed) -> None:
-        if not self._backlog and (isinstance(lines, Mixed) or len(lines) <= SLICE_LINES_MAX):
-            self._on_lines(number, lines)
-            return
-        parts = [lines] if isinstance(lines, Mixed) else slices(lines)
-        self._backlog.take(*(partial(self._on_lines, number, part) for part in parts))
-        if self._backlog:
-            self._stop_reading()
 
     def _hear(self, number: int, report: StreamEnded | Report) -> None:
         match report:
@@ -394,12 +376,7 @@ class Driver:
         self.dispatch(ProcessReported(self.now(), number, report, self.epoch))
 
     def _on_output_end(self, number: int) -> None:
-        # In its place, whatever waits behind it: it is a line at most, and the exit must not come before it.
-        last = self._framing.end()
-        if self._ending_output.admits(0, self.state.process) or isinstance(last, Mixed):
-            self._on_lines(number, last)
-        else:
-            self._drop(last)
+        self._frames.end(number)
         if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
             self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
 
@@ -425,30 +402,6 @@ class Driver:
         if self.error is not None:
             self._finish()
 
-    def _drop(self, lines: Sequence[bytes]) -> None:
-        self.counters.dropped += sum(map(len, lines))
-
-    def _on_lines(self, number: int, lines: Sequence[bytes] | Mixed) -> None:
-        """The path of every token. What is not plain is rare, and goes the long way."""
-        if self._backlog.was_flood and drops_floods(self.state.process) and not isinstance(lines, Mixed):
-            self._drop(lines)
-            return
-        read = self.state.config.dialect.read
-        try:
-            if isinstance(lines, Mixed):
-                plain, meanings = self._oversize.take(lines, self.state.config.dialect, self.counters)
-            else:
-                plain = lines
-                meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
-        except Exception as exc:
-            # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside yet.
-            self._fail(exc)
-            return
-        if plain:
-            self.counters.frames_in += len(plain)
-            self.counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
-            self.dispatch(FramesRead(self.now(), number, plain, meanings))
-
     # -- timers ------------------------------------------------------------------------------------------------------
     def _cancel_timer(self, subject: Subject) -> None:
         timer = self.timers.pop(subject, None)
@@ -461,7 +414,7 @@ class Driver:
         timer = self.timers.get(subject)
         if self._process is not None:
             self._process.look_now()
-        self._backlog.take(partial(self._fire, subject, timer))
+        self._frames.after(partial(self._fire, subject, timer))
 
     def _fire(self, subject: Subject, timer: asyncio.TimerHandle | None) -> None:
         # It may have been cancelled by what was heard, or set anew: then it is not this one that is due.
@@ -473,16 +426,16 @@ class Driver:
     def _finish(self) -> None:
         for subject in list(self.timers):
             self._cancel_timer(subject)
-        self._oversize.close()
+        self._frames.close()
         self._tenure.release()
         self._listener.finish()
 
-    def _fail(self, exc: BaseException) -> None:
+    def fail(self, exc: BaseException) -> None:
         """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended. It is
         closed when that is gone, and not before: see `_forget_process`."""
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
-        self._backlog.clear()
+        self._frames.clear()
         if self._postponed is not None:
             self._forget_start()
         for subject in list(self.timers):
