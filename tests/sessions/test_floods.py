@@ -13,8 +13,8 @@ from tests.sessions.helpers import exists, opened, touch
 from banksman import Host, Kind, Outcome, Session
 from banksman.core.session import event as kinds
 from banksman.core.session.state import Stdin
-from banksman.sessions import output_limits as backlogs
-from banksman.sessions.output_limits import PASS_SECONDS_MAX, SLICE_LINES_MAX, Backlog, slices
+from banksman.sessions import frame_reader as backlogs
+from banksman.sessions.frame_reader import PASS_SECONDS_MAX, SLICE_LINES_MAX, Backlog, slices
 from banksman.testing import fake_agent
 
 

@@ -18,7 +18,7 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.session import event as kinds
 from banksman.core.session.state import Stdin
 from banksman.core.wire.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
-from banksman.sessions import log_writer, output_limits
+from banksman.sessions import frame_reader, log_writer
 from banksman.sessions.diagnostics import Counters
 from banksman.testing import checks
 
@@ -193,8 +193,8 @@ async def test_an_interrupt_to_a_closed_stdin_ends_the_turn(tmp_path: Path) -> N
 async def test_turn_ends_by_its_result_when_stdin_broke_before_the_result_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, kind: Kind, said: str
 ) -> None:
-    monkeypatch.setattr(output_limits, "PASS_SECONDS_MAX", 0.001)
-    monkeypatch.setattr(output_limits, "FLOOD_SECONDS", -1.0)
+    monkeypatch.setattr(frame_reader, "PASS_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(frame_reader, "FLOOD_SECONDS", -1.0)
     deaf, broke = tmp_path / "deaf", tmp_path / "broke"
     patient = {"eof_grace": 60.0, "grace": 60.0}
     async with opened(tmp_path, memory=True, options=patient) as case:
@@ -331,8 +331,8 @@ async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> Non
 
 
 def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_limits, "SPILLED_BYTES_MAX", 10)
-    spilled, counters = output_limits.OversizeFrames(), Counters()
+    monkeypatch.setattr(frame_reader, "SPILLED_BYTES_MAX", 10)
+    spilled, counters = frame_reader.OversizeFrames(), Counters()
 
     def take(*pieces: bytes) -> dict[str, Any]:
         whole = b"".join(pieces)
