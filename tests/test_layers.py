@@ -101,6 +101,7 @@ EXCEPT = {"cli": ("banksman.core.wire.jsonrpc",)}
 # Packages from outside, by the part that may import them, or the folder of one. Elsewhere it is the standard library
 # only: a command needs nothing else.
 THIRD_PARTY = {
+    "config": {"msgspec"},
     "core": {"msgspec"},
     "store": {"msgspec"},
     "sessions": {"msgspec"},

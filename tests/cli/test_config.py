@@ -16,7 +16,7 @@ import pytest
 
 from banksman import config
 from banksman.config.keys import KEYS, TABLES, ValueKind
-from banksman.config.toml_writer import as_toml, template
+from banksman.config.toml_file import as_toml, template
 from banksman.errors import UsageError
 from banksman.server.server_settings import ServerSettings
 
@@ -146,6 +146,7 @@ def test_a_variable_is_read_as_its_key_takes_it(
         ('format = "xml"', 1, "format cannot be 'xml' (one of: text, json, quiet)"),
         ("[serve]\nhosts = [1]", 2, "serve.hosts cannot be [1] (a list of texts)"),
         ("[serve]\nstall_seconds = inf", 2, "serve.stall_seconds cannot be inf (a number)"),
+        pytest.param(f"[serve]\nstall_seconds = {10**400}", 2, "serve.stall_seconds cannot be 1000", id="huge"),
         ("run = 1", 1, "run cannot be 1 (a table: [run])"),
         ('token = "hunter2hunter2"', 1, "token is not taken from a file (put it into BANKSMAN_TOKEN"),
     ],
@@ -159,6 +160,12 @@ def test_what_is_wrong_in_the_file_is_told_with_its_place(home: Path, text: str,
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_number_with_more_digits_than_python_reads_is_not_toml(home: Path) -> None:
+    path = written(home, f"[serve]\nport = {'9' * 5000}\n")
+    with pytest.raises(UsageError, match=rf"^{path} is not TOML: "):
+        config.load()
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -166,6 +173,7 @@ def test_what_is_wrong_in_the_file_is_told_with_its_place(home: Path, text: str,
         ("BANKSMAN_SERVE_ALLOW_REMOTE", "perhaps"),
         ("BANKSMAN_SERVE_DRAIN_SECONDS", "nan"),
         ("BANKSMAN_SERVE_PROGRAMS", "[1"),
+        pytest.param("BANKSMAN_SERVE_PROGRAMS", "[" * 5000, id="nested"),
         ("BANKSMAN_FORMAT", "xml"),
     ],
 )

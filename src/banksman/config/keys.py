@@ -1,18 +1,27 @@
-"""Every key there is, once, as data: its name, what it takes, what holds if nobody says anything, what it is for.
+"""Every setting as data: its name, the values it takes, its default, and what it is for.
 
-The file that `banksman config init` writes, the names of the variables, the checks and the help are made from this.
-That the keys of `[serve]` are those of a server is held by a test.
+`banksman config init`, the names of variables, the checks and the help are made from `KEYS`. A test compares the keys
+of `[serve]` with `ServerSettings`.
+
+`checked` takes a value of TOML or of a flag, `of_text` the text of a variable. Their errors say where the value was
+found and what the key takes. They never show a secret.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from banksman.errors import UsageError
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
 
 class ValueKind(enum.Enum):
-    """What a key takes; the value says it to whoever has given something else."""
+    """What a key takes; the value is the hint of an error."""
 
     TEXT = "text"
     WHOLE = "a whole number"
@@ -22,11 +31,22 @@ class ValueKind(enum.Enum):
     PROGRAMS = "a list of programs: each a text, or a list of the words that a command begins with"
 
 
+_TYPES: dict[ValueKind, Any] = {
+    ValueKind.TEXT: str,
+    ValueKind.WHOLE: int,
+    ValueKind.NUMBER: float,
+    ValueKind.FLAG: bool,
+    ValueKind.WORDS: list[str],
+    ValueKind.PROGRAMS: list[str | list[str]],
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """`name`: as the file has it, with its table before a dot. `default` None: nothing is set, and `usual` says what
-    holds then. `choices`: no other text will do. `is_secret`: it is told that it is set, and never what to.
-    `is_in_file`: False for what does not belong into a file. `example`: for the file, where the default shows nothing.
+    """One setting. `name`: as in the file, with its table before a dot. `default` None: there is none, and `usual` says
+    what happens then. `choices`: the only values. `is_secret`: `config show` says "set" instead of the value.
+    `is_in_file`: False for a value that does not belong into a file. `example`: for the template, where the default
+    does not show how a value is written.
     """
 
     name: str
@@ -41,12 +61,12 @@ class ConfigKey:
 
     @property
     def table(self) -> str:
-        """The table that it is in; empty: in none."""
+        """The name of its table; empty at the top level."""
         return self.name.rpartition(".")[0]
 
     @property
     def short(self) -> str:
-        """Its name within its table."""
+        """The name within the table."""
         return self.name.rpartition(".")[2]
 
     @property
@@ -62,7 +82,7 @@ class ConfigKey:
         return f"one of: {', '.join(self.choices)}" if self.choices else self.kind.value
 
 
-# Said over each table in the file that `config init` writes.
+# The comment over each table of the template.
 TABLES = {
     "serve": "The server: `banksman serve`, and `banksman host`.",
     "run": "`banksman run`.",
@@ -281,3 +301,65 @@ _RUN = (
 )
 
 KEYS: dict[str, ConfigKey] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is spelt most like this one, however different it is."""
+    # Loaded only for a misspelt word.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    found = get_close_matches(word, sorted(known), 1, 0)
+    assert found, "there is a nearest word whenever any is known"
+    return found[0]
+
+
+def checked(key: ConfigKey, value: Any, *, where: str) -> Any:
+    """The value as the key takes it. `where`: the beginning of the error."""
+    # 14 ms, which a command without a setting does not pay.
+    import msgspec  # noqa: PLC0415
+
+    try:
+        taken = msgspec.convert(value, _TYPES[key.kind])
+    except msgspec.ValidationError:
+        raise _wrong(key, value, where) from None
+    # Every wait has an end, so infinity is not a number here.
+    is_endless = isinstance(taken, float) and not math.isfinite(taken)
+    if is_endless or (key.choices and taken not in key.choices):
+        raise _wrong(key, value, where)
+    return taken
+
+
+def of_text(key: ConfigKey, text: str, *, where: str) -> Any:
+    """The value that a variable holds. A list is written as in TOML, or as words with commas between them."""
+    value: Any = text
+    # Not by msgspec's lax mode: it refuses "yes", "+5", "1_000" and spaces around a number.
+    match key.kind:
+        case ValueKind.TEXT:
+            pass
+        case ValueKind.FLAG:
+            word = text.strip().lower()
+            value = word in _TRUE if word in (*_TRUE, *_FALSE) else text
+        case ValueKind.WHOLE | ValueKind.NUMBER:
+            try:
+                value = int(text) if key.kind is ValueKind.WHOLE else float(text)
+            except ValueError:
+                raise _wrong(key, text, where) from None
+        case ValueKind.WORDS | ValueKind.PROGRAMS:
+            value = _list(key, text, where)
+    return checked(key, value, where=where)
+
+
+def _list(key: ConfigKey, text: str, where: str) -> Any:
+    if not text.lstrip().startswith("["):
+        return [word.strip() for word in text.split(",") if word.strip()]
+    import tomllib  # noqa: PLC0415
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise _wrong(key, text, where) from None
+
+
+def _wrong(key: ConfigKey, value: Any, where: str) -> UsageError:
+    shown = "what it is" if key.is_secret else f"{value!r:.60}"
+    return UsageError(f"{where}: {key.name} cannot be {shown}", hint=key.expected)

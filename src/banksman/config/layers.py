@@ -1,7 +1,7 @@
-"""The layer of `BANKSMAN_*` variables, and those that are none of ours.
+"""The layers of settings and their one precedence: flag, `BANKSMAN_*` variable, file, default.
 
-A variable that is not known is no error: programs that start us have variables of their own, and a letter too many in
-somebody's profile must not end every verb. `config show` and `doctor` mention it, with the nearest that is known.
+An unknown variable is not an error: programs that start Banksman have variables with this prefix, and a typo in a shell
+profile must not break every command. `config show` and `doctor` list it, with the nearest known name.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from banksman.config import toml_file
-from banksman.config.file_path import CONFIG_VARIABLE, ConfigFile, chosen_path
-from banksman.config.keys import KEYS, ConfigKey
-from banksman.config.typed_value import checked, nearest, of_text
+from banksman.config.keys import KEYS, ConfigKey, checked, nearest, of_text
+from banksman.config.toml_file import CONFIG_VARIABLE, ConfigFile, chosen_path
 from banksman.errors import UsageError
 
 PREFIX = "BANKSMAN_"
+DEFAULT = "default"
 
 
 class Stray(NamedTuple):
-    """A variable that means nothing to us, and the one that may be meant."""
+    """An unknown variable, and the known one that is nearest."""
 
     name: str
     nearest: str
 
 
-def read() -> dict[str, Any]:
-    """Values by the names of their keys. An empty variable is one that is not set."""
+def _variables() -> dict[str, Any]:
+    """Values by the names of their keys. An empty variable counts as unset."""
     found: dict[str, Any] = {}
     for name, key in KEYS.items():
         text = os.environ.get(key.variable, "")
@@ -47,14 +47,9 @@ def strays() -> list[Stray]:
     ]
 
 
-# One precedence for every key: flag, variable, file, default.
-
-DEFAULT = "default"
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What holds for one key, and who said so."""
+    """The value of one key, and the layer it came from."""
 
     key: ConfigKey
     value: Any
@@ -62,12 +57,12 @@ class Setting:
 
     @property
     def is_set(self) -> bool:
-        """Somebody has said something."""
+        """A flag, a variable or the file sets it."""
         return self.origin != DEFAULT
 
     @property
     def shown(self) -> Any:
-        """For people and for programs; of a secret only that it is set."""
+        """The value without secrets, as `config show` prints it."""
         if self.key.is_secret and self.value:
             return "set"
         if isinstance(self.value, str):
@@ -78,15 +73,15 @@ class Setting:
         return self.value
 
     def __repr__(self) -> str:
-        # Never the value itself, which may be a secret: this may end up in a traceback.
+        # Not the value itself: it may be a secret, and this may end up in a traceback.
         return f"<Setting {self.key.name}={self.shown!r} from {self.origin}>"
 
 
 class LayeredConfig:
-    """What holds, by the names of keys, in the order of the list. It does not change any more."""
+    """All settings, by the names of their keys, in the order of `KEYS`. Immutable."""
 
     def __init__(self, settings: dict[str, Setting], place: ConfigFile) -> None:
-        assert settings.keys() == KEYS.keys(), "every key holds something"
+        assert settings.keys() == KEYS.keys(), "every key has a setting"
         self._settings = settings
         self.place = place
 
@@ -105,11 +100,11 @@ class LayeredConfig:
 
 
 def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str] | None = None) -> LayeredConfig:
-    """`flags` by the names of keys; None among them: not given. `path`: what `--config` says. Raises `UsageError`: a
-    file that cannot be read, a key that is not known, a value that is not what its key takes."""
+    """`flags` by the names of keys; None: the flag was not given. `path`: the value of `--config`. Raises `UsageError`
+    for a file that cannot be read, an unknown key, or a value that its key does not take."""
     place = chosen_path(path)
     in_file = toml_file.read(place)
-    in_variables = read()
+    in_variables = _variables()
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in given:
         assert name in KEYS, f"a flag for no key: {name}"
@@ -123,28 +118,26 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
             settings[name] = Setting(key, in_file[name], str(place.path))
         else:
             settings[name] = Setting(key, key.default, DEFAULT)
-    # A server keeps its sessions where this user keeps them, unless it was told otherwise.
+    # The server uses the user's store unless [serve] names another.
     if settings["serve.store"].value is None:
         settings["serve.store"] = Setting(KEYS["serve.store"], settings["store"].value, settings["store"].origin)
     return LayeredConfig(settings, place)
 
 
 def _without_secrets(url: str) -> str:
-    """Neither a user and a password nor what follows ? or #. It may end with a token or a one-time code."""
+    """Remove user, password, query and fragment. A fragment may be a token or a one-time code."""
     begin, mark, rest = re.split("#(?:token|code)=", url, maxsplit=1)[0].rpartition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     after = rest.removeprefix(authority)
     if "@" in after:
-        # It may be the end of a password with one of these letters in it.
+        # This may be the rest of a password that contains /, ? or #.
         return f"{begin}{mark}…"
     user, at, host = authority.rpartition("@")
     return f"{begin}{mark}{'…' if user else ''}{at}{host}{re.split('[?#]', after, maxsplit=1)[0]}"
 
 
 def known(name: str) -> ConfigKey:
-    """The key of this name. `UsageError` with the nearest if there is none."""
+    """The key of this name. `UsageError` with the nearest name if there is none."""
     if name not in KEYS:
-        from banksman.config.typed_value import nearest  # noqa: PLC0415
-
         raise UsageError(f"there is no key {name!r:.80}", hint=f"do you mean {nearest(name, KEYS)!r}?")
     return KEYS[name]

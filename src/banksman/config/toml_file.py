@@ -1,28 +1,67 @@
-"""The TOML file: what it says, each value checked, and every error with the line that it is about."""
+"""The TOML file of settings: where it is, what it says, and a template to begin with.
+
+`read` checks every key and value. Its errors name the file, the line, the key, and the key or value that was probably
+meant. `template` lists every key, commented out, with its default.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
+import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from banksman.config.file_path import ConfigFile
-from banksman.config.keys import KEYS, TABLES
-from banksman.config.typed_value import checked, nearest
+from banksman.config.keys import KEYS, TABLES, ConfigKey, checked, nearest
 from banksman.errors import UsageError
 
-# A file of settings is a page or two. What is larger is something else, and is not read into memory.
+CONFIG_VARIABLE = "BANKSMAN_CONFIG"
+# A file of settings is a page or two. A larger one is something else, and is not read into memory.
 FILE_BYTES_MAX = 1 << 20
+TEMPLATE_WIDTH = 100
 
 _TABLE_LINE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
 _KEY_LINE = re.compile(r"""\s*["']?([^"'=\s]+)["']?\s*=""")
+_HEAD = """\
+# What Banksman is set to. Each key stands here commented out, with what holds without it, or with an example where
+# nothing does. Take the # away, and change it.
+# A flag is heard before a variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), a variable before this file.
+# `banksman config show` tells what holds, and where each value came from."""
 
 
+# -- where it is -------------------------------------------------------------------------------------------------------
+class ConfigFile(NamedTuple):
+    """`origin`: the flag or the variable that names it. `is_named`: there is one, so a missing file is an error."""
+
+    path: Path
+    origin: str
+    is_named: bool
+
+
+def default_path() -> Path:
+    # The XDG specification says to ignore a relative path.
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".config"
+    return folder / "banksman" / "config.toml"
+
+
+def chosen_path(path: str | os.PathLike[str] | None = None) -> ConfigFile:
+    """`path`: the value of `--config`; None: the flag was not given."""
+    if path is not None:
+        return ConfigFile(Path(path), "--config", is_named=True)
+    named = os.environ.get(CONFIG_VARIABLE, "")
+    if named:
+        return ConfigFile(Path(named), CONFIG_VARIABLE, is_named=True)
+    return ConfigFile(default_path(), "default", is_named=False)
+
+
+# -- reading it --------------------------------------------------------------------------------------------------------
 def read(place: ConfigFile) -> dict[str, Any]:
-    """Values by the names of their keys. A file that nobody named may be missing. Raises `UsageError`."""
+    """Values by the names of their keys. The default file may be missing. Raises `UsageError`."""
     text = _text(place)
     if text is None:
         return {}
@@ -30,7 +69,8 @@ def read(place: ConfigFile) -> dict[str, Any]:
 
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+    except ValueError as exc:
+        # A TOMLDecodeError, or a number with more digits than Python reads.
         raise UsageError(f"{place.path} is not TOML: {exc}", hint="see https://toml.io") from exc
     except RecursionError as exc:
         raise UsageError(f"{place.path} is not TOML: it is nested too deeply", hint="see https://toml.io") from exc
@@ -40,7 +80,7 @@ def read(place: ConfigFile) -> dict[str, Any]:
 def _text(place: ConfigFile) -> str | None:
     path = place.path
     try:
-        # Without waiting: of a pipe nobody knows when somebody writes to it, and every verb reads this.
+        # Without blocking: every command reads this file, and a pipe may never have a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode) or str(path) == os.devnull
             data = file.read(FILE_BYTES_MAX + 1) if is_file else None
@@ -95,7 +135,7 @@ def _one(table: str, short: str, value: Any, text: str, path: Path) -> tuple[str
 
 
 def _meant(table: str, short: str) -> str:
-    """A key of this table that is spelt nearly so; else one of the same name in another."""
+    """The key of this name in another table; without one, the nearest key of this table."""
     elsewhere = [key for key in KEYS.values() if key.short == short and key.is_in_file]
     if elsewhere:
         other = elsewhere[0]
@@ -109,7 +149,7 @@ def _where(path: Path, text: str, table: str, short: str) -> str:
 
 
 def _line_of(text: str, table: str, short: str) -> int | None:
-    """Where it stands, if it is written as nearly everybody does. The error is right without it."""
+    """The line of a key or a table, if it is written in the usual way. The error is right without it."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         begun = _TABLE_LINE.match(line)
@@ -120,3 +160,79 @@ def _line_of(text: str, table: str, short: str) -> int | None:
         elif current == table and (found := _KEY_LINE.match(line)) and found[1] == short:
             return number
     return None
+
+
+# -- writing it --------------------------------------------------------------------------------------------------------
+def as_toml(value: Any) -> str:
+    """A value of a key as TOML. Strings and numbers of JSON are valid TOML, except DEL, which TOML wants escaped."""
+    if isinstance(value, list):
+        return f"[{', '.join(as_toml(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def template() -> str:
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    for key in KEYS.values():
+        if not key.table and key.is_in_file:
+            yield ""
+            yield from _entry(key)
+    for table, what in TABLES.items():
+        yield ""
+        yield f"# -- {what}"
+        yield f"[{table}]"
+        for key in KEYS.values():
+            if key.table == table:
+                yield ""
+                yield from _entry(key)
+
+
+def _entry(key: ConfigKey) -> Iterator[str]:
+    choices = f" One of: {', '.join(key.choices)}." if key.choices else ""
+    usual = f" Without it: {key.usual}." if key.usual else ""
+    yield from textwrap.wrap(
+        f"{key.what}{choices}{usual}",
+        TEMPLATE_WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_on_hyphens=False,
+    )
+    # An example is shown where the default does not show how a value is written.
+    shown = key.default if key.example is None else key.example
+    yield f"#{key.short} = {as_toml(shown)}"
+
+
+def put(path: Path, text: str, *, replaces: bool) -> None:
+    """Write a file with mode 0600, atomically. `UsageError` if the file exists and must not be replaced, or if writing
+    fails."""
+    # 4 ms, which the other commands do not pay.
+    import tempfile  # noqa: PLC0415
+
+    target = Path(os.path.abspath(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(fd)
+            if replaces:
+                os.replace(beside, target)
+            else:
+                # link() fails if the name exists, so it cannot replace a file that was written meanwhile.
+                os.link(beside, target)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(beside)
+    except FileExistsError as exc:
+        hint = "edit it, or say --force to replace it" if target.is_file() else "a folder of its path is a file"
+        raise UsageError(f"{target} is there already", hint=hint) from exc
+    except OSError as exc:
+        hint = "make its folder yours to write, or take another path with --config"
+        raise UsageError(f"cannot write {target}: {exc.strerror}", hint=hint) from exc
