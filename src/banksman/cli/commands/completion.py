@@ -58,11 +58,10 @@ def main(words: list[str]) -> int:
 
 
 def script(shell: str) -> str:
-    from banksman.cli.completion import bash, fish, zsh  # noqa: PLC0415
+    from banksman.cli.completion import shell_scripts  # noqa: PLC0415
     from banksman.cli.completion.command_table import verbs  # noqa: PLC0415
 
-    makers = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
-    return makers[shell](list(verbs()))
+    return shell_scripts.script(shell, list(verbs()))
 
 
 def _list(what: str) -> None:

@@ -1,1 +1,1 @@
-"""What a shell may complete: verbs and flags from the parsers as they are, and names as they are at that moment."""
+"""Shell completion: scripts made from the argument parsers, and lists of names that the scripts ask for."""

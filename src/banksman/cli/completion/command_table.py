@@ -1,7 +1,6 @@
-"""Every verb as a completion sees it, made from its parser: flags, what each takes, and what its words are.
+"""The verbs as completion needs them, read from their parsers: flags, the value of each flag, positional words.
 
-A parser says which choices there are and what an argument is called. What it is called is enough for the rest: a
-SESSION is a session wherever it stands.
+The metavar of an argument says what it is: a SESSION is a session in every verb.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from banksman.cli.arguments import Parser
 
 
 class WordKind(enum.Enum):
-    """What may stand somewhere."""
+    """What completes a word."""
 
-    NOTHING = "nothing"  # Something that nobody can guess.
+    NOTHING = "nothing"  # Free text, or a number.
     WORDS = "words"
     FILES = "files"
     FOLDERS = "folders"
@@ -29,13 +28,13 @@ class WordKind(enum.Enum):
     KEYS = "keys"
 
 
-# What is asked of `banksman completion --list` at that moment.
+# The kinds that `banksman completion --list` answers when the user presses the key.
 LISTED = (WordKind.SESSIONS, WordKind.AGENTS, WordKind.KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`words`: the choices, if it is one of a few. `is_repeated`: all further words are the same."""
+    """One positional word, or the value of a flag. `words`: the choices. `is_repeated`: further words are the same."""
 
     kind: WordKind
     words: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`takes` None: it stands alone."""
+    """`takes` None: the flag has no value."""
 
     names: tuple[str, ...]
     what: str
@@ -53,7 +52,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """`has_command`: what comes after -- is a command."""
+    """One verb. `has_command`: the words after -- are a command."""
 
     name: str
     what: str
@@ -71,7 +70,7 @@ _BY_METAVAR = {
     "FILE": WordKind.FILES,
     "COMMAND": WordKind.COMMANDS,
 }
-# What its name does not say: of an argument in every verb, and in one.
+# Arguments whose metavar does not say it: by name in every verb, and by name in one verb.
 _BY_DEST = {
     "priority": Slot(WordKind.WORDS, ("interactive", "normal", "background")),
     "on_busy": Slot(WordKind.WORDS, ("enqueue", "reject", "interrupt", "steer", "collect")),
@@ -93,7 +92,7 @@ def verbs() -> Iterator[CommandEntry]:
 def described(name: str, what: str, parser: Parser) -> CommandEntry:
     flags: list[Flag] = []
     slots: list[Slot] = []
-    for action in parser._actions:  # There is no other way to ask one.
+    for action in parser._actions:  # argparse has no public way to list them.
         if action.option_strings:
             takes = None if action.nargs == 0 else _slots(name, action)[0]
             flags.append(Flag(tuple(action.option_strings), _first_sentence(action.help), takes))

@@ -1,7 +1,7 @@
-"""Names, as they are at this moment: what a shell asks for while somebody waits with a finger on the key.
+"""Lists of names for completion: sessions, agents and keys, as they are at this moment.
 
-So it is quick or silent. A server that runs is asked; without one the store is looked at, which changes nothing. What
-takes longer than `SECONDS_MAX` is given up, and whatever goes wrong is nobody's business here.
+The user waits for the answer with a key pressed, so the list is quick or empty. A running server is asked; without one
+the store is read, and not changed. The process gives up after `SECONDS_MAX`, and reports no error.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from types import FrameType
 
 from banksman.errors import BanksmanError
 
-# Ten times as long as it takes on a machine with nothing else to do. Ctrl-C ends it before.
+# Ten times as long as it takes on an idle machine. Ctrl-C ends it earlier.
 SECONDS_MAX = 5.0
 NAMES_MAX = 200
 
 
 def listed(what: str) -> list[str]:
-    """Never raises; the process ends if it takes too long, for what it waits for cannot be hurried."""
+    """Never raises. The process exits after `SECONDS_MAX`, because a blocked read cannot be interrupted."""
     signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
     try:
-        # What cannot be one line is nothing that could be completed.
+        # A shell takes one line for each name.
         return [name for name in _LISTS[what]() if name.isprintable()]
     except (BanksmanError, OSError, ValueError, ImportError, LookupError):
         return []
