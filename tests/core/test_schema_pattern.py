@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from tests.thorough import sample
 from banksman.core import json_schema
 from banksman.core.json_schema import regex
 from banksman.core.json_schema.regex import NoPattern, TooMuch, compiled
+from banksman.errors import UsageError
 
 ATOMS = [
     *(
@@ -92,6 +95,8 @@ def test_a_text_that_takes_too_long_cannot_be_judged_and_so_does_not_fit(monkeyp
         "a{3000}",
         "(?:){5000}",
         "(a)(?(1)b|c)",
+        "(?u)a",
+        "(?L)a",
     ],
 )
 def test_what_cannot_be_followed_is_refused(text: str) -> None:
@@ -102,3 +107,32 @@ def test_what_cannot_be_followed_is_refused(text: str) -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex, "REMEMBERED_MAX", 8)
     assert not compiled("x[abc]{3}y").search("".join(map(chr, range(0x4E00, 0x4E80))))
+
+
+class _OtherTree:
+    """A parser of a later Python: its tree has one more value for each repeat, and a node that is new."""
+
+    def __init__(self, parse: Callable[..., Any]) -> None:
+        self._parse = parse
+
+    def parse(self, text: str, flags: int) -> Any:
+        tree = self._parse(text, flags)
+        tree.data = [
+            (operation, (*argument, 0)) if str(operation) == "MAX_REPEAT" else ("NEW", argument)
+            for operation, argument in tree.data
+        ]
+        return tree
+
+
+@pytest.mark.parametrize("parser", [None, _OtherTree(getattr(re, "_parser").parse)], ids=["missing", "changed"])  # noqa: B009
+def test_without_the_private_parser_patterns_are_refused_and_the_rest_works(
+    parser: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(re, "_parser", parser)
+    for text in ("^unseen$", "unseen+"):
+        with pytest.raises(NoPattern):
+            compiled.__wrapped__(text)
+        with pytest.raises(UsageError, match="#/pattern: 'unseen"):
+            json_schema.check({"pattern": f"unseen{text}"})
+    json_schema.check({"type": "string", "minLength": 1})
+    assert json_schema.fault("", {"minLength": 1}) is not None

@@ -1,13 +1,16 @@
-r"""Whether a text matches a pattern, in a time that is known before: so many steps a character, whatever the two are.
+r"""Match a pattern against a text in bounded time: so many steps for each character, whatever the two are.
 
-Python's own matcher tries one way after the other, and for some patterns (`^(a+)+$`) the number of ways doubles with
-each character: an answer of an agent of forty letters would stop the loop, and with it every other session, for hours.
-So the pattern is read by Python, and followed here in all ways at once: a set of places in the pattern, moved on by
-each character. What cannot be followed so (a reference to a group, a look ahead or behind) is refused when the schema
-is given.
+Python's own matcher backtracks, and for some patterns (`^(a+)+$`) the number of attempts doubles with each character.
+A value of forty letters from an agent would block the loop, and with it every other session, for hours. So Python only
+parses the pattern. Here it becomes a nondeterministic automaton that is simulated with a set of states. A pattern that
+has no such automaton (a reference to a group, a look ahead or behind) is refused when the schema is given.
 
-In JSON Schema `$` is the end of the text and of nothing else, and \d and \w are of ASCII (as is \s here, which it is
-not there). In Python `$` is also before a last newline: what was to be one line would then pass with two.
+In JSON Schema `$` is the end of the text only, and \d and \w are ASCII (so is \s here, but not there). In Python `$` is
+also before a last newline, so a one-line value could have two lines.
+
+**The parser is private.** `re._parser` has made the same tree from Python 3.11 to 3.13, and a later Python may change
+it. So it is looked up for each pattern, and an unknown node or shape refuses that pattern. Schemas without patterns do
+not depend on it. `test_schema_pattern.py` compares the answers with those of `re`, on every Python that is tested.
 """
 
 from __future__ import annotations
@@ -16,10 +19,6 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
-
-# Python reads patterns by these, and says so to nobody. They have been the same from 3.11 to 3.13; a test would tell.
-_parser: Any = getattr(re, "_parser")  # noqa: B009
-_MAXREPEAT: Any = getattr(re, "_constants").MAXREPEAT  # noqa: B009
 
 # Places in one pattern, with every repeat written out.
 PLACES_MAX = 2000
@@ -55,23 +54,26 @@ class Pattern:
     last."""
 
     def __init__(self, text: str) -> None:
-        try:
-            tree: Any = _parser.parse(text, re.ASCII)
-        except (re.error, RecursionError, OverflowError) as exc:
-            raise NoPattern(f"is no pattern: {exc}") from exc
-        flags = int(tree.state.flags)
         self._text = text
-        self._is_multiline = bool(flags & re.MULTILINE)
-        self._is_dotall = bool(flags & re.DOTALL)
-        self._ignores_case = bool(flags & re.IGNORECASE)
-        if flags & ~(re.ASCII | re.MULTILINE | re.DOTALL | re.IGNORECASE):
-            raise self._refused("flags")
         self._characters: dict[int, tuple[Is, int]] = {}
         self._conditions: dict[int, tuple[Callable[[Between], bool], int]] = {}
         self._ways: dict[int, list[int]] = {0: []}
         self._count = 1  # Place 0 is the end.
-        self._start = self._sequence(tree, 0)
         self._reached: dict[Any, frozenset[int]] = {}
+        try:
+            tree: Any = getattr(re, "_parser").parse(text, re.ASCII)  # noqa: B009
+            flags = int(tree.state.flags)
+            if flags & ~(re.ASCII | re.MULTILINE | re.DOTALL | re.IGNORECASE):
+                raise self._refused("flags")
+            self._is_multiline = bool(flags & re.MULTILINE)
+            self._is_dotall = bool(flags & re.DOTALL)
+            self._ignores_case = bool(flags & re.IGNORECASE)
+            self._start = self._sequence(tree, 0)
+        except (re.error, RecursionError, OverflowError, Warning) as exc:
+            raise NoPattern(f"is no pattern: {exc}") from exc
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            # Flags that exclude each other, or a tree of a shape that this file does not know.
+            raise NoPattern(f"cannot be read: {exc}") from exc
 
     def search(self, text: str) -> bool:
         """Whether it matches somewhere. `TooMuch` if that cannot be told in so many steps."""
@@ -163,7 +165,7 @@ class Pattern:
                 raise self._refused(str(operation).lower().replace("_", " "))
 
     def _repeat(self, least: int, most: Any, parts: Any, following: int) -> int:
-        if most is _MAXREPEAT:
+        if str(most) == "MAXREPEAT":
             begin = self._place()
             self._ways[begin] = [self._sequence(parts, begin), following]
         else:
