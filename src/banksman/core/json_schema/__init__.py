@@ -1,21 +1,21 @@
-"""JSON Schema, as far as the result of a turn and the input of a tool need it: `check` a schema, then `fault` a value.
+"""JSON Schema for the result of a turn and the input of a tool: `check` a schema, then ask for the `fault` of a value.
 
-**What is promised.** A schema that passes `check` is held to in full: no keyword is skipped because it is not known
-here. One that could not be held to is refused with the keyword's place, before anything was started. `fault` gives an
-answer to every value: nothing in it is too deep, too large or too odd, and none makes it raise.
+**What is promised.** `check` refuses a schema with an unknown keyword, and names its place, before anything is started.
+So every keyword of a schema that passed is applied. `fault` answers for every value: none is too deep, too large or too
+odd, and none makes it raise.
 
-**Which dialect.** 2020-12, and from before it `definitions`. A `$ref` stands beside other keywords and leads to the
-root or to one of its definitions, never out of the schema. `format` and its like are annotations there, and here.
+**Which dialect.** 2020-12, and `definitions` of older drafts. A `$ref` may stand beside other keywords. It leads to the
+root or to one of its definitions, never out of the schema. `format` and other annotations are ignored.
 
-**Why it ends.** A value comes from an agent, which may be hostile; a schema comes from the caller. So the value's depth
-is looked at before anything else, without recursion, and all that recurses afterwards follows the value or the schema.
-A schema that leads back to itself without going down in the value is refused. What is left is a schema that looks at
-each part of a value twice, at each depth: that doubles with the depth, and the steps are counted.
+**Why it ends.** A value comes from an agent, which may be hostile; a schema comes from the caller. So the depth of the
+value is checked first, without recursion, and every later recursion follows the value or the schema. A schema that
+leads back to itself without going down in the value is refused. A schema that looks at each part of a value twice still
+doubles the work with each level, so the steps are counted.
 
-A pattern is followed in all its ways at once, and not in one after the other: see regex.py.
+Patterns are matched without backtracking: see regex.py.
 
-**Where it stands.** json_value.py knows JSON and no schema, regex.py a text and no JSON; schema_check.py knows schemas
-and no value; validator.py brings them together. Each imports only those named before it.
+**Layers.** json_value.py knows JSON but no schema, regex.py knows text but no JSON, schema_check.py knows schemas but
+no value. validator.py brings them together. Each imports only those named before it.
 """
 
 from __future__ import annotations

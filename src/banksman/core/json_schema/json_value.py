@@ -1,7 +1,7 @@
-"""The values of JSON: what is none, which two are equal, and how one is shown in a reason.
+"""Values of JSON: whether a Python value is one, which two are equal, and how a value is shown in a reason.
 
-All of it is asked about values of an agent, which may be hostile. `no_json` comes first and does not recurse; what
-recurses here (`canonical`) is for values that it let pass.
+The values come from an agent, which may be hostile. `no_json` runs first and does not recurse. `canonical` recurses,
+and gets only values that `no_json` let pass.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
-# Its part in the depth of the stack is reckoned in validator.py, at NESTED_MAX.
+# NESTED_MAX in validator.py explains its share of the stack.
 VALUE_DEPTH_MAX = 64
-# Schemas applied to parts of one value, in all: a tenth to a third of a second (measured), and it is spent inside a
-# session's door, where the loop stands still. Also the parts of the value, in all. What is compared (const, enum,
-# uniqueItems) counts by its size; a pattern takes as long as `re` does.
+# The bound of one check: schemas applied to parts of the value. It takes a tenth to a third of a second (measured),
+# and the loop waits meanwhile. It bounds the number of parts too. A comparison (const, enum, uniqueItems) counts by
+# the size of the value; a pattern has a bound of its own.
 STEPS_MAX = 100_000
-# Of what is compared, so many characters are a step.
+# So many characters of a comparison count as one step.
 COMPARED_CHARS = 16
-# What is shown of a text.
+# Longer texts are cut in a reason.
 SHOWN_CHARS_MAX = 40
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -30,7 +30,7 @@ class SchemaFault(NamedTuple):
     why: str
 
     def words(self, above: str = "") -> str:
-        """The path is left out where it was said already."""
+        """`above`: a path that the reason has named already."""
         return self.why if self.path == above else f"{self.path}: {self.why}"
 
 
@@ -39,7 +39,7 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    # True is an int of Python's, and no number of JSON's. An int is always finite, and may be larger than any float.
+    # True is an int in Python, but not a number in JSON. An int is always finite, and may be larger than any float.
     if isinstance(value, int):
         return not isinstance(value, bool)
     return isinstance(value, float) and math.isfinite(value)
@@ -57,9 +57,9 @@ def is_object(value: object) -> TypeGuard[dict[Any, Any]]:
     return isinstance(value, dict)
 
 
-# What a decoder of JSON makes of most leaves. A float is not among them: it may be no number.
+# The types of leaves that need no check. A float does: it may be infinite or NaN.
 LEAVES = frozenset((str, int, bool, type(None)))
-# Each type in words, and whether a value is of it.
+# Each type: its name in a reason, and the test for it.
 TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "string": ("text", is_text),
     "number": ("a number", is_number),
@@ -72,7 +72,7 @@ TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def no_json(value: object) -> SchemaFault | None:
-    """Why a value is none that JSON has, or too deep. Level by level: it is this that makes all recursion safe."""
+    """Why a value is not JSON, or too deep. It goes level by level, and so makes later recursion safe."""
     level: list[tuple[str, object]] = [("", value)]
     parts = 0
     for depth in range(VALUE_DEPTH_MAX + 1):
@@ -81,7 +81,7 @@ def no_json(value: object) -> SchemaFault | None:
             if is_object(item) or is_list(item):
                 if depth == VALUE_DEPTH_MAX:
                     return SchemaFault("", f"must not be nested deeper than {VALUE_DEPTH_MAX}")
-                # A list of Python's may hold itself twice, and then doubles with each level.
+                # A list in Python may contain itself twice, and then doubles with each level.
                 parts += len(item)
                 if parts > STEPS_MAX:
                     return SchemaFault("", f"must not have more than {STEPS_MAX} parts")
@@ -98,21 +98,21 @@ def no_json(value: object) -> SchemaFault | None:
 
 
 def canonical(value: Any) -> str:
-    """One text for all values that JSON Schema calls equal: 1 is 1.0 and not true, and names have no order.
+    """The same text for all values that JSON Schema calls equal: 1 equals 1.0 but not true, and names have no order.
 
-    A text and no tuple, because the hash of a text is secret: numbers can be chosen so that all their hashes are one,
-    and then to look for two that are equal takes the square of their count.
+    A text instead of a tuple, because hashes of texts are seeded. An agent could choose numbers with one hash, and then
+    a set of them takes quadratic time.
     """
     if is_object(value):
         return "{" + ",".join([f"{name!r}:{canonical(value[name])}" for name in sorted(value)]) + "}"
     if is_list(value):
         return "[" + ",".join([canonical(item) for item in value]) + "]"
-    # In hex, because Python refuses to write long numbers in tens.
+    # In hex, because Python refuses to write more than 4300 decimal digits.
     return hex(int(value)) if is_whole(value) else repr(value)
 
 
 def is_multiple(value: int | float, of: int | float) -> bool:
-    """Exactly, and of the numbers as they are written: 0.3 is three times 0.1, whatever the floats say."""
+    """Exact, for numbers as they are written: 0.3 is three times 0.1, although the floats are not."""
     (digits, exponent), (of_digits, of_exponent) = _decimal(value), _decimal(of)
     least = min(exponent, of_exponent)
     return digits * 10 ** (exponent - least) % (of_digits * 10 ** (of_exponent - least)) == 0
@@ -134,7 +134,7 @@ def member(path: str, name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Short, and printable whatever it is."""
+    """Short and printable, for any value."""
     if is_text(value):
         return f"{value!r}" if len(value) <= SHOWN_CHARS_MAX else f"{value[:SHOWN_CHARS_MAX]!r}…"
     if value is None or isinstance(value, bool):

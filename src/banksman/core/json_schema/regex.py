@@ -20,46 +20,46 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-# Places in one pattern, with every repeat written out.
-PLACES_MAX = 2000
-# For one text: a fraction of a second. A text that takes more cannot be judged.
+# States of one automaton, with every repeat written out.
+STATES_MAX = 2000
+# For one text: a fraction of a second.
 STEPS_MAX = 1_000_000
-# What is remembered of the ways that were taken, so that a long text costs a look for each character.
+# Transitions that are cached, so that a long text costs one lookup for each character.
 REMEMBERED_MAX = 10_000
 
 HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?i), (?m) and (?s)"
 
 
 class NoPattern(Exception):
-    """What is wrong with it."""
+    """Why a text cannot be used as a pattern."""
 
 
 class TooMuch(Exception):
-    """No fault, which a `not` would turn into a fit: the value cannot be judged at all."""
+    """The value cannot be judged. Not a fault, which `not` would turn into a fit."""
 
 
 @lru_cache(maxsize=256)
 def compiled(text: str) -> Pattern:
-    """`NoPattern` if it is none, or none that can be followed."""
+    """Raises `NoPattern` for a text that is not a pattern, or that has no automaton."""
     return Pattern(text)
 
 
 Is = Callable[[str], bool]
-# Where between two characters: the one before and the one after, "" at the ends.
+# A position in the text: the characters before and after it, "" at the ends.
 Between = tuple[str, str]
 
 
 class Pattern:
-    """Places are numbers. At each is either a character that leads on, or a condition, or only ways on; `END` is the
-    last."""
+    """A nondeterministic automaton. States are numbers. A state has an edge for some characters, an edge under a
+    condition on the position, or edges that need nothing. State 0 accepts."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._characters: dict[int, tuple[Is, int]] = {}
         self._conditions: dict[int, tuple[Callable[[Between], bool], int]] = {}
-        self._ways: dict[int, list[int]] = {0: []}
-        self._count = 1  # Place 0 is the end.
-        self._reached: dict[Any, frozenset[int]] = {}
+        self._epsilon: dict[int, list[int]] = {0: []}
+        self._count = 1  # State 0 accepts.
+        self._cache: dict[Any, frozenset[int]] = {}
         try:
             tree: Any = getattr(re, "_parser").parse(text, re.ASCII)  # noqa: B009
             flags = int(tree.state.flags)
@@ -76,61 +76,61 @@ class Pattern:
             raise NoPattern(f"cannot be read: {exc}") from exc
 
     def search(self, text: str) -> bool:
-        """Whether it matches somewhere. `TooMuch` if that cannot be told in so many steps."""
-        places: frozenset[int] = frozenset()
+        """Whether it matches anywhere in the text. Raises `TooMuch` after `STEPS_MAX` steps."""
+        states: frozenset[int] = frozenset()
         before, steps = "", 0
         for index in range(len(text) + 1):
             after = text[index] if index < len(text) else ""
-            reached = self._spread(places | {self._start}, (before, after))
+            reached = self._closure(states | {self._start}, (before, after))
             if 0 in reached:
                 return True
             steps += 1 + len(reached)
             if steps > STEPS_MAX:
                 raise TooMuch(f"cannot be checked: the pattern {self._text!r:.60} takes too long")
-            places = self._moved(reached, after) if after else frozenset()
+            states = self._next(reached, after) if after else frozenset()
             before = after
         return False
 
-    # -- following ---------------------------------------------------------------------------------------------------
-    def _spread(self, places: frozenset[int], between: Between) -> frozenset[int]:
-        """All that can be reached from these without a character."""
+    # -- simulating --------------------------------------------------------------------------------------------------
+    def _closure(self, states: frozenset[int], between: Between) -> frozenset[int]:
+        """The states that these reach without a character."""
         before, after = between
-        # What a condition can ask: ends, lines and words.
+        # All that a condition depends on: ends, lines and words.
         kind = (not before, not after, before == "\n", after == "\n", _is_word(before), _is_word(after))
-        return self._remembered((places, kind), lambda: self._spread_anew(places, between))
+        return self._cached((states, kind), lambda: self._closure_of(states, between))
 
-    def _spread_anew(self, places: Iterable[int], between: Between) -> frozenset[int]:
+    def _closure_of(self, states: Iterable[int], between: Between) -> frozenset[int]:
         reached: set[int] = set()
-        waiting = list(places)
+        waiting = list(states)
         while waiting:
-            place = waiting.pop()
-            if place not in reached:
-                reached.add(place)
-                waiting += self._ways.get(place, ())
-                condition = self._conditions.get(place)
+            state = waiting.pop()
+            if state not in reached:
+                reached.add(state)
+                waiting += self._epsilon.get(state, ())
+                condition = self._conditions.get(state)
                 if condition is not None and condition[0](between):
                     waiting.append(condition[1])
         return frozenset(reached)
 
-    def _moved(self, places: frozenset[int], character: str) -> frozenset[int]:
+    def _next(self, states: frozenset[int], character: str) -> frozenset[int]:
         def move() -> frozenset[int]:
-            leading = (self._characters[place] for place in places if place in self._characters)
+            leading = (self._characters[state] for state in states if state in self._characters)
             return frozenset(following for is_it, following in leading if is_it(character))
 
-        return self._remembered((places, character), move)
+        return self._cached((states, character), move)
 
-    def _remembered(self, key: Any, make: Callable[[], frozenset[int]]) -> frozenset[int]:
-        found = self._reached.get(key)
+    def _cached(self, key: Any, make: Callable[[], frozenset[int]]) -> frozenset[int]:
+        found = self._cache.get(key)
         if found is None:
-            if len(self._reached) >= REMEMBERED_MAX:
-                self._reached.clear()
-            found = self._reached[key] = make()
+            if len(self._cache) >= REMEMBERED_MAX:
+                self._cache.clear()
+            found = self._cache[key] = make()
         return found
 
-    # -- reading the pattern: each part is given where it leads to, and gives where it begins -------------------------
-    def _place(self) -> int:
+    # -- building: each part is given the state that follows it, and returns the state it begins with ----------------
+    def _new_state(self) -> int:
         self._count += 1
-        if self._count > PLACES_MAX:
+        if self._count > STATES_MAX:
             raise self._refused("so many places")
         return self._count - 1
 
@@ -142,17 +142,17 @@ class Pattern:
     def _part(self, operation: Any, argument: Any, following: int) -> int:
         match str(operation):
             case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
-                place = self._place()
-                self._characters[place] = self._character(operation, argument), following
-                return place
+                state = self._new_state()
+                self._characters[state] = self._character(operation, argument), following
+                return state
             case "AT":
-                place = self._place()
-                self._conditions[place] = self._condition(argument), following
-                return place
+                state = self._new_state()
+                self._conditions[state] = self._condition(argument), following
+                return state
             case "BRANCH":
-                place = self._place()
-                self._ways[place] = [self._sequence(part, following) for part in argument[1]]
-                return place
+                state = self._new_state()
+                self._epsilon[state] = [self._sequence(part, following) for part in argument[1]]
+                return state
             case "SUBPATTERN":
                 _group, added, removed, parts = argument
                 if added or removed:
@@ -166,17 +166,17 @@ class Pattern:
 
     def _repeat(self, least: int, most: Any, parts: Any, following: int) -> int:
         if str(most) == "MAXREPEAT":
-            begin = self._place()
-            self._ways[begin] = [self._sequence(parts, begin), following]
+            begin = self._new_state()
+            self._epsilon[begin] = [self._sequence(parts, begin), following]
         else:
             begin = following
             for _ in range(most - least):
-                place = self._place()
-                self._ways[place] = [self._sequence(parts, begin), following]
-                begin = place
+                state = self._new_state()
+                self._epsilon[state] = [self._sequence(parts, begin), following]
+                begin = state
         for _ in range(least):
             begin = self._sequence(parts, begin)
-            self._place()  # Counted also where a part is empty: a huge number of those would else cost only time.
+            self._new_state()  # Counted for an empty part too: a huge number of those would cost time otherwise.
         return begin
 
     def _character(self, operation: Any, argument: Any) -> Is:
@@ -199,7 +199,7 @@ class Pattern:
         return lambda character: any(test(character) for test in tests) is not is_negated
 
     def _in_either_case(self, test: Is) -> Is:
-        """If the pattern says so: of the letters of ASCII, which are all that have two here."""
+        """Under (?i), the test for either case. Only letters of ASCII have two cases here."""
         if not self._ignores_case:
             return test
         return lambda character: test(character) or (character.isascii() and test(character.swapcase()))
@@ -229,7 +229,7 @@ class Pattern:
             case "AT_BOUNDARY":
                 return lambda between: _is_word(between[0]) is not _is_word(between[1])
             case "AT_NON_BOUNDARY":
-                # Python has none in an empty text.
+                # Python finds no \B in an empty text.
                 return lambda between: _is_word(between[0]) is _is_word(between[1]) and between != ("", "")
             case _:
                 raise self._refused(str(code).lower())

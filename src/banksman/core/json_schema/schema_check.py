@@ -1,8 +1,7 @@
-"""A schema is checked: each keyword is known and holds what it may, and each `$ref` leads somewhere, not in circles.
+"""Check a schema: every keyword is known and has a valid value, and every `$ref` has a target and is not circular.
 
-What passes here can be held to in full; validator.py looks for no mistake in a schema again. What both must read alike
-stands here: where a `$ref` leads (`target`), which types are named (`type_names`). What a pattern means is
-in regex.py.
+validator.py relies on this and looks for no mistake in a schema again. Both use `target` (where a `$ref` leads) and
+`type_names`.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from banksman.core.json_schema.json_value import TYPES, is_number, is_text, is_w
 from banksman.core.json_schema.regex import HINT, NoPattern, compiled
 from banksman.errors import UsageError
 
-# Of schemas written within each other, and of `$ref` that lead to each other with no step down in the value.
+# Bounds nested schemas, and a chain of `$ref` that does not go down in the value.
 SCHEMA_DEPTH_MAX = 64
 
 _ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "format"),
         *("$schema", "$id", "$comment", "contentEncoding", "contentMediaType"),
-        # Of OpenAPI, and written by pydantic beside a oneOf that says the same.
+        # From OpenAPI. pydantic writes it beside an equivalent oneOf.
         "discriminator",
     )
 )
-# Keywords that hold a schema, several, or several by name.
+# Keywords whose value is a schema, a list of schemas, or a mapping to schemas.
 _ONE = frozenset(("additionalProperties", "items", "not", "if", "then", "else"))
 _MANY = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
-# Those whose schemas are applied to the very value, and not to a part of it.
+# Keywords whose schemas apply to the value itself, not to a part of it.
 _IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else"))
 _REF = re.compile(r"#(?:/(\$defs|definitions)/([^/]+))?")
 
 
 def check(schema: object) -> None:
-    """Raise UsageError for a schema that a value could not be held to; it names the keyword and what is supported."""
+    """Raise UsageError for a schema that cannot be applied in full. It names the keyword and what is supported."""
     refs: dict[str, str] = {}
     _check(schema, schema, "#", 0, refs)
     heights: dict[str, int] = {}
@@ -105,7 +104,7 @@ def target(ref: str, root: object, place: str) -> object:
     if home is None:
         return root
     homes = root.get(home) if _is_mapping(root) else None
-    # In this order, as RFC 6901 says: `~01` is `~1` and no slash.
+    # RFC 6901 gives the order: `~01` means `~1`, not a slash.
     name = name.replace("~1", "/").replace("~0", "~")
     if not _is_mapping(homes) or name not in homes:
         raise UsageError(f"{place}: there is no {ref:.60}", hint=f"definitions stand under {home} at the root")
@@ -113,12 +112,12 @@ def target(ref: str, root: object, place: str) -> object:
 
 
 def _height(ref: str, root: object, place: str, above: tuple[str, ...], heights: dict[str, int]) -> int:
-    """How many `$ref` follow each other from here with no step down in the value. Every loop goes through a `$ref`."""
+    """The longest chain of `$ref` from here that does not go down in the value. Every loop goes through a `$ref`."""
     if ref in above:
         raise UsageError(f"{place}: {ref} leads back to itself", hint="recursion must go through properties or items")
     if ref not in heights:
         deeper = (*above, ref)
-        # Looked at on the way down as well: the recursion must end before the sum is known.
+        # Checked on the way down too: the recursion must end before the sum is known.
         height = len(deeper)
         if height <= SCHEMA_DEPTH_MAX:
             inner = _refs_in_place(target(ref, root, place))
@@ -172,7 +171,7 @@ def _is_choices(given: object) -> bool:
     return _is_sequence(given) and bool(given) and no_json(list(given)) is None
 
 
-# What stands in a keyword that holds no schema, and how to say so.
+# The keywords whose value is not a schema: the test for that value, and the hint of the error.
 _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a whole number from 0")),
     **dict.fromkeys(("minProperties", "maxProperties"), (_is_count, "a whole number from 0")),

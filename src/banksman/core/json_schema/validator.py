@@ -1,7 +1,7 @@
-"""A value is held to a schema that was checked: keyword by keyword, then part by part, until the first fault.
+"""Validate a value against a checked schema: keyword by keyword, then part by part, up to the first fault.
 
-`_LIMITS` are the keywords that look at the value alone, `_RULES` those that apply other schemas to the very value (and
-`required`, which has a path of its own), and `_parts` those that apply them to its members and items.
+`_LIMITS` are the keywords that test the value alone. `_RULES` are those that apply other schemas to the same value, and
+`required`, which reports another path. `_parts` applies schemas to members and items.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from banksman.core.json_schema.json_value import (
 from banksman.core.json_schema.regex import TooMuch, compiled
 from banksman.core.json_schema.schema_check import target, type_names
 
-# The recursion below takes two frames for each schema that is applied within another, and two for each level of a value
-# that is compared: 2 × 200 + 2 × 64 (VALUE_DEPTH_MAX) of Python's 1000, which leaves the caller's own stack room.
+# The recursion takes two frames for each schema applied within another, and two for each level of a compared value:
+# 2 × 200 + 2 × 64 (VALUE_DEPTH_MAX) of Python's 1000 frames. The rest is for the caller's stack.
 NESTED_MAX = 200
-# What is shown of a list of choices, of the reasons of several alternatives.
+# How many choices, and how much of the reasons of alternatives, a reason shows.
 CHOICES_SHOWN_MAX, REASONS_CHARS_MAX = 10, 300
 
-# Those that say something about members, and about items.
+# Keywords about members, and about items.
 _OF_MEMBERS = frozenset(("properties", "patternProperties", "additionalProperties"))
 _OF_ITEMS = frozenset(("prefixItems", "items"))
 
 
 def fault(value: object, schema: object) -> str | None:
-    """The first reason why a value does not fit a schema that was checked, with its path; None if it fits."""
+    """The first reason why a value does not fit a checked schema, with its path; None if it fits."""
     found = no_json(value)
     if found is None:
         try:
@@ -51,7 +51,7 @@ def fault(value: object, schema: object) -> str | None:
 
 
 class _Place(NamedTuple):
-    """A part of the value, what it is held to, where it stands, and within how many other schemas."""
+    """A part of the value, its schema, its path, and the number of schemas around it."""
 
     value: Any
     schema: Any
@@ -59,17 +59,17 @@ class _Place(NamedTuple):
     nested: int
 
     def under(self, schema: object) -> _Place:
-        """The very value, to be held to another schema."""
+        """The same value with another schema."""
         return _Place(self.value, schema, self.path, self.nested + 1)
 
 
 class _Holding:
-    """One value held to one schema. It knows the root, for the `$ref`, and what was spent so far."""
+    """One validation. It knows the root schema, for `$ref`, and counts the steps."""
 
     def __init__(self, root: object) -> None:
         self.root = root
         self.steps = 0
-        # The choices of each `enum`, by where its list lies: they are made once, and not for each value.
+        # The choices of each `enum`, by the id of its list: they are made once, not for each value.
         self._choices: dict[int, frozenset[str]] = {}
 
     def spend(self, steps: int) -> None:
@@ -78,7 +78,7 @@ class _Holding:
             raise TooMuch(f"cannot be checked in {STEPS_MAX} steps")
 
     def compared(self, value: object) -> str:
-        """The text by which a value is compared, at its price."""
+        """The text that stands for a value in a comparison. It costs steps by its length."""
         text = canonical(value)
         self.spend(1 + len(text) // COMPARED_CHARS)
         return text
@@ -95,7 +95,7 @@ class _Holding:
             raise TooMuch(f"cannot be checked: more than {NESTED_MAX} schemas apply within each other")
         if isinstance(at.schema, bool):
             return None if at.schema else SchemaFault(at.path, "must not be there")
-        # The wrong type is the best reason there is: whatever else is wrong follows from it.
+        # The wrong type is the best reason: other faults follow from it.
         if "type" in at.schema and not _is_typed(at.value, at.schema["type"]):
             return _exceeded(at, "type", at.schema["type"])
         for keyword, given in at.schema.items():
@@ -124,7 +124,7 @@ def _is_typed(value: object, given: Any) -> bool:
     return any(TYPES[name][1](value) for name in given)
 
 
-# Keywords that need no other schema: the values it applies to, whether one is within it, and what to say if not.
+# Keywords without inner schemas: the values they apply to, the test, and the words of the reason.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]] = {
     "type": (_is_any, _is_typed, "must be {}"),
     "minLength": (is_text, lambda text, least: len(text) >= least, "must have at least {} characters"),
@@ -156,7 +156,7 @@ def _exceeded(at: _Place, keyword: str, given: Any) -> SchemaFault | None:
 
 
 def _unfit(at: _Place, words: str, *, is_shown: bool = False) -> SchemaFault:
-    # A list or an object is not shown: that it is one was never the fault, but for the type.
+    # A list or an object is shown only for the type: otherwise being one was not the fault.
     is_shown = is_shown or not (is_list(at.value) or is_object(at.value))
     return SchemaFault(at.path, words + (f", not {shown(at.value)}" if is_shown else ""))
 
@@ -213,7 +213,7 @@ def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFaul
 
 
 def _none_fits(at: _Place, reasons: list[str]) -> SchemaFault:
-    # Cut, because they nest: a reason may hold those of the alternatives below.
+    # Cut, because reasons nest: one may contain those of inner alternatives.
     words = "; ".join(dict.fromkeys(reasons))
     cut = words if len(words) <= REASONS_CHARS_MAX else f"{words[:REASONS_CHARS_MAX]}…"
     return SchemaFault(at.path, f"fits no alternative ({cut})")
@@ -242,7 +242,7 @@ _RULES: dict[str, Callable[[_Holding, _Place, Any], SchemaFault | None]] = {
 
 
 def _parts(at: _Place) -> Iterator[tuple[str, object, object]]:
-    """The parts of a value, each with its path and a schema that it is held to."""
+    """The parts of a value, each with its path and its schema."""
     schema = at.schema
     if is_object(at.value) and not schema.keys().isdisjoint(_OF_MEMBERS):
         named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
