@@ -22,7 +22,7 @@ from banksman.sessions.agent_process import AgentReport  # noqa: E402
 from banksman.sessions.caller_futures import CallerFutures  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
 from banksman.sessions.log_reader import LogReaders  # noqa: E402
-from banksman.sessions.log_writer import Tenure  # noqa: E402
+from banksman.sessions.log_writer import LogWriter  # noqa: E402
 from banksman.sessions.questions import Questions  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
@@ -56,17 +56,17 @@ def a_fact_that_is_born_of_an_effect_is_dispatched_at_once(patch: Patch) -> None
 
 @mutant(*(f"append_{number}_fails" for number in range(1, 12)))
 def an_answer_of_an_older_run_is_told_to_the_core(patch: Patch) -> None:
-    plain: Any = Tenure._on_answer  # pyright: ignore[reportPrivateUsage]
+    plain: Any = LogWriter._on_answer  # pyright: ignore[reportPrivateUsage]
 
     def on_answer(self: Any, run: int, seq: int, size: int, error: Any) -> None:
         plain(self, self._run, seq, size, error)
 
-    patch(Tenure, "_on_answer", on_answer)
+    patch(LogWriter, "_on_answer", on_answer)
 
 
 @mutant(*(f"append_{number}_fails" for number in range(1, 12)))
 def after_a_failure_appends_go_on_where_they_were(patch: Patch) -> None:
-    plain: Any = Tenure._on_answer  # pyright: ignore[reportPrivateUsage]
+    plain: Any = LogWriter._on_answer  # pyright: ignore[reportPrivateUsage]
 
     def on_answer(self: Any, run: int, seq: int, size: int, error: Any) -> None:
         appended = self._appended
@@ -74,7 +74,7 @@ def after_a_failure_appends_go_on_where_they_were(patch: Patch) -> None:
         if error is not None:
             self._appended = appended
 
-    patch(Tenure, "_on_answer", on_answer)
+    patch(LogWriter, "_on_answer", on_answer)
 
 
 @mutant("two_callers_and_the_first_process", "the_drain_is_over_as_the_boundary_comes")

@@ -1,28 +1,27 @@
-"""How a server ends: who told it to, how long what runs may take, and who would not wait."""
+"""The application on a host of its own, behind whichever sockets: what `banksman serve` and a verb without one share.
+
+`serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made. `Inside` is
+the same in a thread of another program, which asks it by a socket that is nobody else's; other verbs of the same user
+find it there, by the address that the store has of whoever owns a session.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
-
-from banksman import Host
-
-if TYPE_CHECKING:
-    from banksman.cluster.host import Member
 import contextlib
 import logging
 import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from banksman import sockets
+from banksman import Host, sockets
 from banksman.cluster.http import membership
 from banksman.errors import MachineError, Refused, StoreError
 from banksman.folders import sockets_folder
@@ -33,6 +32,9 @@ from banksman.server.http.start_policy import Policy
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.follower import Counts, EventStreams
 from banksman.server.streams.sources import SharedPages
+
+if TYPE_CHECKING:
+    from banksman.cluster.host import Member
 
 
 class GracefulEnd:
@@ -88,12 +90,6 @@ class GracefulEnd:
                 finishing.cancel()
                 await asyncio.wait((finishing,))
 
-
-# The application on a host of its own, behind whichever sockets: what `banksman serve` and a verb without one share.
-#
-# `serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made. `Inside`
-# is the same in a thread of another program, which asks it by a socket that is nobody else's; other verbs of the same
-# user find it there, by the address that the store has of whoever owns a session.
 
 log = logging.getLogger("banksman.serve")
 

@@ -69,7 +69,7 @@ from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, Store
 from banksman.sessions.agent_process import AgentProcess, AgentReport, Spawn, redacted
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
 from banksman.sessions.frame_reader import FrameReader
-from banksman.sessions.log_writer import Tenure
+from banksman.sessions.log_writer import LogWriter
 from banksman.sessions.outcome_listener import OutcomeListener, tell
 from banksman.sessions.pool import Pool
 from banksman.store.log import Log
@@ -125,7 +125,7 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
         self._redactor = redactor
-        self._tenure = Tenure(store, id, past, epoch=epoch, hears=self, redactor=redactor)
+        self._tenure = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
         # The start of a process that waits for its place in the pool, or for the log.
         self._postponed: StartProcess | None = None

@@ -41,7 +41,7 @@ class LogListener(Protocol):
         ...
 
 
-class Tenure:
+class LogWriter:
     """Of a session that was claimed, under this epoch, with this past; its conversation, if it has one, is leased."""
 
     def __init__(

@@ -1,7 +1,30 @@
-"""A place in the order of the store's commits, and its text: short, and opaque to who holds it.
+"""The protocol of the log: what every engine promises, and all that the rest of the package knows of any.
 
-All up to the chunk `chunk` is behind it: the whole of that chunk if `taken` is 0, else its first `taken` events. There
-is one way to write each, so that a chunk that was read to its end and then taken by retention is no gap.
+A store holds sessions; a session holds its events, in order. A `Log` is one host's handle on a store, and several hosts
+may have one on the same store. A *session* is claimed, never the store: it has one owner at a time, and what the owner
+does is said under an epoch, its generation. `claim` raises the epoch, and an append under an older one is refused
+(`NotOwner`), whatever it holds. A session whose owner lives cannot be claimed by another host; one whose owner is dead
+can, and so can one that was released. A host may claim what it has: whoever of it wrote before is fenced off.
+
+An append is whole or not at all, and says which seq it expects to follow: two writers that both believe to be the owner
+cannot both be right. What changes with a session besides its events (its snapshot, its lease, its name) is changed in
+the same way, by somebody who says what it believes to be there; nothing can be overwritten by who read it earlier.
+
+`append`, `advance` and `lease` do not wait. The engine commits in groups and calls `done` later, never inside the call:
+with None when what was asked is durable at the engine's level, or with the error that kept it out. For one session the
+answers come in the order of the calls; after an append or an advance has failed, those behind it fail too until the
+writer was told, since they rest on it. So do those behind a lease that failed by the store (no room, a lock, a fault of
+the disk): a writer that is told so begins anew from what was committed before, and must not find more there. A lease
+that is refused, since another session has the name, fails nothing behind it: on that rests only what its writer makes
+of the answer. A writer waits for the answer to an advance before it asks for another.
+
+What is asked without waiting (`head`, `find`, `sessions`, `owned`) is answered from what this handle knows: of another
+handle's changes it may be a moment old, in no other order than they were made. What is awaited sees all that was
+answered before, whichever handle it was; of events that is so at the end, a page that is empty.
+
+Readers take what is committed, then wait past the head. There is no other way to hear of an event, so there is no gap
+between what was stored and what comes next. Reading needs no claim. There are two orders to read in: that of one
+session, by seq, and that of the whole store, by position, in which things were committed.
 """
 
 from __future__ import annotations
@@ -13,6 +36,11 @@ from typing import NamedTuple, Protocol
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import HistoryLost, NotOwner, StoreError, UsageError
+
+# A place in the order of the store's commits, and its text: short, and opaque to who holds it.
+#
+# All up to the chunk `chunk` is behind it: the whole of that chunk if `taken` is 0, else its first `taken` events.
+# There is one way to write each, so that a chunk that was read to its end and then taken by retention is no gap.
 
 _TEXT = re.compile(r"(0|[1-9a-f][0-9a-f]{0,14})(?:\.([1-9][0-9]{0,9}))?")
 
@@ -44,36 +72,6 @@ class Position(NamedTuple):
 
 BEGINNING = Position(0)
 
-
-# The protocol of the log: what every engine promises, and all that the rest of the package knows of any.
-#
-# A store holds sessions; a session holds its events, in order. A `Log` is one host's handle on a store, and several
-# hosts may have one on the same store. A *session* is claimed, never the store: it has one owner at a time, and what
-# the owner does is said under an epoch, its generation. `claim` raises the epoch, and an append under an older one is
-# refused (`NotOwner`), whatever it holds. A session whose owner lives cannot be claimed by another host; one whose
-# owner is dead can, and so can one that was released. A host may claim what it has: whoever of it wrote before is
-# fenced off.
-#
-# An append is whole or not at all, and says which seq it expects to follow: two writers that both believe to be the
-# owner cannot both be right. What changes with a session besides its events (its snapshot, its lease, its name) is
-# changed in the same way, by somebody who says what it believes to be there; nothing can be overwritten by who read it
-# earlier.
-#
-# `append`, `advance` and `lease` do not wait. The engine commits in groups and calls `done` later, never inside the
-# call: with None when what was asked is durable at the engine's level, or with the error that kept it out. For one
-# session the answers come in the order of the calls; after an append or an advance has failed, those behind it fail too
-# until the writer was told, since they rest on it. So do those behind a lease that failed by the store (no room, a
-# lock, a fault of the disk): a writer that is told so begins anew from what was committed before, and must not find
-# more there. A lease that is refused, since another session has the name, fails nothing behind it: on that rests only
-# what its writer makes of the answer. A writer waits for the answer to an advance before it asks for another.
-#
-# What is asked without waiting (`head`, `find`, `sessions`, `owned`) is answered from what this handle knows: of
-# another handle's changes it may be a moment old, in no other order than they were made. What is awaited sees all that
-# was answered before, whichever handle it was; of events that is so at the end, a page that is empty.
-#
-# Readers take what is committed, then wait past the head. There is no other way to hear of an event, so there is no gap
-# between what was stored and what comes next. Reading needs no claim. There are two orders to read in: that of one
-# session, by seq, and that of the whole store, by position, in which things were committed.
 
 Done = Callable[[StoreError | NotOwner | None], None]
 # How the frames of a session are shown: one dialect for each.

@@ -8,34 +8,31 @@ session, and its owner is asked.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from banksman.cluster.http.forwarded_request import NOT_HERE, ForwardedRequest, response_of
+from banksman.cluster.http.forwarded_request import NOT_HERE, ForwardedRequest, ForwardedResponse, response_of
 from banksman.cluster.http.owner_proxy import Front, OwnerSilent, RetryPause, answered, has_owner, is_here
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
+from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.request_replay import session_id
+from banksman.server.problems import Problem
 from banksman.sessions import host_requirements
 
 if TYPE_CHECKING:
-    from banksman.server.api.messages.session_messages import OpenSession
     from banksman.server.api.route import Result, RouteCall
     from banksman.sessions.session import Session
-import asyncio
-from collections.abc import Sequence
-
-from banksman.cluster.http.forwarded_request import ForwardedResponse
-from banksman.server.api.messages.session_messages import Session, Sessions
-from banksman.server.problems import Problem
 
 
 async def open_session(front: Front, call: RouteCall, here: Any) -> Result:
     """`here`: opens it on this host, given the call."""
-    body: OpenSession = call.body
+    body: messages.OpenSession = call.body
     call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
     assert call.key is not None
     id = session_id(call.key)
@@ -122,12 +119,12 @@ LOOK_SECONDS_MAX = 1.0
 HOSTS_AT_ONCE_MAX = 64
 
 
-async def filled(front: Front, listed: Sequence[Session]) -> list[Session]:
+async def filled(front: Front, listed: Sequence[messages.Session]) -> list[messages.Session]:
     """The same sessions in the same order, with what their owners say of them."""
     owners = {_host(session) for session in listed if session.phase == "elsewhere"}
     places = asyncio.Semaphore(HOSTS_AT_ONCE_MAX)
 
-    async def ask(host: str) -> tuple[str, dict[str, Session] | None]:
+    async def ask(host: str) -> tuple[str, dict[str, messages.Session] | None]:
         async with places:
             return host, await _told(front, host)
 
@@ -135,7 +132,7 @@ async def filled(front: Front, listed: Sequence[Session]) -> list[Session]:
     return [_filled(session, told.get(_host(session))) for session in listed]
 
 
-def _filled(session: Session, told: dict[str, Session] | None) -> Session:
+def _filled(session: messages.Session, told: dict[str, messages.Session] | None) -> messages.Session:
     if session.phase != "elsewhere":
         return session
     if told is None:
@@ -149,14 +146,14 @@ def _filled(session: Session, told: dict[str, Session] | None) -> Session:
     return found
 
 
-async def _told(front: Front, host: str) -> dict[str, Session] | None:
+async def _told(front: Front, host: str) -> dict[str, messages.Session] | None:
     """By id, what a host says of those that it has; None: it says nothing, or nothing that we understand."""
     with suppress(Problem, msgspec.DecodeError):
         answer = await front.ask(f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
         if isinstance(answer, ForwardedResponse) and answer.status == 200:
-            return {each.id: each for each in msgspec.json.decode(answer.body, type=Sessions).sessions}
+            return {each.id: each for each in msgspec.json.decode(answer.body, type=messages.Sessions).sessions}
     return None
 
 
-def _host(session: Session) -> str:
+def _host(session: messages.Session) -> str:
     return "" if session.owner is None else session.owner.address.partition("@")[0]

@@ -1,8 +1,9 @@
-"""What one program does otherwise than its protocol says: measured, kept in its profile, and put right by its dialect.
+"""What the core asks of a dialect: lines to meanings, wishes to frames. Pure.
 
-Nothing here is guessed at run time. An agent that says `end_turn` for a turn that was cancelled, or for one that
-failed, says it in every such turn; so a profile states it once, with the evidence beside it, and the outcome that
-callers get is the true one. What the agent said is in the log as it came, whatever became of it.
+A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood without
+knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is resolved by a
+`Speech`: what one process was told and has said so far, a frozen value in the session's state like all others. A
+dialect whose every frame says all there is to know needs none, and is spoken as it is: `Plain`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from banksman.core.json_schema.regex import NoPattern, TooMuch, compiled
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Notice
+
+# What one program does otherwise than its protocol says: measured, kept in its profile, and put right by its dialect.
+#
+# Nothing here is guessed at run time. An agent that says `end_turn` for a turn that was cancelled, or for one that
+# failed, says it in every such turn; so a profile states it once, with the evidence beside it, and the outcome that
+# callers get is the true one. What the agent said is in the log as it came, whatever became of it.
 
 SERVICES = ("fs", "terminal")
 # A message of an error is short. A longer text is an answer, whatever it begins with, and is not looked at.
@@ -59,13 +66,6 @@ def _matches(pattern: str, text: str) -> bool:
         # What cannot be judged is no proof of an error.
         return False
 
-
-# What the core asks of a dialect: lines to meanings, wishes to frames. Pure.
-#
-# A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood
-# without knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is
-# resolved by a `Speech`: what one process was told and has said so far, a frozen value in the session's state like all
-# others. A dialect whose every frame says all there is to know needs none, and is spoken as it is: `Plain`.
 
 # Of Banksman: agents are told who speaks to them. A test holds it to the package's.
 CLIENT_VERSION = "0.1.0"

@@ -1,8 +1,14 @@
-"""Bytes to a client, in slices: the next one is made when the last has found room.
+"""One connection: what it may send before it is let go, and how long it may take to send and to be sent to.
 
-A transport keeps a copy of what it could not send. Of one answer, or one event, of thirty megabytes that would be a
-copy for each client that does not read, and they may be a thousand. So each has at most a slice more than its buffer
-takes, and the rest is the one object that all of them share.
+The HTTP itself is uvicorn's. What it leaves open is closed here, for every request alike: a head that never ends
+(slowloris), a head that is too large, a body that goes on after its answer, requests that are sent ahead of all
+answers, a client that does not take what it is sent. The last is told by the socket: as long as its buffer shrinks
+somebody reads, however slowly; if it stands still for `stall_seconds` the connection is cut off. What the kernel has
+taken and nobody acknowledges (a laptop that was closed, a cable that was pulled) is cut off by the kernel, after the
+same time.
+
+So a connection that is open is never only held: either a request of it runs, which has deadlines of its own, or one
+timer runs for what is awaited of the client. There is one place that says which (`_watch`).
 """
 
 from __future__ import annotations
@@ -24,6 +30,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from banksman import sockets
 from banksman.server.http import peer_identity
 from banksman.server.problems import MEDIA_TYPE, Problem
+
+# Bytes to a client, in slices: the next one is made when the last has found room.
+#
+# A transport keeps a copy of what it could not send. Of one answer, or one event, of thirty megabytes that would be a
+# copy for each client that does not read, and they may be a thousand. So each has at most a slice more than its buffer
+# takes, and the rest is the one object that all of them share.
 
 SLICE_BYTES = 64 << 10
 
@@ -50,18 +62,6 @@ class Sliced(Response):
         await send_slices(send, bytes(self.body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-# One connection: what it may send before it is let go, and how long it may take to send and to be sent to.
-#
-# The HTTP itself is uvicorn's. What it leaves open is closed here, for every request alike: a head that never ends
-# (slowloris), a head that is too large, a body that goes on after its answer, requests that are sent ahead of all
-# answers, a client that does not take what it is sent. The last is told by the socket: as long as its buffer shrinks
-# somebody reads, however slowly; if it stands still for `stall_seconds` the connection is cut off. What the kernel has
-# taken and nobody acknowledges (a laptop that was closed, a cable that was pulled) is cut off by the kernel, after the
-# same time.
-#
-# So a connection that is open is never only held: either a request of it runs, which has deadlines of its own, or one
-# timer runs for what is awaited of the client. There is one place that says which (`_watch`).
 
 HEAD_BYTES_MAX = 64 << 10
 URL_BYTES_MAX = 8 << 10

@@ -1,4 +1,4 @@
-"""What went out by event streams, in numbers: added up where it happens, read when somebody asks (`ops/metrics.py`)."""
+"""One client that follows a stream of events over SSE: what it is sent, what wakes it, and the counts of all streams."""
 
 from __future__ import annotations
 
@@ -53,14 +53,11 @@ class Counts:
             assert self.followers[kind] >= 0
 
 
-# What wakes one follower: the page that it waits for, its end, or that it is time for a sign of life.
-#
-# `asyncio.wait` says the same. But it hangs itself on every one of them for each page, and to take itself off again it
-# walks past all who hang there: on the future that tells the server's end, that is everybody. A thousand followers
-# would pay for a million steps at each event. So a follower hangs on its ends once, for as long as it lasts. Its timer
-# is not moved at each page either, but when it fires: then it is seen how long nothing has come.
-
-
+# What wakes a follower is a page, an end, or that it is time for a sign of life. `asyncio.wait` says the same. But it
+# hangs itself on every one of them for each page, and to take itself off again it walks past all who hang there: on the
+# future that tells the server's end, that is everybody. A thousand followers would pay for a million steps at each
+# event. So a follower hangs on its ends once, for as long as it lasts. Its timer is not moved at each page either, but
+# when it fires: then it is seen how long nothing has come.
 class Waking:
     """Of one follower, while it is entered. After `lost` or `closing` is done there is nothing to wait for."""
 

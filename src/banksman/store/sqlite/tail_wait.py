@@ -1,8 +1,10 @@
-"""What the loop's own thread asks of the store: single rows, by an index, and lists of sessions.
+"""Who waits for an event that is not there yet, and what lets it through.
 
-It may, since a reader of a write-ahead log waits for nobody: such a look takes some microseconds, most of them in
-Python, and the pages it touches were just written and are in memory. To hand it to a thread would take ten times that.
-Each look is read to its end, so that it holds no place in the log.
+What this host commits lets its waiters through at once. What another host commits nobody tells us: SQLite has no call
+for that, and the file's own notices (inotify) do not come for what is written by way of shared memory. So the number
+that changes with every commit is looked at every `WATCH_SECONDS`. It is the one thing in this project that polls. It is
+three microseconds of the loop, it is done only while somebody waits for what another host may write, and it is as late
+as a person does not notice. Who waits on a session that is owned here does not need it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ from banksman.store.log import Head, Known, Owner
 from banksman.store.sqlite.host_locks import HostLocks, HostProcess, is_there
 from banksman.store.sqlite.ownership import Held
 from banksman.store.sqlite.sqlite_errors import translate
+
+# What the loop's own thread asks of the store: single rows, by an index, and lists of sessions.
+#
+# It may, since a reader of a write-ahead log waits for nobody: such a look takes some microseconds, most of them in
+# Python, and the pages it touches were just written and are in memory. To hand it to a thread would take ten times
+# that. Each look is read to its end, so that it holds no place in the log.
 
 _KNOWN = (
     "SELECT s.id, s.name, s.agent, s.epoch, s.seq, s.first, s.created, s.changed, s.owner, h.address, "
@@ -131,14 +139,6 @@ class Lookup:
         except sqlite3.Error as exc:
             raise translate(exc, self._path, "read") from exc
 
-
-# Who waits for an event that is not there yet, and what lets it through.
-#
-# What this host commits lets its waiters through at once. What another host commits nobody tells us: SQLite has no call
-# for that, and the file's own notices (inotify) do not come for what is written by way of shared memory. So the number
-# that changes with every commit is looked at every `WATCH_SECONDS`. It is the one thing in this project that polls. It
-# is three microseconds of the loop, it is done only while somebody waits for what another host may write, and it is as
-# late as a person does not notice. Who waits on a session that is owned here does not need it.
 
 WATCH_SECONDS = 0.05
 
