@@ -1,4 +1,4 @@
-"""One client that follows a stream of events over SSE: what it is sent, what wakes it, and the counts of all streams."""
+"""One client that follows a stream of events over SSE: what it gets, what wakes it, and the counts of all streams."""
 
 from __future__ import annotations
 
