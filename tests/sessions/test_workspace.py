@@ -29,7 +29,7 @@ class Door:
     def now(self) -> float:
         return 0.0
 
-    def tell(self, fact: CallbackAnswered | TerminalsEnded) -> None:
+    def dispatch(self, fact: CallbackAnswered | TerminalsEnded) -> None:
         if isinstance(fact, TerminalsEnded):
             self.ended.append(fact)
         else:
